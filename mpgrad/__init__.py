@@ -1,0 +1,82 @@
+"""mpgrad: autograd on NumPy with PyTorch's API, whose backward runs in worker processes.
+
+    import mpgrad as mg
+
+    x = mg.tensor([1.0, 2.0], requires_grad=True)
+    (x * x).sum().backward()
+    x.grad
+
+Every public name is loaded on first use (see ``mpgrad.lazy``): importing any part of the package
+runs this file, and the coordinator process must not load NumPy. ``__init__.pyi`` says the same
+names to editors and type checkers.
+"""
+
+from __future__ import annotations
+
+from mpgrad.lazy import attach as _attach
+
+__version__ = "0.1.0"
+
+#: Public names by the module that defines them.
+_NAMES_OF = {
+    "mpgrad.tensor": "Tensor",
+    "mpgrad.device": "Device",
+    "mpgrad.dtypes": (
+        "float16 half float32 float float64 double complex64 cfloat complex128 cdouble "
+        "uint8 int8 int16 short int32 int int64 long bool"
+    ),
+    "mpgrad.autograd.function": "Function",
+    "mpgrad.autograd.backward": "backward grad",
+    "mpgrad.autograd.grad_mode": "no_grad enable_grad set_grad_enabled is_grad_enabled",
+    "mpgrad.engine.engine": "Engine current_engine",
+    "mpgrad.ops.creation": (
+        "tensor as_tensor from_numpy empty zeros ones full "
+        "empty_like zeros_like ones_like full_like arange linspace eye"
+    ),
+    "mpgrad.ops.random": "manual_seed rand randn rand_like randn_like randint randperm",
+    "mpgrad.ops.arithmetic": (
+        "add sub mul div floor_divide remainder pow neg abs sign floor ceil round "
+        "sqrt rsqrt reciprocal square maximum minimum clamp where eq ne gt ge lt le "
+        "logical_and logical_or logical_xor logical_not "
+        "bitwise_and bitwise_or bitwise_xor bitwise_not isnan isinf isfinite"
+    ),
+    "mpgrad.ops.transcendental": (
+        "exp expm1 log log1p sin cos tan arcsin arccos arctan sinh cosh tanh erf sigmoid relu"
+    ),
+    "mpgrad.ops.reduction": (
+        "sum mean var std norm prod max min amax amin argmax argmin any all cumsum logsumexp"
+    ),
+    "mpgrad.ops.shape": (
+        "reshape flatten squeeze unsqueeze permute transpose t movedim broadcast_to flip clone "
+        "cat stack split chunk unbind gather index_select"
+    ),
+    "mpgrad.ops.linalg": "matmul mm bmm dot",
+    "mpgrad.ops.activation": "softmax log_softmax",
+    "mpgrad.ops.convolution": "conv2d",
+    "mpgrad.ops.pooling": "max_pool2d",
+    "mpgrad.ops.dropout": "dropout",
+}
+
+#: Public names that are modules.
+_SUBMODULES = ("autograd", "data", "errors", "nn", "optim")
+
+#: Modules that know no Tensor; for all others its methods must be there first.
+_WITHOUT_TENSOR = (
+    "mpgrad.autograd",
+    "mpgrad.autograd.grad_mode",
+    "mpgrad.device",
+    "mpgrad.dtypes",
+    "mpgrad.errors",
+)
+
+_HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+
+__all__ = ["__version__", *_HOME, *_SUBMODULES]
+
+__getattr__, __dir__ = _attach(
+    __name__,
+    _HOME,
+    submodules=_SUBMODULES,
+    first="mpgrad.tensor_methods",
+    not_for=_WITHOUT_TENSOR,
+)

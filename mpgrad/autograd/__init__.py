@@ -1,0 +1,21 @@
+"""Automatic differentiation: the recorded graph and what users do with it (lazy, like mpgrad)."""
+
+from __future__ import annotations
+
+from mpgrad.lazy import attach as _attach
+
+_HOME = {
+    "Function": "mpgrad.autograd.function",
+    "backward": "mpgrad.autograd.backward",
+    "grad": "mpgrad.autograd.backward",
+    "no_grad": "mpgrad.autograd.grad_mode",
+    "enable_grad": "mpgrad.autograd.grad_mode",
+    "set_grad_enabled": "mpgrad.autograd.grad_mode",
+}
+
+__all__ = list(_HOME)
+
+# `autograd.backward` is both a file and a function, as in PyTorch: the function wins.
+__getattr__, __dir__ = _attach(
+    __name__, _HOME, first="mpgrad.tensor_methods", not_for=("mpgrad.autograd.grad_mode",)
+)

@@ -1,0 +1,8 @@
+"""The public names of mpgrad.autograd, for editors and type checkers."""
+
+from mpgrad.autograd.backward import backward as backward
+from mpgrad.autograd.backward import grad as grad
+from mpgrad.autograd.function import Function as Function
+from mpgrad.autograd.grad_mode import enable_grad as enable_grad
+from mpgrad.autograd.grad_mode import no_grad as no_grad
+from mpgrad.autograd.grad_mode import set_grad_enabled as set_grad_enabled

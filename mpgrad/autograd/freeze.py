@@ -1,0 +1,242 @@
+"""freeze(): walk the recorded graph once and write it down as plain tables.
+
+The walk is iterative (chains of 150,000 Nodes are normal). Hooks become Nodes of their own, which
+only the client runs; what nobody wants is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from mpgrad.autograd.accumulate_grad import AccumulateGrad
+from mpgrad.autograd.client_nodes import PostAccumulate, TensorHooks
+from mpgrad.autograd.node import Edge, Node
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
+from mpgrad.tensor import Tensor
+
+#: Expected run time of a Node in microseconds.
+Cost: TypeAlias = Callable[[Node], float]
+
+
+class LeafSink(NamedTuple):
+    """A capture that is added to a leaf's ``.grad``."""
+
+    accumulator: AccumulateGrad
+
+
+class RetainSink(NamedTuple):
+    """A capture that is kept in a non-leaf's ``.grad`` (``retain_grad``)."""
+
+    tensor: Tensor
+
+
+class ResultSink(NamedTuple):
+    """A capture that is result ``index`` of ``grad()``."""
+
+    index: int
+
+
+Sink: TypeAlias = LeafSink | RetainSink | ResultSink
+
+
+class FrozenGraph(NamedTuple):
+    """A backward that is ready to be executed.
+
+    ``nodes``, ``spec.nodes`` and ``runs`` have the same index; ``spec.captures[k]`` goes to
+    ``sinks[k]``.
+    """
+
+    nodes: tuple[Node, ...]
+    #: False for a Node whose inputs are wanted but whose rule is not run.
+    runs: tuple[bool, ...]
+    spec: GraphSpec
+    #: Seed gradients (arrays or None), one per ``spec.seeds``.
+    seeds: tuple[Any, ...]
+    sinks: tuple[Sink, ...]
+    keep_graph: bool
+
+
+def freeze(
+    roots: Sequence[Edge],
+    seeds: Sequence[Any],
+    *,
+    wanted: Sequence[tuple[Edge, Sink]] | None = None,
+    keep_graph: bool,
+    cost: Cost,
+) -> FrozenGraph:
+    """Freeze the graph behind ``roots``.
+
+    Args:
+        roots: where the seeds flow.
+        seeds: gradients of the roots (arrays or None).
+        wanted: the edges whose gradients are asked for; None means every leaf.
+        keep_graph: whether saved tensors stay.
+        cost: expected run time of a Node.
+    """
+    tables = _Tables(roots)
+    if wanted is None:
+        tables.want_leaves()
+    else:
+        tables.want_only(wanted)
+    tables.insert_client_nodes()
+    return tables.result(roots, seeds, keep_graph, cost)
+
+
+class _Tables:
+    """The tables while they are being made; index i is one Node in all of them."""
+
+    def __init__(self, roots: Sequence[Edge]) -> None:
+        self.nodes: list[Node] = []
+        self.edges: list[list[Target | None]] = []
+        self.index: dict[Node, int] = {}
+        self._walk(roots)
+        self.runs = [True] * len(self.nodes)
+        self.captures: list[tuple[Target, Sink]] = []
+        #: Where contributions to a Node go first, if a hook Node stands before it.
+        self.front: dict[int, int] = {}
+
+    def _walk(self, roots: Sequence[Edge]) -> None:
+        pending = []
+        for edge in roots:
+            if edge.function not in self.index:
+                self._add(edge.function)
+                pending.append(edge.function)
+        while pending:
+            node = pending.pop()
+            targets = self.edges[self.index[node]]
+            for edge in node.next_edges:
+                if edge is None:
+                    targets.append(None)
+                    continue
+                at = self.index.get(edge.function)
+                if at is None:
+                    at = self._add(edge.function)
+                    pending.append(edge.function)
+                targets.append((at, edge.input_nr))
+
+    def _add(self, node: Node) -> int:
+        at = self.index[node] = len(self.nodes)
+        self.nodes.append(node)
+        self.edges.append([])
+        return at
+
+    # ------------------------------------------------------------------ what is wanted
+
+    def want_leaves(self) -> None:
+        for at, node in enumerate(self.nodes):
+            if isinstance(node, AccumulateGrad):
+                self._want_leaf(at, node)
+            self._want_retained(at, node)
+
+    def _want_leaf(self, at: int, node: AccumulateGrad) -> None:
+        if node.variable._post_accumulate_hooks:
+            self.nodes[at] = PostAccumulate(node)
+        else:
+            self.runs[at] = False
+            self.captures.append(((at, 0), LeafSink(node)))
+
+    def _want_retained(self, at: int, node: Node) -> None:
+        for input_nr, reference in (node.retained or {}).items():
+            tensor = reference()
+            if tensor is not None:
+                self.captures.append(((at, input_nr), RetainSink(tensor)))
+
+    def want_only(self, wanted: Sequence[tuple[Edge, Sink]]) -> None:
+        """Keep what leads to ``wanted``; a wanted Node itself runs only if more lies behind it."""
+        found = [(self.index.get(edge.function), edge, sink) for edge, sink in wanted]
+        leads = reaches(self.edges, [at for at, _, _ in found if at is not None])
+        for at, targets in enumerate(self.edges):
+            targets[:] = [t if t is not None and leads[t[0]] else None for t in targets]
+            self.runs[at] = any(target is not None for target in targets)
+        accumulated = set()
+        for at, edge, sink in found:
+            if at is None:
+                continue
+            if isinstance(sink, LeafSink) and sink.accumulator.variable._post_accumulate_hooks:
+                if at not in accumulated:
+                    self.nodes[at], self.runs[at] = PostAccumulate(sink.accumulator), True
+            elif not isinstance(sink, LeafSink) or at not in accumulated:
+                self.captures.append(((at, edge.input_nr), sink))
+            accumulated.add(at)
+        for at, node in enumerate(self.nodes):
+            if leads[at]:
+                self._want_retained(at, node)
+        self._drop([at for at, leading in enumerate(leads) if not leading])
+
+    def _drop(self, unwanted: Sequence[int]) -> None:
+        """Remove Nodes and number the others anew."""
+        if not unwanted:
+            return
+        gone = set(unwanted)
+        kept = [at for at in range(len(self.nodes)) if at not in gone]
+        new = {at: number for number, at in enumerate(kept)}
+        self.nodes = [self.nodes[at] for at in kept]
+        self.runs = [self.runs[at] for at in kept]
+        self.edges = [
+            [None if t is None else (new[t[0]], t[1]) for t in self.edges[at]] for at in kept
+        ]
+        self.captures = [((new[t[0]], t[1]), sink) for t, sink in self.captures]
+        self.index = {node: new[at] for node, at in self.index.items() if at in new}
+
+    # ------------------------------------------------------------------ hooks
+
+    def insert_client_nodes(self) -> None:
+        for at in range(len(self.nodes)):
+            node = self.nodes[at]
+            if isinstance(node, PostAccumulate):
+                node_with_hooks: Node = node.accumulator
+            else:
+                node_with_hooks = node
+            if node_with_hooks.tensor_hooks and any(node_with_hooks.tensor_hooks.values()):
+                front = len(self.nodes)
+                self.nodes.append(TensorHooks(node_with_hooks))
+                self.runs.append(True)
+                self.edges.append([(at, nr) for nr in range(len(node.input_metadata))])
+                self.front[at] = front
+        if self.front:
+            for at in range(len(self.edges)):
+                if not isinstance(self.nodes[at], TensorHooks):
+                    self.edges[at] = [self._redirect(target) for target in self.edges[at]]
+
+    def _redirect(self, target: Target | None) -> Target | None:
+        if target is None:
+            return None
+        return self.front.get(target[0], target[0]), target[1]
+
+    # ------------------------------------------------------------------ the result
+
+    def result(
+        self, roots: Sequence[Edge], seeds: Sequence[Any], keep_graph: bool, cost: Cost
+    ) -> FrozenGraph:
+        kept = [(edge, seed) for edge, seed in zip(roots, seeds, strict=True)
+                if edge.function in self.index]
+        targets = tuple(
+            (self.front.get(at, at), edge.input_nr)
+            for edge, at in ((edge, self.index[edge.function]) for edge, _ in kept)
+        )
+        specs = tuple(
+            NodeSpec(
+                node.name(),
+                node.sequence_nr,
+                tuple(edges) if runs else (),
+                tuple(meta.nbytes for meta in node.input_metadata),
+                cost(node) if runs else 0.0,
+                isinstance(node, TensorHooks | PostAccumulate),
+            )
+            for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
+        )
+        spec = GraphSpec(
+            specs,
+            targets,
+            tuple(target for target, _ in self.captures),
+            serial_order(specs, targets),
+        )
+        return FrozenGraph(
+            tuple(self.nodes),
+            tuple(self.runs),
+            spec,
+            tuple(seed for _, seed in kept),
+            tuple(sink for _, sink in self.captures),
+            keep_graph,
+        )

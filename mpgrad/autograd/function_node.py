@@ -1,0 +1,379 @@
+"""FunctionNode: the recorded Node of a custom Function, and the one way to run its backward.
+
+``run_function_backward`` serves the client and the workers alike: a worker rebuilds the ctx from
+a :class:`PortableContext` and calls the same function, so that where it runs cannot matter. This
+file does not know how code or arrays travel.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd.grad_mode import enable_grad, no_grad
+from mpgrad.autograd.node import FREED_MESSAGE, Edge, InputMetadata, Node
+from mpgrad.autograd.saved_tensor import SavedTensor
+from mpgrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: What one forward argument or output looked like; None where it was no tensor.
+Metadata: TypeAlias = InputMetadata | None
+
+#: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after
+#: it keep the numbers that PyTorch gives them.
+_NO_TENSOR = InputMetadata((), np.dtype(np.bool_))
+
+
+class _Running(threading.local):
+    """Which ctx runs its backward on this thread, and which gradients that GraphTask wants."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[FunctionContext, tuple[bool, ...]]] = []
+
+
+_running = _Running()
+
+
+class FunctionContext:
+    """The ``ctx`` of a custom Function: what forward leaves for backward.
+
+    Any other attribute may be set on it. mpgrad's own state is in slots, so that ``vars(ctx)`` is
+    exactly what the user put there.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "_inputs",
+        "_materialize_grads",
+        "_needs_input_grad",
+        "_node",
+        "_non_differentiable",
+        "_outputs",
+        "_saved",
+        "_to_save",
+    )
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self._needs_input_grad = needs_input_grad
+        self._to_save: tuple[Tensor | None, ...] = ()
+        self._saved: tuple[SavedTensor | Tensor | None, ...] | None = ()
+        self._non_differentiable: tuple[Tensor, ...] = ()
+        self._materialize_grads = True
+        self._inputs: tuple[Metadata, ...] = ()
+        self._outputs: tuple[Metadata, ...] = ()
+        #: Weak, because the Node owns the ctx.
+        self._node: weakref.ref[FunctionNode] | None = None
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep ``tensors`` for backward, where they come back as ``ctx.saved_tensors``.
+
+        A second call replaces the first. Other values are simply set as attributes of ctx.
+
+        Raises:
+            TypeError: an argument is neither a Tensor nor None.
+        """
+        for position, value in enumerate(tensors):
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(
+                    f"save_for_backward can only save variables, but argument {position} is of "
+                    f"type {type(value).__name__}. Keep other values as attributes: "
+                    "ctx.name = value."
+                )
+        self._to_save = tensors
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        """What ``save_for_backward`` kept.
+
+        Raises:
+            RuntimeError: backward has released them, or one was changed in place since.
+        """
+        if self._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        return tuple(self._unpack(item) for item in self._saved)
+
+    def _unpack(self, item: SavedTensor | Tensor | None) -> Tensor | None:
+        return item.tensor(self._owner()) if isinstance(item, SavedTensor) else item
+
+    def _owner(self) -> FunctionNode:
+        node = self._node() if self._node is not None else None
+        if node is None:
+            raise RuntimeError(
+                "a ctx was used after its graph was destroyed: use ctx only inside forward, "
+                "setup_context and backward"
+            )
+        return node
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """For each argument of forward, whether its gradient is wanted.
+
+        Inside backward: wanted by this backward pass (``inputs=`` may leave some out).
+        """
+        for ctx, needs in reversed(_running.frames):
+            if ctx is self:
+                return needs
+        return self._needs_input_grad
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Declare that these outputs of forward have no gradient."""
+        self._non_differentiable = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether undefined gradients reach backward as zeros (the default) or as None."""
+        self._materialize_grads = bool(value)
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """PyTorch's way to declare inputs that forward changed in place; not supported.
+
+        Raises:
+            NotImplementedError: always (a RuntimeError).
+        """
+        raise NotImplementedError(
+            "ctx.mark_dirty is not supported: a custom Function may not change its inputs in "
+            "place. Return a new tensor instead."
+        )
+
+
+class FunctionNode(Node):
+    """The Node that ``Function.apply`` records: one edge per argument of forward."""
+
+    __slots__ = ("ctx", "function")
+
+    def __init__(
+        self, function: type[Any], ctx: FunctionContext, next_edges: Sequence[Edge | None]
+    ) -> None:
+        super().__init__(next_edges)
+        self.function = function
+        self.ctx = ctx
+        ctx._node = weakref.ref(self)
+
+    def finish(self, outputs: Sequence[Any]) -> None:
+        """Take note of forward's ``outputs`` once their place in the graph is known."""
+        ctx = self.ctx
+        self.input_metadata = tuple(meta or _NO_TENSOR for meta in ctx._outputs)
+        produced = {id(value) for value in outputs}
+        ctx._saved = tuple(
+            None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
+            for tensor in ctx._to_save
+        )
+        ctx._to_save = ()
+
+    def name(self) -> str:
+        return f"{self.function.__name__}Backward"
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        """As ``ctx.saved_tensors``."""
+        return self.ctx.saved_tensors
+
+    def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
+        return run_function_backward(self.function, self.ctx, grads, needs)
+
+    def apply_recorded(
+        self, grads: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Run backward with recording on: for ``create_graph=True``.
+
+        Args:
+            grads: gradients of the outputs; they may require grad themselves.
+            needs: for each argument of forward, whether its gradient is wanted.
+        """
+        with enable_grad():
+            return [
+                value if value is None or isinstance(value, Tensor) else Tensor(value)
+                for value in _checked_gradients(self.function, self.ctx, grads, needs)
+            ]
+
+    def release_saved(self) -> None:
+        # A Function that saved nothing may run again, as in PyTorch.
+        if self.ctx._saved:
+            self.ctx._saved = None
+
+    def portable_context(self) -> PortableContext:
+        """What a worker needs to run backward.
+
+        Raises:
+            RuntimeError: a saved tensor was released, or changed in place since.
+        """
+        ctx = self.ctx
+        if ctx._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        return PortableContext(
+            saved=tuple(
+                SavedArray(item.array(self), item._requires_grad)
+                if isinstance(item, SavedTensor)
+                else None
+                for item in ctx._saved
+            ),
+            attributes=vars(ctx),
+            needs_input_grad=ctx._needs_input_grad,
+            materialize_grads=ctx._materialize_grads,
+            inputs=tuple(_describe(meta) for meta in ctx._inputs),
+            outputs=tuple(_describe(meta) for meta in ctx._outputs),
+        )
+
+
+# ---------------------------------------------------------------------- a ctx that travels
+
+
+class SavedArray(NamedTuple):
+    """A saved tensor without its place in the graph."""
+
+    array: np.ndarray[Any, Any]
+    requires_grad: bool
+
+
+#: (shape, dtype string) of a tensor, None for anything else.
+Description: TypeAlias = tuple[tuple[int, ...], str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PortableContext:
+    """A ctx taken apart: the arrays lie apart from the attributes, because they travel by handle.
+
+    ``attributes`` is the live dictionary of the ctx: encode it before the user runs again.
+    """
+
+    saved: tuple[SavedArray | None, ...]
+    attributes: dict[str, Any]
+    needs_input_grad: tuple[bool, ...]
+    materialize_grads: bool
+    inputs: tuple[Description, ...]
+    outputs: tuple[Description, ...]
+
+    def rebuild(self) -> FunctionContext:
+        """A ctx for one run of backward, equal to the client's as far as backward can see."""
+        ctx = FunctionContext(tuple(self.needs_input_grad))
+        ctx._saved = tuple(None if item is None else _tensor_of_client(item) for item in self.saved)
+        ctx._materialize_grads = self.materialize_grads
+        ctx._inputs = tuple(_metadata(description) for description in self.inputs)
+        ctx._outputs = tuple(_metadata(description) for description in self.outputs)
+        vars(ctx).update(self.attributes)
+        return ctx
+
+
+def _tensor_of_client(item: SavedArray) -> Tensor:
+    """A stand-in for a tensor of the client: a ``.grad`` that it gets here would be lost."""
+    tensor = Tensor(item.array, requires_grad=item.requires_grad)
+    tensor._belongs_to_client = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def _describe(meta: Metadata) -> Description:
+    return None if meta is None else (meta.shape, meta.dtype.str)
+
+
+def _metadata(description: Description) -> Metadata:
+    if description is None:
+        return None
+    shape, dtype = description
+    return InputMetadata(tuple(shape), np.dtype(dtype))
+
+
+# ---------------------------------------------------------------------- running backward
+
+
+def run_function_backward(
+    function: type[Any], ctx: FunctionContext, grads: Sequence[Any], needs: Sequence[bool]
+) -> list[np.ndarray[Any, Any] | None]:
+    """Run ``function.backward`` on arrays, with recording off.
+
+    Args:
+        function: the user's Function class.
+        ctx: its ctx, the client's own or a rebuilt one.
+        grads: for each output of forward the gradient (an array) or None.
+        needs: for each argument of forward, whether its gradient is wanted.
+
+    Returns:
+        For each argument of forward the gradient as backward returned it (its shape and dtype are
+        the engine's to check), or None.
+
+    Raises:
+        RuntimeError: backward returned the wrong number or kind of gradients.
+    """
+    tensors = [None if grad is None else Tensor(np.asarray(grad)) for grad in grads]
+    with no_grad():
+        return [
+            value._array if isinstance(value, Tensor) else value
+            for value in _checked_gradients(function, ctx, tensors, needs)
+        ]
+
+
+def _checked_gradients(
+    function: type[Any],
+    ctx: FunctionContext,
+    grads: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Any]:
+    """Call backward; return a Tensor, an array or None for each argument of forward."""
+    if ctx._materialize_grads:
+        grads = [
+            Tensor(np.zeros(meta.shape, meta.dtype)) if grad is None and meta else grad
+            for grad, meta in zip(grads, ctx._outputs, strict=True)
+        ]
+    with _backward_of(ctx, tuple(bool(needed) for needed in needs)):
+        returned = function._backward_rule()(ctx, *grads)
+    label = f"{function.__name__}Backward"
+    values = _exactly(returned if isinstance(returned, tuple) else (returned,), ctx._inputs, label)
+    checked = [
+        _gradient(value, meta, position, label)
+        for position, (value, meta) in enumerate(zip(values, ctx._inputs, strict=True))
+    ]
+    return [value if needed else None for value, needed in zip(checked, needs, strict=True)]
+
+
+@contextmanager
+def _backward_of(ctx: FunctionContext, needs: tuple[bool, ...]) -> Iterator[None]:
+    """Let ``ctx.needs_input_grad`` say ``needs`` on this thread."""
+    _running.frames.append((ctx, needs))
+    try:
+        yield
+    finally:
+        _running.frames.pop()
+
+
+def _exactly(values: tuple[Any, ...], inputs: tuple[Metadata, ...], label: str) -> tuple[Any, ...]:
+    """``values`` without the trailing Nones that PyTorch allows beyond the arguments."""
+    expected = len(inputs)
+    surplus = values[expected:]
+    if len(values) < expected or any(value is not None for value in surplus):
+        raise RuntimeError(
+            f"function {label} returned an incorrect number of gradients (expected {expected}, "
+            f"got {len(values)})"
+        )
+    return values[:expected]
+
+
+def _gradient(value: Any, meta: Metadata, position: int, label: str) -> Any:
+    """``value`` as a Tensor, an array or None.
+
+    Raises:
+        RuntimeError: it is none of those, or belongs to an argument that was no tensor.
+    """
+    if value is None:
+        return None
+    if meta is None:
+        raise RuntimeError(
+            f"function {label} returned a gradient different than None at position {position + 1},"
+            " but the corresponding forward input was not a Variable"
+        )
+    if isinstance(value, Tensor | np.ndarray):
+        return value
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if isinstance(value, bool | int | float | complex) and meta.shape == ():
+        return np.asarray(value, dtype=meta.dtype)
+    raise RuntimeError(
+        f"function {label}: expected Variable or None (got {type(value).__name__}) at position "
+        f"{position + 1}. Return a tuple with one Tensor, NumPy array or None per argument of "
+        "forward."
+    )

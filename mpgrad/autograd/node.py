@@ -1,0 +1,166 @@
+"""Node and Edge: the backward graph that forward records.
+
+A Node is one derivative rule with what it saved. Its *inputs* are the gradients of the forward
+outputs; its *outputs* are the gradients of the forward inputs and flow along ``next_edges``.
+This file knows neither tensors nor engines.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpgrad.autograd.hooks import Hooks
+from mpgrad.device import CPU, Device
+
+#: Shown when saved tensors are asked for after backward released them.
+FREED_MESSAGE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    "they have already been freed). Saved intermediate values of the graph are freed when you call "
+    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward."
+)
+
+#: AccumulateGrad carries this number, so that it runs as soon as it is ready (PyTorch does so
+#: too: the gradient's buffers are freed early).
+SEQUENCE_NR_MAX = 2**63 - 1
+
+
+class InputMetadata(NamedTuple):
+    """What a gradient that flows into one input of a Node must look like."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    device: Device = CPU
+
+    @property
+    def nbytes(self) -> int:
+        size = self.dtype.itemsize
+        for length in self.shape:
+            size *= length
+        return size
+
+
+class Edge(NamedTuple):
+    """Where one output of a Node flows: input ``input_nr`` of ``function``."""
+
+    function: Node
+    input_nr: int
+
+
+class _SequenceCounter(threading.local):
+    next_nr = 0
+
+
+_counter = _SequenceCounter()
+
+
+def next_sequence_nr() -> int:
+    """The number of the next Node recorded on this thread: later Nodes run first."""
+    number = _counter.next_nr
+    _counter.next_nr = number + 1
+    return number
+
+
+class Node:
+    """One step of the backward graph.
+
+    Attributes:
+        next_edges: for each output, the Edge that it flows along, or None.
+        input_metadata: for each input, the shape, dtype and device that it must have.
+        sequence_nr: recording order on its thread; the serial engine runs higher ones first.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_metadata",
+        "input_metadata",
+        "next_edges",
+        "retained",
+        "sequence_nr",
+        "tensor_hooks",
+    )
+
+    def __init__(
+        self,
+        next_edges: Sequence[Edge | None] = (),
+        input_metadata: Sequence[InputMetadata] = (),
+        sequence_nr: int | None = None,
+    ) -> None:
+        self.next_edges = tuple(next_edges)
+        self.input_metadata = tuple(input_metadata)
+        self.sequence_nr = next_sequence_nr() if sequence_nr is None else sequence_nr
+        #: Hooks on the gradient of each forward output, keyed by input number; None while empty.
+        self.tensor_hooks: dict[int, Hooks] | None = None
+        #: Tensors (weakly) whose ``.grad`` is kept on request, by input number; None while empty.
+        self.retained: dict[int, weakref.ref[Any]] | None = None
+        self._metadata: dict[str, Any] | None = None
+
+    def name(self) -> str:
+        """The Node's name as users see it, ``MulBackward`` for the operator ``mul``."""
+        return type(self).__name__
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+        """PyTorch's view of ``next_edges``: (Node or None, input number)."""
+        return tuple((e.function, e.input_nr) if e else (None, 0) for e in self.next_edges)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """A dictionary for the user's own notes about this Node."""
+        if self._metadata is None:
+            self._metadata = {}
+        return self._metadata
+
+    def hooks_for(self, input_nr: int) -> Hooks:
+        """The (created on demand) hooks on the gradient of forward output ``input_nr``."""
+        if self.tensor_hooks is None:
+            self.tensor_hooks = {}
+        return self.tensor_hooks.setdefault(input_nr, Hooks())
+
+    def retain_grad_for(self, input_nr: int, tensor: Any) -> None:
+        """Have the engine store the gradient of forward output ``input_nr`` in ``tensor``."""
+        if self.retained is None:
+            self.retained = {}
+        self.retained[input_nr] = weakref.ref(tensor)
+
+    def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
+        """Run the rule on arrays of namespace ``xp``; None stands for an undefined gradient.
+
+        ``needs`` says for each output whether this GraphTask wants it.
+        """
+        raise NotImplementedError
+
+    def release_saved(self) -> None:
+        """Drop what forward saved; a later use raises (see FREED_MESSAGE)."""
+
+    def __repr__(self) -> str:
+        return f"<{self.name()} object at {id(self):#x}>"
+
+    def __del__(self) -> None:
+        release_chain(self)
+
+
+def release_chain(node: Node) -> None:
+    """Destroy a long graph without recursion: a chain of 150,000 Nodes must not overflow.
+
+    Edges are moved to a list, so that each Node dies with no Node left to destroy in turn.
+    """
+    edges = getattr(node, "next_edges", ())
+    if not edges:
+        return
+    node.next_edges = ()
+    pending = [edge.function for edge in edges if edge is not None]
+    del edges
+    while pending:
+        child = pending.pop()
+        # Two references: `child` and getrefcount's own argument. More: somebody still uses it.
+        if sys.getrefcount(child) <= 2 and child.next_edges:
+            pending.extend(edge.function for edge in child.next_edges if edge is not None)
+            child.next_edges = ()
+

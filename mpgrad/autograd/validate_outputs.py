@@ -1,0 +1,62 @@
+"""validate_outputs: bring a rule's gradients into the form that the edges promise.
+
+The name and the messages are those of PyTorch's engine. Every gradient that crosses an edge is a
+C-contiguous array of the recorded shape and dtype: memory layout can change the bits of a sum or a
+matrix product, so it may depend neither on where a Node runs nor on what it is fused with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpgrad.autograd.node import InputMetadata
+
+
+def validate_output(name: str, index: int, grad: Any, expected: InputMetadata, xp: Any) -> Any:
+    """``grad`` with the shape and dtype of ``expected``, C-contiguous.
+
+    Args:
+        name: of the Node, for messages; empty for a seed.
+        index: which of its outputs.
+        grad: an array.
+        expected: what the edge promises.
+        xp: the namespace of ``grad``.
+
+    Raises:
+        RuntimeError: the shape cannot be summed back, or the dtype is of another kind.
+    """
+    if type(grad) is not np.ndarray:
+        grad = xp.asarray(grad)
+    if grad.shape != expected.shape:
+        if not _can_sum_to(grad.shape, expected.shape):
+            raise RuntimeError(
+                f"{_who(name)}an invalid gradient at index {index} - got {list(grad.shape)} but "
+                f"expected shape compatible with {list(expected.shape)}"
+            )
+        grad = xp.sum_to(grad, expected.shape)
+    if grad.dtype != expected.dtype:
+        if (grad.dtype.kind == "c") and (expected.dtype.kind != "c"):
+            grad = grad.real
+        if grad.dtype.kind not in "fciub":
+            raise RuntimeError(
+                f"{_who(name)}an invalid gradient at index {index} - expected dtype "
+                f"{expected.dtype} but got {grad.dtype}"
+            )
+        grad = grad.astype(expected.dtype)
+    return grad if grad.flags.c_contiguous else xp.ascontiguousarray(grad)
+
+
+def _who(name: str) -> str:
+    return f"Function {name} returned " if name else "got "
+
+
+def _can_sum_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether ``target`` broadcasts to ``shape``."""
+    if len(target) > len(shape):
+        return False
+    return all(
+        wanted in (1, got)
+        for got, wanted in zip(reversed(shape), reversed(target), strict=False)
+    )

@@ -1,0 +1,28 @@
+"""Array namespaces: what an operator's forward and formulas are written against.
+
+A namespace ``xp`` offers NumPy's names with NumPy's meaning, and a few of its own. An operator may
+call **only** the functions of this list, because each of them exists three times: for NumPy
+(``backends.cpu``), for mpgrad's own differentiable operators (``ops.differentiable``, which serves
+``create_graph``; what only forwards use is missing there), and for CuPy when that comes.
+
+=============  ===================================================================================
+elementwise    add subtract multiply divide power maximum minimum remainder floor_divide negative
+               absolute sqrt square reciprocal exp expm1 log log1p sin cos tan tanh arcsin arccos
+               arctan sinh cosh sigmoid erf sign floor ceil rint where(condition, a, b)
+               astype(x, dtype) copy(x)
+comparison     equal not_equal greater greater_equal less less_equal logical_and logical_or
+               logical_xor logical_not isnan isinf isfinite
+reduction      sum(x, axis, keepdims) prod max min argmax argmin any all cumsum(x, axis)
+               sum_to(x, shape): the reverse of broadcasting
+shape          reshape transpose(x, axes) broadcast_to concatenate(arrays, axis)
+               stack(arrays, axis) flip(x, axis) zeros(shape, dtype)
+indexing       getitem(x, key, indices)             scatter_index(x, key, indices, shape)
+               take_along_axis(x, indices, axis)    scatter_along_axis(x, indices, axis, size)
+linear         matmul(a, b) conv2d conv2d_input_grad conv2d_weight_grad
+pooling        max_pool2d avg_pool2d avg_pool2d_input_grad
+=============  ===================================================================================
+
+Axes are None, an int or a tuple of ints. Every function returns an array (0-d where NumPy would
+return a scalar), C-contiguous unless it is a view of its input, and the same bits for the same
+inputs.
+"""

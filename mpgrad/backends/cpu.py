@@ -1,0 +1,371 @@
+"""The NumPy namespace: NumPy's functions, with large results placed where the caller says.
+
+The client passes an allocator that places them in its arena, a worker one that hands out the block
+of the task's output. Knows arrays only: neither Tensors nor arenas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.backends import cpu_windows
+
+Array = np.ndarray[Any, Any]
+Axis = int | tuple[int, ...] | None
+
+#: Results of at least this many bytes are placed with ``empty``; for smaller ones NumPy's own
+#: allocator is faster than any placement pays.
+LARGE_BYTES = 32 * 1024
+
+#: Integers of the same size as a floating dtype.
+_INTEGERS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
+
+#: Stands in a key of ``getitem`` where the next of ``indices`` belongs.
+INDEX = "index"
+
+
+_add_reduce: Any = np.add.reduce
+
+
+def _as_array(value: Any) -> Array:
+    """NumPy returns scalars where the result is 0-d; operators return arrays."""
+    return value if type(value) is np.ndarray else np.asarray(value)
+
+
+def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]:
+    def apply(self: CpuBackend, a: Any, b: Any) -> Array:
+        out = self._binary_output(a, b, result)
+        if out is not None:
+            return ufunc(a, b, out=out)
+        return _as_array(ufunc(a, b, order="C"))
+
+    return apply
+
+
+def _unary(ufunc: np.ufunc) -> Callable[..., Array]:
+    def apply(self: CpuBackend, x: Array) -> Array:
+        if x.nbytes >= LARGE_BYTES and x.dtype.kind == "f":
+            return ufunc(x, out=self.empty(x.shape, x.dtype))
+        return _as_array(ufunc(x, order="C"))
+
+    return apply
+
+
+def _reduction(function: Callable[..., Any]) -> Callable[..., Array]:
+    def apply(self: CpuBackend, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+        return _as_array(function(x, axis=axis, keepdims=keepdims))
+
+    return apply
+
+
+class CpuBackend:
+    """The array namespace ``xp`` for NumPy (the list is in ``mpgrad.backends``).
+
+    Args:
+        empty: ``empty(shape, dtype)`` gives the uninitialised C-contiguous array that a large
+            result is written to.
+    """
+
+    def __init__(self, empty: Callable[..., Array]) -> None:
+        self.empty = empty
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    # ------------------------------------------------------------------ elementwise
+
+    add = _binary(np.add)
+    subtract = _binary(np.subtract)
+    multiply = _binary(np.multiply)
+    divide = _binary(np.true_divide)
+    power = _binary(np.power)
+    maximum = _binary(np.maximum)
+    minimum = _binary(np.minimum)
+    remainder = _binary(np.remainder)
+    floor_divide = _binary(np.floor_divide)
+
+    equal = _binary(np.equal, bool)
+    not_equal = _binary(np.not_equal, bool)
+    greater = _binary(np.greater, bool)
+    greater_equal = _binary(np.greater_equal, bool)
+    less = _binary(np.less, bool)
+    less_equal = _binary(np.less_equal, bool)
+    logical_and = _binary(np.logical_and, bool)
+    logical_or = _binary(np.logical_or, bool)
+    logical_xor = _binary(np.logical_xor, bool)
+
+    negative = _unary(np.negative)
+    absolute = _unary(np.absolute)
+    sqrt = _unary(np.sqrt)
+    square = _unary(np.square)
+    reciprocal = _unary(np.reciprocal)
+    exp = _unary(np.exp)
+    expm1 = _unary(np.expm1)
+    log = _unary(np.log)
+    log1p = _unary(np.log1p)
+    sin = _unary(np.sin)
+    cos = _unary(np.cos)
+    tan = _unary(np.tan)
+    tanh = _unary(np.tanh)
+    arcsin = _unary(np.arcsin)
+    arccos = _unary(np.arccos)
+    arctan = _unary(np.arctan)
+    sinh = _unary(np.sinh)
+    cosh = _unary(np.cosh)
+    sign = _unary(np.sign)
+    floor = _unary(np.floor)
+    ceil = _unary(np.ceil)
+    rint = _unary(np.rint)
+
+    def logical_not(self, x: Array) -> Array:
+        return _as_array(np.logical_not(x))
+
+    def isnan(self, x: Array) -> Array:
+        return _as_array(np.isnan(x))
+
+    def isinf(self, x: Array) -> Array:
+        return _as_array(np.isinf(x))
+
+    def isfinite(self, x: Array) -> Array:
+        return _as_array(np.isfinite(x))
+
+    def sigmoid(self, x: Array) -> Array:
+        """``1 / (1 + exp(-x))`` as ``(1 + tanh(x / 2)) / 2``, which cannot overflow."""
+        half = self.multiply(x, 0.5)
+        np.tanh(half, out=half)
+        np.add(half, 1, out=half)
+        np.multiply(half, 0.5, out=half)
+        return half
+
+    def erf(self, x: Array) -> Array:
+        """The error function, element by element from the C library."""
+        out = self.empty(x.shape, x.dtype)
+        flat = out.reshape(-1)
+        flat[...] = [math.erf(value) for value in x.ravel().tolist()]
+        return out
+
+    def where(self, condition: Array, a: Any, b: Any) -> Array:
+        dtype = np.result_type(a, b)
+        shape = np.broadcast(condition, a, b).shape
+        if math.prod(shape) * dtype.itemsize < LARGE_BYTES:
+            return np.where(condition, a, b)
+        out = self.empty(shape, dtype)
+        bits = _INTEGERS.get(dtype.itemsize)
+        if bits is None or dtype.kind != "f":
+            np.copyto(out, b)
+            np.copyto(out, a, where=condition)
+            return out
+        # NumPy branches on each element, which on a mask without order costs ten times as much as
+        # choosing bits: -1 has all of them set, 0 none.
+        mask = np.negative(condition.view(np.int8)).astype(bits)
+        np.bitwise_and(_bits(a, dtype, bits), mask, out=out.view(bits))
+        if isinstance(b, np.ndarray) or b != 0:
+            np.invert(mask, out=mask)
+            out.view(bits)[...] |= _bits(b, dtype, bits) & mask
+        return out
+
+    def astype(self, x: Array, dtype: Any) -> Array:
+        out = self._place(x.shape, np.dtype(dtype))
+        np.copyto(out, x, casting="unsafe")
+        return out
+
+    def copy(self, x: Array) -> Array:
+        return self.astype(x, x.dtype)
+
+    # ------------------------------------------------------------------ reduction
+
+    prod = _reduction(np.prod)
+    max = _reduction(np.max)
+    min = _reduction(np.min)
+    argmax = _reduction(np.argmax)
+    argmin = _reduction(np.argmin)
+    any = _reduction(np.any)
+    all = _reduction(np.all)
+
+    def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+        if axis is None or x.nbytes < LARGE_BYTES or x.dtype.kind != "f":
+            return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
+        shape = _reduced_shape(x.shape, axis, keepdims)
+        if math.prod(shape) * x.itemsize < LARGE_BYTES:
+            return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
+        out = self.empty(shape, x.dtype)
+        return _add_reduce(x, axis=axis, keepdims=keepdims, out=out)
+
+    def sum_to(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """Sum ``x`` down to ``shape``, from which broadcasting had made ``x.shape``."""
+        if x.shape == shape:
+            return x
+        lead = x.ndim - len(shape)
+        stretched = [lead + i for i, n in enumerate(shape) if n == 1 and x.shape[lead + i] != 1]
+        return self.sum(x, (*range(lead), *stretched)).reshape(shape)
+
+    def cumsum(self, x: Array, axis: int) -> Array:
+        dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
+        return np.cumsum(x, axis=axis, out=self._place(x.shape, dtype))
+
+    # ------------------------------------------------------------------ shape
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        if x.nbytes < LARGE_BYTES or x.flags.c_contiguous:
+            return x.reshape(shape)
+        try:
+            return x.reshape(shape, copy=False)
+        except ValueError:
+            return self.copy(x).reshape(shape)
+
+    def transpose(self, x: Array, axes: Sequence[int]) -> Array:
+        return x.transpose(axes)
+
+    def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return np.broadcast_to(x, shape)
+
+    def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
+        shape = list(arrays[0].shape)
+        shape[axis] = sum(array.shape[axis] for array in arrays)
+        out = self._place(tuple(shape), np.result_type(*arrays))
+        return np.concatenate(arrays, axis, out=out)
+
+    def stack(self, arrays: Sequence[Array], axis: int) -> Array:
+        shape = list(arrays[0].shape)
+        shape.insert(axis, len(arrays))
+        out = self._place(tuple(shape), np.result_type(*arrays))
+        return np.stack(arrays, axis, out=out)
+
+    def flip(self, x: Array, axis: Axis) -> Array:
+        return self.copy(np.flip(x, axis))
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        out = self._place(shape, np.dtype(dtype))
+        out.fill(0)
+        return out
+
+    def is_view(self, array: Array, of: Array) -> bool:
+        """Whether ``array`` lies in the memory of ``of`` (by their bounds, so it is cheap)."""
+        return np.may_share_memory(array, of)
+
+    # ------------------------------------------------------------------ indexing
+
+    def getitem(self, x: Array, key: tuple[Any, ...], indices: Sequence[Array]) -> Array:
+        """``x[key]``, a view where NumPy gives one; ``indices`` take the places of ``INDEX``."""
+        return x[_complete(key, indices)]
+
+    def scatter_index(
+        self, x: Array, key: tuple[Any, ...], indices: Sequence[Array], shape: tuple[int, ...]
+    ) -> Array:
+        """Zeros of ``shape`` with ``x`` added at ``key``: the adjoint of ``getitem``."""
+        out = self.zeros(shape, x.dtype)
+        if indices:
+            # Unbuffered and in order of the elements, so that repeated indices add up the same
+            # way each time.
+            np.add.at(out, _complete(key, indices), x)
+        else:
+            out[_complete(key, ())] = x
+        return out
+
+    def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
+        return np.take_along_axis(x, indices, axis)
+
+    def scatter_along_axis(self, x: Array, indices: Array, axis: int, size: int) -> Array:
+        """Zeros, ``size`` long along ``axis``, with ``x`` added at ``indices``.
+
+        The adjoint of ``take_along_axis``; repeated indices add up in the order of the elements.
+        """
+        shape = list(x.shape)
+        shape[axis] = size
+        out = self.zeros(tuple(shape), x.dtype)
+        steps = [step // out.itemsize for step in out.strides]
+        places = indices * steps[axis]
+        for other, length in enumerate(x.shape):
+            if other != axis:
+                along = [1] * x.ndim
+                along[other] = length
+                places += (np.arange(length) * steps[other]).reshape(along)
+        np.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
+        return out
+
+    # ------------------------------------------------------------------ linear and pooling
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        a, b = _blas_layout(a), _blas_layout(b)
+        if np.may_share_memory(a, b):
+            # NumPy multiplies an array with its own transpose by another BLAS routine (syrk), whose
+            # bits differ, and whether two operands share memory depends on where the rule runs.
+            b = b.copy(order="K")
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] * b.shape[1] * a.itemsize < LARGE_BYTES:
+            if a.ndim > 2 and b.ndim > 1 and a.dtype == b.dtype and a.dtype.kind == "f":
+                batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+                return np.matmul(a, b, out=self._place((*batch, a.shape[-2], b.shape[-1]), a.dtype))
+            return _as_array(np.matmul(a, b))
+        out = self.empty((a.shape[0], b.shape[1]), np.result_type(a, b))
+        return np.matmul(a, b, out=out)
+
+    def conv2d(self, x: Array, weight: Array, **geometry: Any) -> Array:
+        return cpu_windows.conv2d(self, x, weight, **geometry)
+
+    def conv2d_input_grad(self, grad: Array, weight: Array, **geometry: Any) -> Array:
+        return cpu_windows.conv2d_input_grad(self, grad, weight, **geometry)
+
+    def conv2d_weight_grad(self, x: Array, grad: Array, **geometry: Any) -> Array:
+        return cpu_windows.conv2d_weight_grad(self, x, grad, **geometry)
+
+    def max_pool2d(self, x: Array, **geometry: Any) -> tuple[Array, Array]:
+        return cpu_windows.max_pool2d(self, x, **geometry)
+
+    def avg_pool2d(self, x: Array, **geometry: Any) -> Array:
+        return cpu_windows.avg_pool2d(self, x, **geometry)
+
+    def avg_pool2d_input_grad(self, grad: Array, **geometry: Any) -> Array:
+        return cpu_windows.avg_pool2d_input_grad(self, grad, **geometry)
+
+    # ------------------------------------------------------------------ placement
+
+    def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        if math.prod(shape) * dtype.itemsize < LARGE_BYTES:
+            return np.empty(shape, dtype)
+        return self.empty(shape, dtype)
+
+    def _binary_output(self, a: Any, b: Any, result: type | None) -> Array | None:
+        """Where a large result of an elementwise function goes; None where it is small."""
+        a_shape, b_shape = getattr(a, "shape", ()), getattr(b, "shape", ())
+        if a_shape == b_shape or not b_shape:
+            shape = a_shape
+        elif not a_shape:
+            shape = b_shape
+        else:
+            shape = np.broadcast(a, b).shape
+        if math.prod(shape) * 8 < LARGE_BYTES:
+            return None
+        dtype = np.dtype(result) if result is not None else np.result_type(a, b)
+        if math.prod(shape) * dtype.itemsize < LARGE_BYTES or dtype.kind not in "fb":
+            return None
+        return self.empty(shape, dtype)
+
+
+def _reduced_shape(shape: tuple[int, ...], axis: Axis, keepdims: bool) -> tuple[int, ...]:
+    axes = {a % len(shape) for a in ((axis,) if isinstance(axis, int) else axis or ())}
+    if keepdims:
+        return tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return tuple(n for i, n in enumerate(shape) if i not in axes)
+
+
+def _blas_layout(x: Array) -> Array:
+    """``x``, copied if neither of its last two axes is contiguous (NumPy would not use BLAS)."""
+    if x.ndim < 2 or x.itemsize in (x.strides[-1], x.strides[-2]):
+        return x
+    return np.ascontiguousarray(x)
+
+
+def _bits(value: Any, dtype: np.dtype[Any], bits: Any) -> Any:
+    """``value`` as ``dtype``, its bits read as integers."""
+    return np.asarray(value, dtype).view(bits)
+
+
+def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
+    """``key`` with ``indices`` put in, ending in an Ellipsis so that the result is an array."""
+    left = iter(indices)
+    full = tuple(next(left) if isinstance(item, str) else item for item in key)
+    return full if any(item is Ellipsis for item in full) else (*full, Ellipsis)

@@ -1,0 +1,203 @@
+"""Every setting that mpgrad reads from the environment, in one table; see ``docs/settings.md``.
+
+An argument of ``Engine`` beats the variable; the variable beats the default. Values are read when
+they are asked for, so that a test or a notebook may change them. ``python -m mpgrad.config`` prints
+the table as Markdown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from mpgrad import machine
+
+T = TypeVar("T")
+
+ENGINE_MODES = ("auto", "local", "process")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One environment variable.
+
+    Attributes:
+        name: the variable, ``MPGRAD_...``.
+        default: what :meth:`get` gives while the variable is unset or empty.
+        parse: text to value; raises ValueError whose message says what is allowed.
+        allowed: the same for the table of settings.
+        help: what it does.
+        default_text: how the table shows the default.
+    """
+
+    name: str
+    default: T
+    parse: Callable[[str], T]
+    allowed: str
+    help: str
+    default_text: str
+
+    def get(self) -> T:
+        """The value now.
+
+        Raises:
+            ValueError: the variable holds something that is not allowed.
+        """
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text!r}: {error}") from None
+
+
+def parse_engine_mode(text: str) -> str:
+    """``auto``, ``local`` or ``process``."""
+    mode = text.lower()
+    if mode not in ENGINE_MODES:
+        raise ValueError(f"expected one of {', '.join(ENGINE_MODES)}")
+    return mode
+
+
+def parse_worker_count(text: str) -> int:
+    """A number of worker processes, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return int(text)
+
+
+def parse_gpus(text: str) -> str | tuple[int, ...]:
+    """``auto``, ``all``, ``none``, or device numbers as in ``0,2``."""
+    word = text.strip().lower()
+    if word in ("auto", "all", "none"):
+        return word
+    if re.fullmatch(r"\d+(\s*,\s*\d+)*", word) is None:
+        raise ValueError("expected auto, all, none, or device numbers such as 0,1")
+    numbers = tuple(int(part) for part in word.split(","))
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("a device number stands there twice")
+    return numbers
+
+
+def parse_bytes(text: str) -> int:
+    """A size in bytes, or with a binary unit: ``4G`` is 4 * 2**30."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError("expected bytes, or a number with a unit K, M, G or T, such as 4G")
+    size = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    if size < 1:
+        raise ValueError("expected more than 0 bytes")
+    return size
+
+
+def parse_debug(text: str) -> int:
+    """How much to report, 0 to 3."""
+    if text not in ("0", "1", "2", "3"):
+        raise ValueError("expected 0, 1, 2 or 3")
+    return int(text)
+
+
+ENGINE: Setting[str] = Setting(
+    "MPGRAD_ENGINE",
+    "auto",
+    parse_engine_mode,
+    "`auto`, `local`, `process`",
+    "Where backward runs: in this process, in worker processes, or wherever it is faster.",
+    "`auto`",
+)
+CPU_WORKERS: Setting[int | None] = Setting(
+    "MPGRAD_CPU_WORKERS",
+    None,
+    parse_worker_count,
+    "a whole number >= 1",
+    "How many CPU worker processes an engine may start.",
+    "CPU affinity and cgroup quota",
+)
+GPUS: Setting[str | tuple[int, ...]] = Setting(
+    "MPGRAD_GPUS",
+    "auto",
+    parse_gpus,
+    "`auto`, `all`, `none`, or numbers such as `0,1`",
+    "Which GPUs get a worker process.",
+    "`auto`",
+)
+SHM_LIMIT: Setting[int | None] = Setting(
+    "MPGRAD_SHM_LIMIT",
+    None,
+    parse_bytes,
+    "bytes, or with a unit: `512M`, `4G`",
+    "How many bytes a shared-memory arena may hold.",
+    "from memory and cgroup limit",
+)
+DEBUG: Setting[int] = Setting(
+    "MPGRAD_DEBUG",
+    0,
+    parse_debug,
+    "`0` to `3`",
+    "How much the engine reports about itself; 0 is nothing.",
+    "`0`",
+)
+
+#: All settings, in the order in which the table shows them.
+SETTINGS: tuple[Setting[Any], ...] = (ENGINE, CPU_WORKERS, GPUS, SHM_LIMIT, DEBUG)
+
+
+def engine_mode() -> str:
+    """MPGRAD_ENGINE: ``auto``, ``local`` or ``process``."""
+    return ENGINE.get()
+
+
+def cpu_workers() -> int | None:
+    """MPGRAD_CPU_WORKERS, None while unset (see :func:`default_cpu_workers`)."""
+    return CPU_WORKERS.get()
+
+
+def gpus() -> str | tuple[int, ...]:
+    """MPGRAD_GPUS: ``auto``, ``all``, ``none`` or device numbers."""
+    return GPUS.get()
+
+
+def shm_limit() -> int | None:
+    """MPGRAD_SHM_LIMIT in bytes, None while unset."""
+    return SHM_LIMIT.get()
+
+
+def debug() -> int:
+    """MPGRAD_DEBUG, 0 to 3."""
+    return DEBUG.get()
+
+
+def default_cpu_workers() -> int:
+    """CPU workers where nobody says how many: CPU affinity and cgroup quota, at least 1."""
+    return machine.available_cpus()
+
+
+def settings_table() -> str:
+    """``docs/settings.md``."""
+    rows = [
+        f"| `{setting.name}` | {setting.allowed} | {setting.default_text} | {setting.help} |"
+        for setting in SETTINGS
+    ]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            "An argument of `mpgrad.Engine` beats the variable, the variable beats the default. A",
+            "value that is not allowed raises `ValueError` when it is first needed.",
+            "",
+            "| variable | allowed | default | what it does |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            "Written by `python -m mpgrad.config > docs/settings.md` from `mpgrad/config.py`.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(settings_table(), end="")

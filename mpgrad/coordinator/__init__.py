@@ -1,0 +1,1 @@
+"""The coordinator process: shells around ``scheduler.CoordinatorState``, and the supervisor."""

@@ -1,0 +1,225 @@
+"""The coordinator's loop: poll, decode, ``handle_event``, perform, flush, repeat.
+
+It translates between the world and the core and decides nothing. It never sees an array and loads
+no array library.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import shutil
+import signal
+from typing import Any
+
+from mpgrad.coordinator.perform import send_instruction
+from mpgrad.coordinator.supervisor import Supervisor
+from mpgrad.errors import InvariantViolated, ProtocolError
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.shm.backing import Backing
+from mpgrad.shm.free_list import FreeList
+from mpgrad.shm.segment import Segment
+from mpgrad.wire import schema
+from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.setup import CoordinatorSetup, receive_setup
+from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Hub
+from mpgrad.wire.zeromq import ZmqHub
+
+
+def main(descriptor: int) -> None:
+    """Run until the client closes the engine or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setup = receive_setup(descriptor, CoordinatorSetup)
+    try:
+        client = os.pidfd_open(setup.client_pid)
+    except ProcessLookupError:
+        return
+    if os.getppid() != setup.client_pid:
+        return  # the client died before it could be watched
+    coordinator = Coordinator(setup, ZmqHub(setup.directory), client)
+    try:
+        coordinator.run()
+    finally:
+        coordinator.close()
+
+
+class Coordinator:
+    """The shell around CoordinatorState."""
+
+    def __init__(self, setup: CoordinatorSetup, hub: Hub, client_pidfd: int) -> None:
+        self._setup, self._hub, self._client = setup, hub, client_pidfd
+        self._arena = FreeList(
+            os.fstat(setup.engine_arena_fd).st_size, setup.shm_limit, "engine arena"
+        )
+        segment = Segment.attach(os.dup(setup.engine_arena_fd))
+        self._state = CoordinatorState(Backing(segment, self._arena, map_here=False))
+        self._supervisor = Supervisor(setup)
+        #: Lanes on which a worker has said Hello; it is ready when it has on all of them.
+        self._greeted: dict[str, set[str]] = {}
+        #: Sessions that wait for their Welcome until the workers are ready.
+        self._waiting: list[str] = []
+        self._sessions: set[str] = set()
+        self._unavailable: str | None = None
+        self._stopping = False
+
+    def run(self) -> None:
+        """The loop; blocks without using the CPU while nothing happens."""
+        self._hub.watch(self._client)
+        for slot in range(self._setup.cpu_workers):
+            self._start_worker(slot)
+        while not self._stopping:
+            received = self._hub.receive(None)
+            # Messages before deaths: a reply that was sent before its sender died still counts.
+            for arrival in received.arrivals:
+                self._receive(arrival)
+            for descriptor in received.readable:
+                self._on_death(descriptor)
+            for peer in self._hub.flush():
+                self._on_unreachable(peer)
+
+    def close(self) -> None:
+        """Let the workers go, and remove the socket directory."""
+        for peer in self._greeted:
+            if self._supervisor.is_current(peer):
+                send_instruction(self._hub, do.ShutDown(peer))
+        self._hub.flush()
+        self._supervisor.stop_all()
+        self._hub.close()
+        shutil.rmtree(self._setup.directory, ignore_errors=True)
+
+    # ------------------------------------------------------------------ messages
+
+    def _receive(self, arrival: Arrival) -> None:
+        """One frame: authenticate, decode, handle. A peer that breaks the protocol is cut off."""
+        from_client = arrival.lane == CLIENT
+        allowed = schema.FROM_CLIENT if from_client else schema.FROM_WORKER
+        try:
+            message = decode(arrival.frame, allowed)
+            if message.peer != arrival.peer:
+                raise ProtocolError(f"{arrival.peer} speaks as {message.peer}")
+            if isinstance(message, schema.Hello):
+                self._greet(arrival, message)
+            elif from_client and arrival.peer in self._sessions:
+                self._on_client_message(message)
+            elif not from_client and self._is_ready(arrival.peer):
+                self._handle(message)
+        except (ProtocolError, InvariantViolated) as error:
+            self._cut_off(arrival, error)
+
+    def _greet(self, arrival: Arrival, hello: schema.Hello) -> None:
+        if not hmac.compare_digest(hello.token, self._setup.token):
+            raise ProtocolError("a wrong token")
+        if hello.version != schema.PROTOCOL_VERSION:
+            raise ProtocolError(f"protocol version {hello.version}")
+        if arrival.lane == CLIENT:
+            self._open_session(arrival.peer)
+        elif self._supervisor.is_current(arrival.peer):
+            self._greeted.setdefault(arrival.peer, set()).add(arrival.lane)
+            if self._is_ready(arrival.peer):
+                self._supervisor.joined(arrival.peer)
+                self._handle(ev.WorkerJoined(arrival.peer))
+                self._welcome()
+
+    def _is_ready(self, peer: str) -> bool:
+        return len(self._greeted.get(peer, ())) == len(WORKER_LANES)
+
+    def _open_session(self, peer: str) -> None:
+        self._sessions.add(peer)
+        self._handle(ev.SessionOpened(peer))
+        self._waiting.append(peer)
+        self._welcome()
+
+    def _welcome(self) -> None:
+        """Answer waiting sessions once all workers are ready, or none can be had."""
+        if self._unavailable is None and self._supervisor.ready_count < self._setup.cpu_workers:
+            return
+        for peer in self._waiting:
+            reply = (
+                schema.Welcome(peer, self._supervisor.ready_count)
+                if self._unavailable is None
+                else schema.Refused(peer, self._unavailable)
+            )
+            self._hub.send(CLIENT, peer, encode(reply))
+        self._waiting.clear()
+
+    def _on_client_message(self, message: Any) -> None:
+        if isinstance(message, schema.StopEngine):
+            self._stopping = True
+        elif isinstance(message, schema.EndSession):
+            self._close_session(message.peer)
+        elif isinstance(message, schema.QueryProcesses):
+            self._answer_query(message.peer)
+        else:
+            self._handle(message)
+
+    def _answer_query(self, peer: str) -> None:
+        arena = self._arena.statistics()
+        figures = (
+            arena.used_bytes,
+            arena.idle_bytes,
+            arena.live_blocks,
+            arena.peak_bytes,
+            arena.limit_bytes,
+        )
+        pids, restarts = self._supervisor.pids(), self._supervisor.restarts
+        self._hub.send(CLIENT, peer, encode(schema.Processes(peer, pids, restarts, figures)))
+
+    def _handle(self, event: Any) -> None:
+        for instruction in self._state.handle_event(event):
+            if isinstance(instruction, do.StartWorker):
+                self._start_worker(instruction.slot)
+            elif isinstance(instruction, do.FenceWorker):
+                self._supervisor.fence(instruction.worker)
+            else:
+                send_instruction(self._hub, instruction)
+
+    # ------------------------------------------------------------------ deaths
+
+    def _start_worker(self, slot: int) -> None:
+        try:
+            worker = self._supervisor.start(slot)
+        except OSError as error:
+            self._give_up(f"a worker process cannot be started: {error}")
+        else:
+            self._hub.watch(worker.pidfd)
+
+    def _on_death(self, descriptor: int) -> None:
+        if descriptor == self._client:
+            self._stopping = True
+            return
+        self._hub.unwatch(descriptor)
+        outcome = self._supervisor.bury(descriptor)
+        if isinstance(outcome, int):
+            self._start_worker(outcome)
+        elif isinstance(outcome, ev.WorkerUnavailable):
+            self._give_up(outcome.reason)
+        else:
+            self._greeted.pop(outcome.peer, None)
+            self._handle(outcome)
+
+    def _give_up(self, reason: str) -> None:
+        self._unavailable = reason
+        self._handle(ev.WorkerUnavailable(reason))
+        self._welcome()
+
+    def _on_unreachable(self, peer: str) -> None:
+        """A session that is gone; a dead worker's pidfd tells by itself."""
+        if peer in self._sessions:
+            self._close_session(peer)
+
+    def _close_session(self, peer: str) -> None:
+        self._sessions.discard(peer)
+        if peer in self._waiting:
+            self._waiting.remove(peer)
+        self._handle(ev.SessionClosed(peer))
+
+    def _cut_off(self, arrival: Arrival, error: Exception) -> None:
+        if arrival.lane == CLIENT:
+            if arrival.peer in self._sessions:
+                refusal = schema.Refused(arrival.peer, f"protocol error: {error}")
+                self._hub.send(CLIENT, arrival.peer, encode(refusal))
+                self._close_session(arrival.peer)
+        else:
+            self._supervisor.fence(arrival.peer)

@@ -1,0 +1,162 @@
+"""Supervisor: starts worker processes, sees them die, and knows what each of them is called.
+
+It decides nothing about tasks; a death becomes a WorkerLost event for the core.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import NamedTuple
+
+from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
+from mpgrad.shm.status_board import StatusBoard
+from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup
+
+#: Workers that may die in a row before they are ready; then none can be had.
+FAILED_STARTS_MAX = 3
+#: Seconds that a worker gets to leave by itself when the engine closes.
+GRACE_S = 0.2
+
+
+class WorkerProcess(NamedTuple):
+    """One incarnation of a worker slot."""
+
+    peer: str
+    slot: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+
+class Supervisor:
+    """The parent of the workers."""
+
+    def __init__(self, setup: CoordinatorSetup) -> None:
+        self._setup = setup
+        self.board = StatusBoard.create()
+        self._by_pidfd: dict[int, WorkerProcess] = {}
+        self._by_peer: dict[str, WorkerProcess] = {}
+        self._incarnations: dict[int, int] = {}
+        self._joined: set[str] = set()
+        self._failed_starts = 0
+        self.restarts = 0
+
+    def start(self, slot: int) -> WorkerProcess:
+        """Start the next incarnation of ``slot``; its pidfd becomes readable when it dies."""
+        incarnation = self._incarnations.get(slot, 0) + 1
+        self._incarnations[slot] = incarnation
+        self.restarts += incarnation > 1
+        self.board.clear(slot)
+        setup = self._setup
+        reader, writer = os.pipe()
+        inherited = (reader, setup.client_arena_fd, setup.engine_arena_fd, self.board.fd)
+        process = subprocess.Popen(
+            [setup.executable, "-m", "mpgrad.workers", str(reader)],
+            pass_fds=inherited,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+        )
+        os.close(reader)
+        worker = WorkerProcess(
+            f"w{slot}.{incarnation}", slot, process, os.pidfd_open(process.pid)
+        )
+        self._by_pidfd[worker.pidfd] = self._by_peer[worker.peer] = worker
+        self._send_setup(writer, worker)
+        return worker
+
+    def _send_setup(self, writer: int, worker: WorkerProcess) -> None:
+        setup = self._setup
+        try:
+            send_setup(
+                writer,
+                WorkerSetup(
+                    directory=setup.directory,
+                    peer=worker.peer,
+                    token=setup.token,
+                    coordinator_pid=os.getpid(),
+                    client_arena_fd=setup.client_arena_fd,
+                    engine_arena_fd=setup.engine_arena_fd,
+                    board_fd=self.board.fd,
+                    slot=worker.slot,
+                    environment=setup.worker_environment,
+                ),
+            )
+        except BrokenPipeError:
+            pass  # it died at once; its pidfd tells
+
+    def _environment(self) -> dict[str, str]:
+        """BLAS reads its thread count when it is loaded, so it has to stand here."""
+        environment = dict(os.environ)
+        threads = str(self._setup.blas_threads)
+        for variable in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+            environment[variable] = threads
+        environment["PYTHONPATH"] = self._setup.python_path
+        return environment
+
+    def joined(self, peer: str) -> None:
+        """``peer`` is ready for tasks."""
+        self._joined.add(peer)
+        self._failed_starts = 0
+
+    @property
+    def ready_count(self) -> int:
+        return sum(worker.peer in self._joined for worker in self._by_pidfd.values())
+
+    def pids(self) -> tuple[int, ...]:
+        workers = sorted(self._by_pidfd.values(), key=lambda worker: worker.slot)
+        return tuple(worker.process.pid for worker in workers)
+
+    def is_current(self, peer: str) -> bool:
+        """Whether ``peer`` names a living incarnation."""
+        return peer in self._by_peer
+
+    def fence(self, peer: str) -> None:
+        """Kill a worker that broke the protocol; its death is reported as any other."""
+        worker = self._by_peer.get(peer)
+        if worker is not None:
+            worker.process.kill()
+
+    def bury(self, pidfd: int) -> WorkerLost | WorkerUnavailable | int:
+        """A worker has died: the event for the core, or the slot to start again.
+
+        A worker that was never ready is nobody's loss: its slot is started again a few times.
+        """
+        worker = self._by_pidfd.pop(pidfd)
+        del self._by_peer[worker.peer]
+        os.close(pidfd)
+        status = worker.process.wait()
+        cause = _describe(worker, status)
+        if worker.peer in self._joined:
+            self._joined.discard(worker.peer)
+            running = self.board.read(worker.slot)
+            return WorkerLost(worker.peer, cause, status == -signal.SIGKILL, running)
+        self._failed_starts += 1
+        if self._failed_starts >= FAILED_STARTS_MAX:
+            return WorkerUnavailable(f"workers die before they are ready; the last one {cause}")
+        return worker.slot
+
+    def knows(self, descriptor: int) -> bool:
+        return descriptor in self._by_pidfd
+
+    def stop_all(self) -> None:
+        """Wait a moment for the workers to leave, then kill and reap them."""
+        for worker in self._by_pidfd.values():
+            try:
+                worker.process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+        for worker in self._by_pidfd.values():
+            worker.process.wait()
+
+
+def _describe(worker: WorkerProcess, status: int) -> str:
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        how = f"was killed by {name}"
+    else:
+        how = f"exited with status {status}"
+    return f"worker {worker.peer} (pid {worker.process.pid}) {how}"

@@ -1,0 +1,169 @@
+"""The one door to every operator: choose the backend, run forward, record the Node.
+
+``call(op, *inputs, **attributes)`` is what public functions are made of. Inputs are Tensors or
+plain Python scalars; attributes are hashable values without arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpgrad.autograd.grad_mode import is_grad_enabled
+from mpgrad.autograd.node import FREED_MESSAGE, InputMetadata, Node
+from mpgrad.autograd.saved_tensor import SavedTensor
+from mpgrad.backends.cpu import CpuBackend
+from mpgrad.ops.registry import Operator
+from mpgrad.storage import empty
+from mpgrad.tensor import Tensor, gradient_edge, metadata_of
+
+#: The namespace that forward runs in: NumPy, with large results born in the client's arena.
+cpu = CpuBackend(empty)
+
+
+class OperatorNode(Node):
+    """The recorded Node of an operator: which one, what it saved, and its attributes."""
+
+    __slots__ = ("_saved", "input_info", "operator", "plain")
+
+    def __init__(self, operator: Operator, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
+        edges = [
+            gradient_edge(value) if needed else None
+            for value, needed in zip(inputs, needs, strict=True)
+        ]
+        super().__init__(edges)
+        self.operator = operator
+        #: For each input the metadata of its gradient, or None where it gets none.
+        self.input_info: tuple[InputMetadata | None, ...] = tuple(
+            metadata_of(value) if needed else None
+            for value, needed in zip(inputs, needs, strict=True)
+        )
+        #: What the formulas ask for and is no tensor: shapes, dtypes, attributes, scalars.
+        self.plain: dict[str, Any] = {}
+        self._saved: dict[str, Any] | None = {}
+
+    def name(self) -> str:
+        words = self.operator.name.split("_")
+        return "".join(word[:1].upper() + word[1:] for word in words) + "Backward"
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Name -> SavedTensor, or a tuple of them (None in it: a scalar input).
+
+        Raises:
+            RuntimeError: they were released by an earlier backward.
+        """
+        if self._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        return self._saved
+
+    def saved_arrays(self) -> dict[str, Any]:
+        """Name -> array (or tuple of arrays), versions checked."""
+        return {
+            name: tuple(v if not isinstance(v, SavedTensor) else v.array(self) for v in value)
+            if isinstance(value, tuple)
+            else value.array(self)
+            for name, value in self.saved.items()
+        }
+
+    def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
+        return self.operator.backward(xp, grads, {**self.plain, **self.saved_arrays()}, needs)
+
+    def release_saved(self) -> None:
+        # A Node that saved nothing may run again, as in PyTorch.
+        if self._saved:
+            self._saved = None
+
+
+def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
+    """Run ``operator`` on ``inputs`` and record it if any input's gradient can be wanted.
+
+    Returns:
+        A Tensor, or a tuple of them if forward returned a tuple.
+    """
+    arrays = [value._array if isinstance(value, Tensor) else value for value in inputs]
+    raw = operator.forward(cpu, *arrays, **attributes)
+    several = isinstance(raw, tuple)
+    outputs = [_wrap(array, inputs) for array in (raw if several else (raw,))]
+    if is_grad_enabled():
+        needs = [
+            isinstance(value, Tensor) and value._requires_grad and operator.is_differentiable(i)
+            for i, value in enumerate(inputs)
+        ]
+        if True in needs:
+            _record(operator, inputs, outputs, needs, attributes)
+    return tuple(outputs) if several else outputs[0]
+
+
+def _wrap(array: Any, inputs: Sequence[Any]) -> Tensor:
+    """A Tensor over ``array``; a view of an input shares that input's version counter."""
+    counter = None
+    if array.base is not None:
+        for value in inputs:
+            if isinstance(value, Tensor) and cpu.is_view(array, value._array):
+                counter = value._version_counter
+                break
+    return Tensor(array, version_counter=counter)
+
+
+def _record(
+    operator: Operator,
+    inputs: Sequence[Any],
+    outputs: list[Tensor],
+    needs: Sequence[bool],
+    attributes: dict[str, Any],
+) -> None:
+    differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind in "fc"]
+    if not differentiable:
+        return
+    node = OperatorNode(operator, inputs, needs)
+    node.input_metadata = tuple(metadata_of(tensor) for tensor in differentiable)
+    for output_nr, tensor in enumerate(differentiable):
+        tensor._grad_fn, tensor._output_nr, tensor._requires_grad = node, output_nr, True
+    for name in sorted(operator.wanted_names(needs)):
+        _save(node, name, inputs, outputs, attributes)
+
+
+def _save(
+    node: OperatorNode,
+    name: str,
+    inputs: Sequence[Any],
+    outputs: list[Tensor],
+    attributes: dict[str, Any],
+) -> None:
+    """Save the one thing called ``name`` that a formula asked for."""
+    operator, saved = node.operator, node.saved
+    if name in attributes:
+        node.plain[name] = attributes[name]
+    elif name == "result":
+        saved[name] = SavedTensor(outputs[0], is_output=True)
+    elif name == "results":
+        saved[name] = tuple(SavedTensor(tensor, is_output=True) for tensor in outputs)
+    elif name in operator.inputs:
+        value = _named_input(operator, name, inputs)
+        if isinstance(value, Tensor):
+            saved[name] = SavedTensor(value, is_output=False)
+        elif isinstance(value, tuple):
+            saved[name] = tuple(
+                SavedTensor(v, is_output=False) if isinstance(v, Tensor) else v for v in value
+            )
+        else:
+            node.plain[name] = value
+    elif name.endswith(("_shape", "_dtype")):
+        base, _, what = name.rpartition("_")
+        node.plain[name] = _describe(_named_input(operator, base, inputs), what)
+
+
+def _named_input(operator: Operator, name: str, inputs: Sequence[Any]) -> Any:
+    position = operator.inputs.index(name)
+    if operator.variadic and position == len(operator.inputs) - 1:
+        return tuple(inputs[position:])
+    return inputs[position] if position < len(inputs) else None
+
+
+def _describe(value: Any, what: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_describe(v, what) for v in value)
+    if isinstance(value, Tensor):
+        return value.shape if what == "shape" else value.dtype
+    return () if what == "shape" else None

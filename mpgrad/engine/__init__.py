@@ -1,0 +1,1 @@
+"""The engine: where a frozen graph is executed, here or in worker processes."""

@@ -1,0 +1,58 @@
+"""choose(): where ``auto`` executes a graph: ``process`` only if that is clearly faster."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpgrad.autograd import costs
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.scheduler.plan import Plan, plan
+
+#: Graphs with less work than this are never worth a message, in microseconds.
+WORTH_A_LOOK_US = 2_000.0
+#: Handing one task over and hearing of its end, as measured by ``scripts/bench overhead``.
+TASK_US = 120.0
+#: Freezing, submitting and waking up, once per backward.
+SUBMIT_US = 500.0
+#: How much better the prediction for ``process`` must be.
+MARGIN = 1.2
+
+
+class Choice(NamedTuple):
+    """``local`` or ``process``, and why."""
+
+    mode: str
+    reason: str
+
+
+def choose(frozen: FrozenGraph, workers: int, *, is_running: bool) -> Choice:
+    """Compare the predicted makespans of both modes.
+
+    A Function that was never measured is first run locally, unless the engine is up already.
+    """
+    work_us = sum(spec.cost_us for spec in frozen.spec.nodes)
+    if work_us < WORTH_A_LOOK_US:
+        return Choice("local", f"only {work_us:.0f} us of work")
+    if workers < 2:
+        return Choice("local", "one CPU worker would not be faster than this process")
+    planned = plan(frozen.spec)
+    predicted = predict_process_us(planned, workers)
+    if predicted * MARGIN >= work_us:
+        return Choice(
+            "local", f"workers would take about {predicted:.0f} us, this process {work_us:.0f} us"
+        )
+    if not is_running and not all(map(costs.is_known, frozen.nodes)):
+        return Choice("local", "a Function is measured on its first run while the workers start")
+    return Choice(
+        "process", f"workers take about {predicted:.0f} us, this process {work_us:.0f} us"
+    )
+
+
+def predict_process_us(planned: Plan, workers: int) -> float:
+    """Predicted makespan: the critical path or an even share of the work, and the messages.
+
+    Graham's bound for list scheduling (Graham, "Bounds for certain multiprocessing anomalies",
+    1966) says that the order can cost at most twice this; with many tasks it is close.
+    """
+    share = planned.work_us / workers + len(planned.tasks) * TASK_US / workers
+    return SUBMIT_US + max(planned.critical_path_us + TASK_US, share)

@@ -1,0 +1,89 @@
+"""ClientWorker: runs the NodeTasks that belong to the client: hooks, and Functions that may not
+travel. Same executor, same inputs, same form of reply as on a worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.function_node import FunctionNode
+from mpgrad.dispatch import cpu
+from mpgrad.engine.handover import Handover
+from mpgrad.engine.local import output_metadata
+from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
+from mpgrad.scheduler.instructions import DispatchNodeTask
+from mpgrad.scheduler.plan import InnerTarget, Member
+from mpgrad.shm.arena import ForeignArena
+from mpgrad.storage import adopt
+from mpgrad.workers.executor import Step, run_steps
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class ClientWorker:
+    """The client's own tasks of one graph."""
+
+    def __init__(
+        self,
+        frozen: FrozenGraph,
+        groups: Sequence[tuple[Member, ...]],
+        handover: Handover,
+        arena: ForeignArena,
+    ) -> None:
+        self._frozen, self._groups = frozen, groups
+        self._handover, self._arena = handover, arena
+        #: What the last failed task raised.
+        self.error: BaseException | None = None
+
+    def run(self, dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
+        """Run one task; an exception is kept in ``error`` as it is."""
+        name = (dispatch.graph, dispatch.task, dispatch.attempt)
+        members = self._groups[dispatch.task]
+        refs: list[GradientRef] = [None] * len(dispatch.blocks)
+
+        def emit(output: int, array: Array | None) -> None:
+            refs[output] = self._handover.gradient(array)
+
+        try:
+            steps = [self._step(member) for member in members]
+            run_steps(steps, self._contributions(steps[0], dispatch), emit, cpu)
+        except BaseException as error:
+            self.error = error
+            return NodeTaskFailed(dispatch.peer, *name, b"")
+        return NodeTaskDone(dispatch.peer, *name, tuple(refs))
+
+    def _step(self, member: Member) -> Step:
+        node = self._frozen.nodes[member.node]
+        return Step(
+            node.name(),
+            node.apply,
+            node.input_metadata,
+            output_metadata(self._frozen, member.node),
+            [
+                (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
+                for route in member.routes
+            ],
+            member.captures,
+            takes_undefined=isinstance(node, FunctionNode),
+        )
+
+    def _contributions(
+        self, head: Step, dispatch: DispatchNodeTask
+    ) -> Iterator[tuple[int, int, Array | None]]:
+        for slot, (refs, meta) in enumerate(zip(dispatch.inputs, head.inputs, strict=True)):
+            for ref in refs:
+                if ref is not None:
+                    yield 0, slot, self._open(ref, meta.shape, meta.dtype)
+
+    def _open(self, ref: Block | bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """The user's own copy of a gradient: a hook may keep it, or change it."""
+        if isinstance(ref, bytes):
+            return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape).copy()
+        if ref.arena != ENGINE_ARENA:
+            return self._handover.open(ref, shape, dtype)
+        return adopt(self._arena.open(ref, shape, dtype, writeable=False))

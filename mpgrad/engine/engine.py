@@ -1,0 +1,268 @@
+"""Engine: the user's door to the executor, and which engine is current."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from typing import Any
+
+from mpgrad import config
+from mpgrad.autograd import costs, engine_slot
+from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.engine.blas import blas_limit
+from mpgrad.engine.choice import Choice, choose
+from mpgrad.engine.local import run_local
+from mpgrad.engine.placement import place
+from mpgrad.engine.process import ProcessEngine
+from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
+from mpgrad.errors import EngineClosed
+from mpgrad.scheduler.plan import plan
+from mpgrad.shm.arena import client_arena, default_limit_bytes
+from mpgrad.tensor import Tensor, gradient_edge
+
+_MODES = ("auto", "local", "process")
+
+
+class Engine:
+    """Executes backward passes: here, in worker processes, or wherever that is faster.
+
+    Use it as a context manager (engines nest, the innermost is current), or leave it alone: without
+    one, a default engine in ``auto`` mode serves every backward.
+
+    Args:
+        mode: "local" runs everything in this process; "process" in worker processes; "auto" in
+            workers where the predicted time is clearly shorter. Default: MPGRAD_ENGINE or "auto".
+        cpu_workers: number of CPU workers; default MPGRAD_CPU_WORKERS or the available cores.
+        gpus: which GPUs get a worker; GPU workers do not exist yet, so "auto" means none.
+        shm_limit: bytes that the workers' shared arena may hold; default MPGRAD_SHM_LIMIT or a
+            share of the machine's memory.
+        blas_threads: BLAS threads wherever a rule runs, in workers and in ``local`` alike.
+        recover: "worker" replaces workers that die. ("all" does not exist yet.)
+
+    Raises:
+        ValueError: an argument is out of range.
+        RuntimeError: "process" on a system other than Linux.
+    """
+
+    def __init__(
+        self,
+        mode: str | None = None,
+        cpu_workers: int | None = None,
+        gpus: str | tuple[int, ...] | list[int] = "auto",
+        shm_limit: int | None = None,
+        blas_threads: int = 1,
+        recover: str = "worker",
+    ) -> None:
+        self.mode = config.engine_mode() if mode is None else mode
+        _check_choice("mode", self.mode, _MODES)
+        _check_choice("recover", recover, ("worker",))
+        if gpus not in ("auto", "none", (), []):
+            raise ValueError(f"Engine(gpus={gpus!r}): GPU workers are not supported yet")
+        self.cpu_workers = _count(
+            "cpu_workers", cpu_workers, config.cpu_workers() or config.default_cpu_workers(), 1024
+        )
+        self.blas_threads = _count("blas_threads", blas_threads, 1, 1024)
+        limit = default_limit_bytes() if shm_limit is None else shm_limit
+        self._shm_limit = _count("shm_limit", limit, limit, 1 << 50)
+        if self.mode == "process" and sys.platform != "linux":
+            raise RuntimeError(
+                f'Engine(mode="process") needs Linux; this is {sys.platform}. Use mode="local".'
+            )
+        self._process = ProcessEngine(self.cpu_workers, self._shm_limit, blas_threads)
+        self._local_count = 0
+        self._local_failed = 0
+        self._is_closed = False
+        self._pid = os.getpid()
+        _engines.add(self)
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> Engine:
+        self._check_open()
+        if self._effective_mode() == "process":
+            self._process.start()
+        _stack.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack.remove(self)
+        self.close()
+
+    def close(self) -> None:
+        """End all processes. Tensors and ``.grad`` stay readable; a second call does nothing."""
+        self._is_closed = True
+        if self._pid == os.getpid():
+            self._process.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed(
+                "this Engine is closed; make a new one, or leave its `with` block later"
+            )
+        if self._pid != os.getpid():
+            self._restart_in_child()
+
+    def _restart_in_child(self) -> None:
+        """After a fork the processes belong to the parent; the child starts its own when needed."""
+        self._process.abandon()
+        self._process = ProcessEngine(self.cpu_workers, self._shm_limit, self.blas_threads)
+        self._pid = os.getpid()
+
+    # ------------------------------------------------------------------ one backward
+
+    def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+        """Run a frozen graph; see ``autograd.engine_slot``."""
+        self._check_open()
+        choice = self._choose(frozen)
+        if choice.mode == "process":
+            return self._process.execute(frozen)
+        self._local_count += 1
+        try:
+            with blas_limit(self.blas_threads):
+                return run_local(frozen)
+        except BaseException:
+            self._local_failed += 1
+            raise
+
+    def _effective_mode(self) -> str:
+        return "local" if engine_slot.is_worker or sys.platform != "linux" else self.mode
+
+    def _choose(self, frozen: FrozenGraph) -> Choice:
+        mode = self._effective_mode()
+        if mode != "auto":
+            return Choice(mode, f'Engine(mode="{self.mode}")')
+        choice = choose(frozen, self.cpu_workers, is_running=self._process.is_running)
+        if choice.mode == "process" and not self._process.is_running:
+            self._start_in_background()
+            return Choice("local", "the workers are still starting")
+        return choice
+
+    def _start_in_background(self) -> None:
+        """Start the processes beside this and the next local backward."""
+        if not any(thread.name == _starter_name(self) for thread in threading.enumerate()):
+            threading.Thread(
+                target=_start_quietly, args=(self._process,), name=_starter_name(self), daemon=True
+            ).start()
+
+    # ------------------------------------------------------------------ questions
+
+    def explain(self, tensor: Tensor) -> Explanation:
+        """Where each Node behind ``tensor`` would run and why; runs nothing.
+
+        Raises:
+            RuntimeError: ``tensor`` does not require grad.
+        """
+        if not tensor.requires_grad:
+            raise RuntimeError(
+                "element 0 of tensors does not require grad and does not have a grad_fn"
+            )
+        self._check_open()
+        edges = [gradient_edge(tensor)]
+        frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
+        choice = self._choose(frozen)
+        placed, _ = place(frozen)
+        return explain(placed, plan(placed.spec), choice.mode, choice.reason)
+
+    def statistics(self) -> EngineStatistics:
+        """Counters and memory figures as of now."""
+        counters = self._process.counters
+        processes = self._process.processes()
+        arena = client_arena().statistics()
+        return EngineStatistics(
+            mode=self.mode,
+            backwards_local=self._local_count,
+            backwards_process=counters.backwards,
+            failed=counters.failed + self._local_failed,
+            tasks=dict(sorted(counters.tasks.items())),
+            handed_bytes=counters.handed_bytes,
+            copied_bytes=counters.copied_bytes,
+            restarts=processes.restarts if processes is not None else 0,
+            client_arena=ArenaStatistics(
+                arena.used_bytes,
+                arena.idle_bytes,
+                arena.live_blocks,
+                arena.peak_bytes,
+                arena.limit_bytes,
+            ),
+            engine_arena=ArenaStatistics(*processes.arena) if processes is not None else None,
+        )
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers, by slot; empty while none runs."""
+        processes = self._process.processes()
+        return [] if processes is None else list(processes.worker_pids)
+
+    @property
+    def coordinator_pid(self) -> int | None:
+        """Process id of the coordinator; None while none runs."""
+        return self._process.coordinator_pid
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open"
+        return f"<Engine mode={self.mode!r} cpu_workers={self.cpu_workers} {state}>"
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"Engine({name}={value!r}): it must be one of {', '.join(allowed)}")
+
+
+def _count(name: str, value: int | None, default: int, largest: int) -> int:
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+        raise ValueError(f"Engine({name}={value!r}): it must be an integer from 1 to {largest:,}")
+    return value
+
+
+def _starter_name(engine: Engine) -> str:
+    return f"mpgrad-starter-{id(engine)}"
+
+
+def _start_quietly(process: ProcessEngine) -> None:
+    try:
+        process.start()
+    except Exception:
+        pass  # whoever needs the processes starts them again and gets the error
+
+
+# ---------------------------------------------------------------------- the current engine
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+#: Engines that are inside their `with` block, innermost last; shared by all threads.
+_stack: list[Engine] = []
+_default: Engine | None = None
+_default_lock = threading.Lock()
+
+
+def current_engine() -> Engine:
+    """The innermost engine in a ``with`` block, else the default one (made on first use)."""
+    global _default
+    if _stack:
+        return _stack[-1]
+    with _default_lock:
+        if _default is None or _default._is_closed:
+            _default = Engine()
+        return _default
+
+
+def _close_all() -> None:
+    for engine in list(_engines):
+        engine.close()
+
+
+def _forget_lock_in_child() -> None:
+    global _default_lock
+    _default_lock = threading.Lock()
+
+
+def _execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+    return current_engine().execute(frozen)
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_lock_in_child)
+engine_slot.install(_execute)

@@ -1,0 +1,265 @@
+"""Handover: what a GraphTask's workers need to read, packed: programs, saved arrays, user code.
+
+Arrays in the client's arena travel as offsets. Any other array is copied, once per hand-over, and
+the copies are counted. Everything packed stays alive until ``close``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import cloudpickle
+import numpy as np
+
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.function_node import FunctionNode
+from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.shipping import ShippedCode
+from mpgrad.dispatch import OperatorNode
+from mpgrad.engine.local import output_metadata
+from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef
+from mpgrad.scheduler.plan import InnerTarget, Member
+from mpgrad.shm.arena import client_arena
+from mpgrad.shm.lease import byte_bounds
+from mpgrad.storage import adopt
+from mpgrad.wire.programs import (
+    CaptureRule,
+    FunctionRule,
+    InlineArray,
+    Metadata,
+    NodeProgram,
+    OperatorRule,
+    PackedArray,
+    Rule,
+    SharedArray,
+    TaskProgram,
+    encode_plain,
+    encode_program,
+)
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Handover:
+    """One GraphTask's packed data."""
+
+    def __init__(self) -> None:
+        self._arena = client_arena()
+        self._kept: list[Any] = []
+        #: Packed arrays by identity: many Nodes save the same one.
+        self._packed: dict[int, PackedArray] = {}
+        self.handed_bytes = 0
+        self.copied_bytes = 0
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self._kept.clear()
+        self._packed.clear()
+
+    # ------------------------------------------------------------------ arrays
+
+    def array(self, array: Array) -> PackedArray:
+        """A reference to ``array``, or a copy of it where it lies outside the arena."""
+        found = self._packed.get(id(array))
+        if found is None:
+            found = self._packed[id(array)] = self._pack(array)
+            self._kept.append(array)
+        return found
+
+    def _pack(self, array: Array) -> PackedArray:
+        self.handed_bytes += array.nbytes
+        place = self._arena.locate(array)
+        if place is not None:
+            return _shared(array, *place)
+        self.copied_bytes += array.nbytes
+        data, offset = _span(array)
+        if len(data) <= INLINE_LIMIT_BYTES:
+            return InlineArray(array.shape, array.strides, array.dtype.str, offset, data)
+        copy = self._store(data)
+        start, block, generation = self._located(copy)
+        return SharedArray(
+            CLIENT_ARENA,
+            start + offset,
+            block,
+            generation,
+            array.shape,
+            array.strides,
+            array.dtype.str,
+        )
+
+    def gradient(self, array: Array | None) -> GradientRef:
+        """A C-contiguous gradient that flows into the graph from here (a seed, a hook's result)."""
+        if array is None:
+            return None
+        if array.nbytes <= INLINE_LIMIT_BYTES:
+            return array.tobytes()
+        place = self._arena.locate(array)
+        if place is None or place[0] != place[1]:
+            self.copied_bytes += array.nbytes
+            copy = self._arena.empty(array.shape, array.dtype)
+            np.copyto(copy, array)
+            array, place = copy, self._located(copy)
+        self._kept.append(array)
+        return Block(CLIENT_ARENA, place[1], array.nbytes, place[2])
+
+    def open(self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A copy of a gradient that this client handed over itself."""
+        return adopt(self._arena.open(block, shape, dtype, writeable=False))
+
+    def _store(self, data: bytes) -> Array:
+        """``data`` in a block of the arena."""
+        block = self._arena.empty((max(len(data), 1),), np.uint8)
+        block[: len(data)] = np.frombuffer(data, np.uint8)
+        self._kept.append(block)
+        return block
+
+    def _located(self, array: Array) -> tuple[int, int, int]:
+        place = self._arena.locate(array)
+        if place is None:
+            raise RuntimeError("an array that was just made in the arena does not lie in it")
+        return place
+
+    # ------------------------------------------------------------------ programs
+
+    def programs(
+        self,
+        frozen: FrozenGraph,
+        groups: Sequence[tuple[Member, ...]],
+        is_client: Sequence[bool],
+        code: dict[int, ShippedCode],
+    ) -> list[tuple[int, int]]:
+        """Write the workers' programs; for each task the offset and length of its own.
+
+        Args:
+            frozen: the graph.
+            groups: what each task runs (``Plan.groups``).
+            is_client: tasks that the client runs itself and that need no program.
+            code: by node index, the code of each Function that a worker runs.
+        """
+        encoded = [
+            b"" if here else encode_program(self._program(frozen, members, code))
+            for members, here in zip(groups, is_client, strict=True)
+        ]
+        start = self._located(self._store(b"".join(encoded)))[0]
+        payloads = []
+        for data in encoded:
+            payloads.append((start, len(data)))
+            start += len(data)
+        return payloads
+
+    def _program(
+        self, frozen: FrozenGraph, members: tuple[Member, ...], code: dict[int, ShippedCode]
+    ) -> TaskProgram:
+        return TaskProgram(tuple(self._node(frozen, member, code) for member in members))
+
+    def _node(
+        self, frozen: FrozenGraph, member: Member, code: dict[int, ShippedCode]
+    ) -> NodeProgram:
+        node = frozen.nodes[member.node]
+        return NodeProgram(
+            frozen.spec.nodes[member.node].name,
+            self._rule(frozen, member.node, code),
+            tuple(_metadata(meta) for meta in node.input_metadata),
+            tuple(
+                None if meta is None else _metadata(meta)
+                for meta in output_metadata(frozen, member.node)
+            ),
+            tuple(
+                tuple(route) if isinstance(route, InnerTarget) else route
+                for route in member.routes
+            ),
+            member.captures,
+        )
+
+    def _rule(self, frozen: FrozenGraph, index: int, code: dict[int, ShippedCode]) -> Rule:
+        node = frozen.nodes[index]
+        if not frozen.runs[index]:
+            return CaptureRule()
+        if isinstance(node, OperatorNode):
+            return self._operator(node)
+        if isinstance(node, FunctionNode):
+            return self._function(node, code[index])
+        raise TypeError(f"{node.name()} cannot be sent to a worker")
+
+    def _operator(self, node: OperatorNode) -> OperatorRule:
+        saved: dict[str, PackedArray] = {}
+        several: dict[str, tuple[PackedArray | None, ...]] = {}
+        plain = dict(node.plain)
+        for name, value in node.saved_arrays().items():
+            if isinstance(value, tuple):
+                is_array = [isinstance(v, np.ndarray) for v in value]
+                several[name] = tuple(
+                    self.array(v) if here else None
+                    for v, here in zip(value, is_array, strict=True)
+                )
+                if not all(is_array):
+                    plain[name] = tuple(
+                        None if here else v for v, here in zip(value, is_array, strict=True)
+                    )
+            else:
+                saved[name] = self.array(value)
+        return OperatorRule(node.operator.name, saved, several, encode_plain(plain))
+
+    def _function(self, node: FunctionNode, code: ShippedCode) -> FunctionRule:
+        context = node.portable_context()
+        buffers: list[PackedArray] = []
+
+        def out_of_band(buffer: Any) -> None:
+            buffers.append(self.array(np.frombuffer(buffer.raw(), np.uint8)))
+
+        pickled = cloudpickle.dumps(
+            (
+                dict(context.attributes),
+                tuple(item is not None and item.requires_grad for item in context.saved),
+                context.needs_input_grad,
+                context.materialize_grads,
+                context.inputs,
+                context.outputs,
+            ),
+            protocol=5,
+            buffer_callback=out_of_band,
+        )
+        return FunctionRule(
+            code.code_id,
+            self.array(_bytes_of(code)),
+            tuple(None if item is None else self.array(item.array) for item in context.saved),
+            pickled,
+            tuple(buffers),
+        )
+
+
+#: The bytes of shipped code as arrays in the arena, by content: the same code is written once.
+_code_arrays: dict[str, Array] = {}
+
+
+def _bytes_of(code: ShippedCode) -> Array:
+    array = _code_arrays.get(code.code_id)
+    if array is None:
+        array = client_arena().empty((len(code.blob),), np.uint8)
+        array[:] = np.frombuffer(code.blob, np.uint8)
+        _code_arrays[code.code_id] = array
+    return array
+
+
+def _shared(array: Array, offset: int, block: int, generation: int) -> SharedArray:
+    return SharedArray(
+        CLIENT_ARENA, offset, block, generation, array.shape, array.strides, array.dtype.str
+    )
+
+
+def _metadata(meta: InputMetadata) -> Metadata:
+    return Metadata(meta.shape, meta.dtype.str)
+
+
+def _span(array: Array) -> tuple[bytes, int]:
+    """All bytes from the lowest to the highest address of ``array``, and where element 0 is.
+
+    Gaps travel too, so that the strides on the other side are exactly the same.
+    """
+    if array.flags.c_contiguous:
+        return array.tobytes(), 0
+    address = array.__array_interface__["data"][0]
+    low, high = byte_bounds(address, array.shape, array.itemsize, array.strides)
+    return ctypes.string_at(low, high - low), address - low

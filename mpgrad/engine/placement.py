@@ -1,0 +1,60 @@
+"""place(): which Nodes workers may run, and which belong to the client, and why."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.function_node import FunctionNode
+from mpgrad.autograd.node import Node
+from mpgrad.autograd.shipping import Decision, ShippedCode, attributes_reason, decide
+
+
+class Where(NamedTuple):
+    """Where one Node runs in ``process`` mode."""
+
+    on_client: bool
+    reason: str
+    code: ShippedCode | None = None
+
+
+def where(node: Node, runs: bool, spec_on_client: bool) -> Where:
+    """Where ``node`` would run, and the reason in plain words."""
+    if spec_on_client:
+        return Where(True, "hooks run in the calling process")
+    if not runs:
+        return Where(False, "passes a finished gradient on")
+    if isinstance(node, FunctionNode):
+        return _where_function(node)
+    return Where(False, "an operator")
+
+
+def _where_function(node: FunctionNode) -> Where:
+    decision: Decision = decide(node.function)
+    if decision.run_on == "client":
+        return Where(True, decision.reason)
+    if node.function.run_on is None:
+        reason = attributes_reason(vars(node.ctx))
+        if reason:
+            return Where(True, reason)
+    return Where(False, "a Function that reads nothing that could differ", decision.code)
+
+
+def place(frozen: FrozenGraph) -> tuple[FrozenGraph, dict[int, ShippedCode]]:
+    """``frozen`` with ``on_client`` set, and the code of each Function that travels."""
+    code: dict[int, ShippedCode] = {}
+    moved: dict[int, Where] = {}
+    for index, node in enumerate(frozen.nodes):
+        if isinstance(node, FunctionNode) and frozen.runs[index]:
+            found = _where_function(node)
+            if found.code is not None:
+                code[index] = found.code
+            if found.on_client:
+                moved[index] = found
+    if not moved:
+        return frozen, code
+    specs = tuple(
+        spec._replace(on_client=True) if index in moved else spec
+        for index, spec in enumerate(frozen.spec.nodes)
+    )
+    return frozen._replace(spec=frozen.spec._replace(nodes=specs)), code

@@ -1,0 +1,323 @@
+"""ProcessEngine: executes frozen graphs in worker processes.
+
+The client's side of one backward: place, plan, hand over, submit, wait, open the results. Processes
+are started when the first graph needs them, and again after the coordinator was lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd import costs
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.handover import Handover
+from mpgrad.engine.placement import place
+from mpgrad.engine.processes import CoordinatorProcess
+from mpgrad.engine.session import Session
+from mpgrad.errors import CoordinatorLost, EngineClosed, SharedMemoryExhausted, WorkerLost
+from mpgrad.handles import Block, GradientRef
+from mpgrad.scheduler.events import GraphSubmitted
+from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
+from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.wire.remote_error import decode_error
+from mpgrad.wire.schema import Processes
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_graph_numbers = itertools.count(1)
+
+
+@dataclass
+class Counters:
+    """What the engine has done so far; read through ``Engine.statistics()``."""
+
+    backwards: int = 0
+    failed: int = 0
+    handed_bytes: int = 0
+    copied_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.tasks: Counter[str] = Counter()
+
+
+class ProcessEngine:
+    """Thread-safe: each calling thread borrows a session of its own."""
+
+    def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int) -> None:
+        self.cpu_workers = cpu_workers
+        self._arguments = (cpu_workers, shm_limit, blas_threads)
+        self._lock = threading.RLock()
+        self._coordinator: CoordinatorProcess | None = None
+        self._idle: list[Session] = []
+        self._session_numbers = itertools.count(1)
+        #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
+        self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
+        self.counters = Counters()
+        self._pid = os.getpid()
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def is_running(self) -> bool:
+        coordinator = self._coordinator
+        return coordinator is not None and coordinator.is_alive()
+
+    @property
+    def coordinator_pid(self) -> int | None:
+        return self._coordinator.pid if self._coordinator is not None else None
+
+    def start(self) -> None:
+        """Start the processes if they are not running; returns when the workers are ready.
+
+        Raises:
+            EngineClosed: the workers cannot be started; the message says why.
+        """
+        with self._lock:
+            if self.is_running:
+                return
+            self.close()
+            self._coordinator = CoordinatorProcess(*self._arguments)
+            try:
+                self._idle.append(self._open_session())
+            except BaseException:
+                self.close(by_force=True)
+                raise
+
+    def _open_session(self) -> Session:
+        if self._coordinator is None:
+            raise EngineClosed("the engine's processes are not running")
+        peer = f"c{os.getpid()}.{next(self._session_numbers)}"
+        return Session(self._coordinator, peer)
+
+    def close(self, *, by_force: bool = False) -> None:
+        """End all processes; views of their results stay readable."""
+        with self._lock:
+            coordinator, self._coordinator = self._coordinator, None
+            if coordinator is None:
+                return
+            if by_force or not self._idle:
+                coordinator.kill()
+            else:
+                self._idle[0].stop_engine()
+            coordinator.wait()
+            for session in self._idle:
+                session.close()
+            self._idle.clear()
+            self._leased.clear()
+
+    def abandon(self) -> None:
+        """Forget everything without touching it: this is a forked child."""
+        self._coordinator = None
+        self._idle.clear()
+        self._leased.clear()
+
+    @contextmanager
+    def _session(self) -> Iterator[Session]:
+        """Borrow a session; one that broke is not given back."""
+        with self._lock:
+            self.start()
+            coordinator = self._coordinator
+            session = self._idle.pop() if self._idle else self._open_session()
+            self._collect_released()
+        try:
+            yield session
+        except (CoordinatorLost, EngineClosed):
+            session.close()
+            self._forget(coordinator)
+            raise
+        except BaseException:
+            self._give_back(session, coordinator)
+            raise
+        self._give_back(session, coordinator)
+
+    def _give_back(self, session: Session, coordinator: CoordinatorProcess | None) -> None:
+        with self._lock:
+            if coordinator is self._coordinator and self.is_running:
+                self._idle.append(session)
+            else:
+                session.close()
+
+    def _forget(self, coordinator: CoordinatorProcess | None) -> None:
+        with self._lock:
+            if coordinator is self._coordinator:
+                self.close(by_force=True)
+
+    def _collect_released(self) -> None:
+        """Blocks whose last view has died go back to the sessions that hold them."""
+        if self._coordinator is None:
+            return
+        released = self._coordinator.arena.released
+        while released:
+            session, block = self._leased.pop(released.popleft(), (None, None))
+            if session is not None and block is not None:
+                session.to_release.append(block)
+        for idle in self._idle:
+            idle.send_releases()
+
+    def processes(self) -> Processes | None:
+        """Who works for this engine; None while nothing runs."""
+        if not self.is_running:
+            return None
+        with self._session() as session:
+            return session.processes()
+
+    # ------------------------------------------------------------------ one backward
+
+    def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+        """Run ``frozen``; as ``run_local``.
+
+        Raises:
+            Exception: what a rule or hook raised, as it is.
+            WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
+        """
+        frozen, code = place(frozen)
+        planned = plan(frozen.spec)
+        handover = Handover()
+        try:
+            with self._session() as session:
+                outcome, client = self._submit(session, frozen, planned, code, handover)
+                self._note(frozen, planned, handover, outcome)
+                if isinstance(outcome, FailGraph):
+                    raise self._error(frozen, planned, outcome, client)
+                results = self._open_results(session, frozen, outcome)
+        finally:
+            handover.close()
+        if not frozen.keep_graph:
+            for node, runs in zip(frozen.nodes, frozen.runs, strict=True):
+                if runs:
+                    node.release_saved()
+        return results
+
+    def _submit(
+        self,
+        session: Session,
+        frozen: FrozenGraph,
+        planned: Plan,
+        code: dict[int, Any],
+        handover: Handover,
+    ) -> tuple[CompleteGraph | FailGraph, ClientWorker]:
+        if self._coordinator is None:
+            raise EngineClosed("the engine was closed by another thread")
+        is_client = [task.on_client for task in planned.tasks]
+        payloads = handover.programs(frozen, planned.groups, is_client, code)
+        tasks = tuple(
+            task._replace(payload=payload)
+            for task, payload in zip(planned.tasks, payloads, strict=True)
+        )
+        seeds = tuple(
+            (*where, handover.gradient(seed))
+            for where, seed in zip(planned.seeds, frozen.seeds, strict=True)
+        )
+        client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
+        submission = GraphSubmitted(
+            session.peer, next(_graph_numbers), 0, tasks, seeds, len(frozen.sinks)
+        )
+        return session.run(submission, client.run), client
+
+    def _open_results(
+        self, session: Session, frozen: FrozenGraph, outcome: CompleteGraph
+    ) -> list[tuple[Any, bool]]:
+        opened: dict[Block, Array] = {}
+        results: list[tuple[Any, bool]] = []
+        for (node, input_nr), ref, exclusive in zip(
+            frozen.spec.captures, outcome.captures, outcome.exclusive, strict=True
+        ):
+            meta = frozen.nodes[node].input_metadata[input_nr]
+            array = self._open(session, ref, meta.shape, meta.dtype, opened)
+            is_own = exclusive or isinstance(ref, bytes)
+            results.append((array, is_own))
+        return results
+
+    def _open(
+        self,
+        session: Session,
+        ref: GradientRef,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        opened: dict[Block, Array],
+    ) -> Array | None:
+        if ref is None:
+            return None
+        if isinstance(ref, bytes):
+            return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape).copy()
+        if ref not in opened:
+            opened[ref] = self._open_block(session, ref, shape, dtype)
+        return opened[ref]
+
+    def _open_block(
+        self, session: Session, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array:
+        coordinator = self._coordinator
+        if coordinator is None:
+            raise EngineClosed("the engine was closed by another thread")
+        if block.arena != coordinator.arena.number:
+            return Handover().open(block, shape, dtype)  # a seed of ours, passed through
+        self._leased[block.offset, block.generation] = (session, block)
+        return coordinator.arena.open(block, shape, dtype, writeable=True, track=True)
+
+    # ------------------------------------------------------------------ what came of it
+
+    def _note(
+        self,
+        frozen: FrozenGraph,
+        planned: Plan,
+        handover: Handover,
+        outcome: CompleteGraph | FailGraph,
+    ) -> None:
+        """Count, and learn what the tasks took."""
+        with self._lock:
+            counters = self.counters
+            counters.handed_bytes += handover.handed_bytes
+            counters.copied_bytes += handover.copied_bytes
+            if isinstance(outcome, FailGraph):
+                counters.failed += 1
+                return
+            counters.backwards += 1
+            for _, slot, _, copied in outcome.ran:
+                counters.tasks[f"worker {slot}"] += 1
+                counters.copied_bytes += copied
+            on_client = sum(task.on_client for task in planned.tasks)
+            if on_client:
+                counters.tasks["client"] += on_client
+            for task, _, microseconds, _ in outcome.ran:
+                members = planned.groups[task]
+                if len(members) == 1 or _is_dominated(frozen, members):
+                    costs.observe(frozen.nodes[members[0].node], microseconds)
+
+    def _error(
+        self, frozen: FrozenGraph, planned: Plan, outcome: FailGraph, client: ClientWorker
+    ) -> BaseException:
+        if outcome.kind == "error":
+            return client.error if client.error is not None else decode_error(outcome.error)
+        if outcome.kind == "memory":
+            requested, used, limit = map(int, outcome.error.split())
+            return SharedMemoryExhausted(requested, used, limit, "engine arena")
+        text = outcome.error.decode(errors="replace")
+        if outcome.kind == "lost":
+            return WorkerLost(f"{_names(frozen, planned, outcome.task)}: {text}")
+        return EngineClosed(f"the backward was cancelled: {text}")
+
+
+def _is_dominated(frozen: FrozenGraph, members: tuple[Any, ...]) -> bool:
+    """Whether a group's first Node makes up nearly all of its time."""
+    specs = frozen.spec.nodes
+    first = specs[members[0].node].cost_us
+    return sum(specs[member.node].cost_us for member in members[1:]) < 0.1 * first
+
+
+def _names(frozen: FrozenGraph, planned: Plan, task: int) -> str:
+    if task < 0:
+        return "the backward could not be finished"
+    nodes = [frozen.spec.nodes[member.node].name for member in planned.groups[task]]
+    return f"the task {' -> '.join(nodes)} could not be run"

@@ -1,0 +1,104 @@
+"""Starts and ends the coordinator process, and holds what the client shares with it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import mpgrad
+from mpgrad.handles import ENGINE_ARENA
+from mpgrad.shm.arena import ForeignArena, client_arena
+from mpgrad.shm.segment import Segment
+from mpgrad.wire.environment import capture_environment
+from mpgrad.wire.setup import CoordinatorSetup, send_setup
+
+#: Address space of the engine's arena; pages exist only where something was written.
+ENGINE_ARENA_BYTES = 1 << 40
+#: Seconds that the coordinator gets to stop its workers and leave.
+STOP_TIMEOUT_S = 2.0
+
+
+class CoordinatorProcess:
+    """A running coordinator as its client sees it.
+
+    Args:
+        cpu_workers: how many CPU workers it starts.
+        shm_limit: bytes that the engine's arena may hold.
+        blas_threads: BLAS threads in each worker.
+    """
+
+    def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int) -> None:
+        self.token = secrets.token_bytes(32)
+        self.directory = tempfile.mkdtemp(prefix="mpgrad-")
+        segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
+        try:
+            self._process = self._spawn(segment, cpu_workers, shm_limit, blas_threads)
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)
+        segment.close()
+
+    def _spawn(
+        self, segment: Segment, cpu_workers: int, shm_limit: int, blas_threads: int
+    ) -> subprocess.Popen[bytes]:
+        client_fd = client_arena().segment.fd
+        reader, writer = os.pipe()
+        python_path = _python_path()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mpgrad.coordinator", str(reader)],
+            pass_fds=(reader, client_fd, segment.fd),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": python_path},
+        )
+        os.close(reader)
+        send_setup(
+            writer,
+            CoordinatorSetup(
+                directory=self.directory,
+                token=self.token,
+                client_pid=os.getpid(),
+                cpu_workers=cpu_workers,
+                shm_limit=shm_limit,
+                client_arena_fd=client_fd,
+                engine_arena_fd=segment.fd,
+                worker_environment=capture_environment(),
+                blas_threads=blas_threads,
+                executable=sys.executable,
+                python_path=python_path,
+            ),
+        )
+        return process
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait for its end, with force if it takes too long; its exit status."""
+        try:
+            status = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        os.close(self.pidfd)
+        self.arena.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return status
+
+    def kill(self) -> None:
+        """End it at once; the kernel ends its workers with it."""
+        self._process.kill()
+
+
+def _python_path() -> str:
+    """Lets the children find this very mpgrad; they take over ``sys.path`` themselves later."""
+    home = str(Path(mpgrad.__file__).parent.parent)
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([home, inherited]) if inherited else home

@@ -1,0 +1,212 @@
+"""Session: one calling thread's connection to the coordinator, around ClientState.
+
+While it waits for its graph it runs the tasks that belong to the client (hooks, closures) and shows
+what workers print: the calling thread drives.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from mpgrad.engine.processes import CoordinatorProcess
+from mpgrad.errors import CoordinatorLost, EngineClosed
+from mpgrad.handles import Block
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.client_state import ClientState
+from mpgrad.wire import schema
+from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.output import show_output
+from mpgrad.wire.zeromq import ZmqSpoke
+
+Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
+RunTask: TypeAlias = Callable[[do.DispatchNodeTask], ev.NodeTaskDone | ev.NodeTaskFailed]
+
+#: Descriptors of NodeTasks in one message; larger graphs go in several.
+TASKS_PER_MESSAGE = 20_000
+
+
+class Session:
+    """Used by one thread at a time.
+
+    Args:
+        coordinator: the process to talk to.
+        peer: this session's name, "c<pid>.<number>".
+
+    Raises:
+        CoordinatorLost: it died before it answered.
+        EngineClosed: it refused (its workers cannot be started).
+    """
+
+    def __init__(self, coordinator: CoordinatorProcess, peer: str) -> None:
+        self.peer = peer
+        self._coordinator = coordinator
+        self._state = ClientState(peer)
+        self._spoke = ZmqSpoke.session(coordinator.directory, peer)
+        self._spoke.watch(coordinator.pidfd)
+        self._answers: list[Any] = []
+        #: Blocks that this session holds and whose last view here has died.
+        self.to_release: list[Block] = []
+        self._run_task: dict[int, RunTask] = {}
+        self._interrupted = _Interrupts()
+        self._send(schema.Hello(peer, coordinator.token, schema.PROTOCOL_VERSION))
+        self.workers: int = self._answer(schema.Welcome).workers
+
+    # ------------------------------------------------------------------ a graph
+
+    def run(self, submission: ev.GraphSubmitted, run_task: RunTask) -> Outcome:
+        """Submit a graph and wait for its end; ``run_task`` runs the client's own tasks.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the graph has been cancelled, the workers are well.
+            CoordinatorLost: the coordinator died.
+        """
+        graph = submission.graph
+        self._run_task[graph] = run_task
+        self._state.submit(submission)
+        interrupts = 0
+        try:
+            with self._interrupted.deferred():
+                self._submit(submission)
+                while graph not in self._state.outcomes:
+                    try:
+                        self._step()
+                    except KeyboardInterrupt:
+                        interrupts += 1
+                        if interrupts > 1:
+                            self._coordinator.kill()
+                            raise
+                        self._send(*self._state.cancel(graph))
+            outcome = self._state.outcomes.pop(graph)
+        finally:
+            del self._run_task[graph]
+        if interrupts:
+            raise KeyboardInterrupt
+        return outcome
+
+    def _submit(self, submission: ev.GraphSubmitted) -> None:
+        tasks = submission.tasks
+        first, rest = tasks[:TASKS_PER_MESSAGE], tasks[TASKS_PER_MESSAGE:]
+        messages: list[Any] = [submission._replace(tasks=first, is_whole=not rest)]
+        for start in range(0, len(rest), TASKS_PER_MESSAGE):
+            chunk = rest[start : start + TASKS_PER_MESSAGE]
+            is_last = start + TASKS_PER_MESSAGE >= len(rest)
+            messages.append(ev.GraphExtended(self.peer, submission.graph, chunk, is_last))
+        self._send(*self._releases(), *messages)
+
+    def _step(self) -> None:
+        """Sleep until something comes, and deal with it."""
+        with self._interrupted.allowed():
+            readable = self._spoke.wait(None)
+        replies: list[Any] = []
+        for frame in self._spoke.receive():
+            replies += self._receive(decode(frame))
+        self._send(*replies)
+        if self._coordinator.pidfd in readable:
+            raise CoordinatorLost(
+                "the coordinator process died while a backward was running; no .grad was changed. "
+                "The next backward starts a new one."
+            )
+
+    def _receive(self, message: Any) -> list[Any]:
+        if isinstance(message, schema.Refused):
+            raise EngineClosed(message.reason)
+        if isinstance(message, schema.Welcome | schema.Processes):
+            self._answers.append(message)
+            return []
+        replies: list[Any] = []
+        for instruction in self._state.handle_event(message):
+            if isinstance(instruction, do.ForwardOutput):
+                show_output(instruction.kind, instruction.data)
+            elif isinstance(instruction, do.ExecuteNodeTask):
+                dispatch = instruction.dispatch
+                reply = self._run_task[dispatch.name](dispatch)
+                replies += self._state.handle_event(ev.NodeTaskFinished(reply))
+        return replies
+
+    # ------------------------------------------------------------------ everything else
+
+    def processes(self) -> schema.Processes:
+        """Who works for this engine, and the arena's figures."""
+        self._send(schema.QueryProcesses(self.peer))
+        answer: schema.Processes = self._answer(schema.Processes)
+        return answer
+
+    def send_releases(self) -> None:
+        """Tell the coordinator which blocks nobody here looks at any more."""
+        self._send(*self._releases())
+
+    def _releases(self) -> list[ev.BlocksReleased]:
+        if not self.to_release:
+            return []
+        blocks, self.to_release = tuple(self.to_release), []
+        return [ev.BlocksReleased(self.peer, blocks)]
+
+    def stop_engine(self) -> None:
+        """Ask the coordinator to end."""
+        self._send(schema.StopEngine(self.peer))
+
+    def close(self) -> None:
+        self._spoke.close()
+
+    def _answer(self, kind: type[Any]) -> Any:
+        """Wait for an answer outside any graph."""
+        while True:
+            for index, message in enumerate(self._answers):
+                if isinstance(message, kind):
+                    return self._answers.pop(index)
+            self._step()
+
+    def _send(self, *messages: Any) -> None:
+        if messages:
+            self._spoke.send([encode(message) for message in messages])
+
+
+class _Interrupts:
+    """Lets Ctrl-C break only the sleep, never the handling of a message.
+
+    Outside the main thread, or where the user has installed a handler, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self._sleeping = False
+        self._pending = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        before = signal.getsignal(signal.SIGINT)
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or before is not signal.default_int_handler
+        ):
+            yield
+            return
+        signal.signal(signal.SIGINT, self._arrive)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if self._pending:
+                self._pending = False
+                raise KeyboardInterrupt
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt
+        self._sleeping = True
+        try:
+            yield
+        finally:
+            self._sleeping = False
+
+    def _arrive(self, *_: object) -> None:
+        if self._sleeping:
+            self._sleeping = False
+            raise KeyboardInterrupt
+        self._pending = True

@@ -1,0 +1,109 @@
+"""What an engine says about itself: ``Engine.statistics()`` and ``Engine.explain()``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.engine.placement import where
+from mpgrad.scheduler.plan import Plan
+
+
+@dataclass(frozen=True)
+class ArenaStatistics:
+    """Bytes and blocks of one shared arena."""
+
+    used_bytes: int
+    idle_bytes: int
+    live_blocks: int
+    peak_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
+class EngineStatistics:
+    """What an engine has done so far.
+
+    Attributes:
+        mode: "auto", "local" or "process".
+        backwards_local, backwards_process: GraphTasks that were executed here and on workers.
+        failed: those that ended with an error.
+        tasks: NodeTasks by who ran them: "worker 0", ..., "client".
+        handed_bytes: of saved arrays that workers were given, as handles or as copies.
+        copied_bytes: of those and of gradients, what had to be copied.
+        restarts: workers that were replaced after they died.
+        client_arena, engine_arena: the arenas of this process's tensors and of workers' results
+            (None while no process runs).
+    """
+
+    mode: str
+    backwards_local: int = 0
+    backwards_process: int = 0
+    failed: int = 0
+    tasks: Mapping[str, int] = field(default_factory=dict)
+    handed_bytes: int = 0
+    copied_bytes: int = 0
+    restarts: int = 0
+    client_arena: ArenaStatistics | None = None
+    engine_arena: ArenaStatistics | None = None
+
+
+@dataclass(frozen=True)
+class ExplainedNode:
+    """Where one Node would run. ``task`` numbers the NodeTask that it belongs to."""
+
+    name: str
+    task: int
+    where: str
+    cost_us: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a backward would do; print it.
+
+    Attributes:
+        mode: "local" or "process", as the engine would choose now.
+        reason: for that choice.
+        work_us: of all Nodes, one after another, in microseconds.
+        critical_path_us: of the longest chain of NodeTasks; no number of workers beats it.
+        nodes: in the order of the serial engine.
+    """
+
+    mode: str
+    reason: str
+    work_us: float
+    critical_path_us: float
+    nodes: tuple[ExplainedNode, ...]
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.nodes)} nodes in {len({node.task for node in self.nodes})} tasks, "
+            f"{self.work_us / 1000:.2f} ms of work, critical path "
+            f"{self.critical_path_us / 1000:.2f} ms\nmode: {self.mode} ({self.reason})"
+        )
+        width = max((len(node.name) for node in self.nodes), default=4)
+        rows = [
+            f"{node.name:<{width}}  task {node.task:>4}  {node.where:<6}  "
+            f"{node.cost_us:>10.1f} us  {node.reason}"
+            for node in self.nodes
+        ]
+        return "\n".join([head, *rows])
+
+
+def explain(frozen: FrozenGraph, planned: Plan, mode: str, reason: str) -> Explanation:
+    """The Explanation of a frozen and planned graph."""
+    task_of = {
+        member.node: task for task, members in enumerate(planned.groups) for member in members
+    }
+    nodes = []
+    for index in frozen.spec.order:
+        spec = frozen.spec.nodes[index]
+        found = where(frozen.nodes[index], frozen.runs[index], spec.on_client)
+        place = "client" if found.on_client or mode == "local" else "worker"
+        nodes.append(
+            ExplainedNode(spec.name, task_of[index], place, spec.cost_us, found.reason)
+        )
+    return Explanation(mode, reason, planned.work_us, planned.critical_path_us, tuple(nodes))

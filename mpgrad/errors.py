@@ -1,0 +1,62 @@
+"""The exceptions that mpgrad itself raises; misuse raises what PyTorch raises.
+
+This file knows no other part of the package.
+"""
+
+from __future__ import annotations
+
+
+class MpgradError(RuntimeError):
+    """Base of every error that the executor raises on its own behalf."""
+
+
+class WorkerLost(MpgradError):
+    """A worker process died while it ran a NodeTask, and the task may not be retried again."""
+
+
+class CoordinatorLost(MpgradError):
+    """The coordinator process died; the engine is started again by the next call."""
+
+
+class EngineClosed(MpgradError):
+    """The engine was used after ``close()`` or outside its ``with`` block."""
+
+
+class ProtocolError(MpgradError):
+    """A peer sent a message that the protocol does not allow: malformed, forged or out of range."""
+
+
+class InvariantViolated(MpgradError):
+    """The scheduler's tables contradict each other: always a bug in mpgrad."""
+
+
+class SharedMemoryExhausted(MpgradError, MemoryError):
+    """An arena has reached its limit.
+
+    Attributes:
+        requested: bytes that were asked for.
+        used: bytes in live blocks.
+        limit: bytes that the arena may hold.
+    """
+
+    def __init__(self, requested: int, used: int, limit: int, arena: str = "arena") -> None:
+        self.requested, self.used, self.limit = requested, used, limit
+        super().__init__(
+            f"the shared-memory {arena} cannot hold {requested:,} more bytes: {used:,} of "
+            f"{limit:,} bytes are in use. Raise Engine(shm_limit=...) or MPGRAD_SHM_LIMIT, or free "
+            "tensors (`del`, zero_grad(set_to_none=True))."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.requested, self.used, self.limit))
+
+
+class RemoteTraceback(Exception):
+    """Carries a worker's traceback as the ``__cause__`` of the exception that the caller gets."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n{self.text}"

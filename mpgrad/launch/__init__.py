@@ -1,0 +1,1 @@
+"""The command line: ``mpgrad run``, ``mpgrad demo``, ``mpgrad doctor``."""

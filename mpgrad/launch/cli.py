@@ -1,0 +1,89 @@
+"""The command ``mpgrad``: reads its arguments and hands over to ``demo``, ``run`` or ``doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import mpgrad
+from mpgrad import config
+
+T = TypeVar("T")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
+    options = _parser().parse_args(arguments)
+    code: int = options.perform(options)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mpgrad",
+        description="Autograd on NumPy whose backward pass runs in worker processes.",
+    )
+    parser.add_argument("--version", action="version", version=f"mpgrad {mpgrad.__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    demo = commands.add_parser("demo", help="train a small network, then race 16 slow branches")
+    demo.set_defaults(perform=_demo)
+
+    run = commands.add_parser("run", help="run a script whose backward passes use worker processes")
+    run.add_argument(
+        "--cpu-workers",
+        type=_argument(config.parse_worker_count),
+        metavar="N",
+        help="CPU worker processes (default: MPGRAD_CPU_WORKERS, else as many as there are CPUs)",
+    )
+    run.add_argument(
+        "--gpus",
+        type=_argument(config.parse_gpus),
+        metavar="all|0,1|none",
+        help="GPUs to use (default: MPGRAD_GPUS, else auto)",
+    )
+    run.add_argument("script", help="a Python file")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv")
+    run.set_defaults(perform=_run)
+
+    doctor = commands.add_parser("doctor", help="say whether worker processes can run here")
+    doctor.set_defaults(perform=_doctor)
+    return parser
+
+
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """``parse`` for argparse, which drops a ValueError's text but shows an ArgumentTypeError's."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+    return convert
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from mpgrad.launch import demo
+
+    return demo.main() or 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from mpgrad.launch import doctor
+
+    return doctor.main()
+
+
+def _run(options: argparse.Namespace) -> int:
+    from mpgrad.launch import script
+
+    return script.launch(
+        options.script, options.arguments, cpu_workers=options.cpu_workers, gpus=options.gpus
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""``mpgrad doctor``: what matters to worker processes on this machine, and whether they can run.
+
+Each check tries the thing itself where that is possible, instead of asking for a version.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mpgrad import config, machine
+
+Verdict = Literal["ok", "note", "fail"]
+
+#: Descriptors that an engine with many workers, their pidfds, sockets and arenas may need.
+_DESCRIPTORS_WANTED = 1024
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        subject: what was looked at.
+        verdict: ``fail`` where worker processes cannot run, ``note`` where they run less well.
+        detail: what was found, and the remedy unless all is well.
+    """
+
+    subject: str
+    verdict: Verdict
+    detail: str
+
+
+def main() -> int:
+    """Print the report.
+
+    Returns:
+        0 where worker processes can run here, else 1.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    findings = list(examine())
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    colours = {"ok": "green", "note": "yellow", "fail": "red"}
+    for finding in findings:
+        # Text, not markup: a path or a message may hold square brackets.
+        verdict = Text(finding.verdict, style=colours[finding.verdict])
+        table.add_row(verdict, finding.subject, Text(finding.detail))
+    console = Console(highlight=False)
+    console.print(table)
+    failed = [finding.subject for finding in findings if finding.verdict == "fail"]
+    if failed:
+        console.print(f"\n[bold red]mpgrad cannot run workers here:[/] {', '.join(failed)}")
+        return 1
+    console.print("\n[bold green]mpgrad is ready:[/] backward can run in worker processes here")
+    return 0
+
+
+def examine() -> Iterator[Finding]:
+    """Run every check; one that raises is a failure that says so."""
+    for subject, check in _CHECKS.items():
+        try:
+            verdict, detail = check()
+        except Exception as error:
+            verdict, detail = "fail", f"{type(error).__name__}: {error}"
+        yield Finding(subject, verdict, detail)
+
+
+# ---------------------------------------------------------------------------- what is installed
+
+
+def _python() -> tuple[Verdict, str]:
+    return "ok", f"{platform.python_version()} at {sys.executable}"
+
+
+def _system() -> tuple[Verdict, str]:
+    text = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    if sys.platform != "linux":
+        return "fail", f"{text}; worker processes need Linux, elsewhere backward runs locally"
+    return "ok", text
+
+
+def _packages() -> tuple[Verdict, str]:
+    names = ("numpy", "pyzmq", "msgspec", "psutil", "threadpoolctl", "cloudpickle")
+    return "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def _blas() -> tuple[Verdict, str]:
+    import numpy  # noqa: F401  (loads the library that threadpoolctl then finds)
+    from threadpoolctl import threadpool_info
+
+    libraries = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    if not libraries:
+        return "note", "none that threadpoolctl can limit: workers may use more threads than CPUs"
+    return "ok", ", ".join(
+        f"{pool['internal_api']} {pool['version']} with {pool['num_threads']} threads here "
+        "(1 in each worker)"
+        for pool in libraries
+    )
+
+
+# ------------------------------------------------------------------------ what the machine gives
+
+
+def _cpus() -> tuple[Verdict, str]:
+    quota = machine.cpu_quota()
+    usable = machine.available_cpus()
+    detail = (
+        f"{os.cpu_count()} in the machine, {len(os.sched_getaffinity(0))} by affinity, "
+        f"{'no' if quota is None else f'{quota:g} by'} cgroup quota: "
+        f"{config.cpu_workers() or usable} workers by default"
+    )
+    return (
+        ("note", f"{detail}; one CPU cannot run branches side by side")
+        if usable == 1
+        else (
+            "ok",
+            detail,
+        )
+    )
+
+
+def _memory() -> tuple[Verdict, str]:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = machine.memory_limit()
+    by_cgroup = "no cgroup limit" if limit is None else f"{limit / _GIB:.1f} GiB by cgroup"
+    return "ok", f"{total / _GIB:.1f} GiB, {by_cgroup}"
+
+
+def _dev_shm() -> tuple[Verdict, str]:
+    """For information: arenas have no names there, but share its kind of memory."""
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return "ok", "absent, and not needed"
+    return "ok", f"{shutil.disk_usage(path).free / _GIB:.1f} GiB free (not used by mpgrad)"
+
+
+def _descriptors() -> tuple[Verdict, str]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _DESCRIPTORS_WANTED:
+        return "note", f"{soft} (hard limit {hard}); for many workers: ulimit -n 4096"
+    return "ok", f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} per process"
+
+
+def _gpus() -> tuple[Verdict, str]:
+    devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    cupy = [
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+        if _is_installed(name)
+    ]
+    if not devices:
+        return "ok", "none"
+    found = f"{len(devices)} NVIDIA device(s)"
+    if not cupy:
+        return "note", f"{found}, but no CuPy: pip install 'mpgrad[cuda12]' or 'mpgrad[cuda13]'"
+    return "ok", f"{found}, {', '.join(cupy)}"
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------- what worker processes need
+
+
+def _memfd() -> tuple[Verdict, str]:
+    import fcntl
+
+    descriptor = os.memfd_create("mpgrad-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, 1 << 20)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    finally:
+        os.close(descriptor)
+    return "ok", "memfd, sealed"
+
+
+def _pidfd() -> tuple[Verdict, str]:
+    descriptor = os.pidfd_open(os.getpid())
+    try:
+        signal.pidfd_send_signal(descriptor, 0)
+    finally:
+        os.close(descriptor)
+    return "ok", "pidfd"
+
+
+def _local_sockets() -> tuple[Verdict, str]:
+    """ZeroMQ's ipc transport is a Unix socket in a private directory: make one."""
+    with tempfile.TemporaryDirectory(prefix="mpgrad-") as directory:
+        path = os.path.join(directory, "lane")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(path)
+            listener.listen(1)
+    return "ok", f"Unix sockets in {tempfile.gettempdir()}"
+
+
+def _workers() -> tuple[Verdict, str]:
+    """The proof: one backward in one real worker process."""
+    import mpgrad
+
+    start = time.perf_counter()
+    with mpgrad.Engine(mode="process", cpu_workers=1):
+        ready = time.perf_counter() - start
+        x = mpgrad.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        (x * x).sum().backward()
+    if x.grad is None or x.grad.numpy().tolist() != [2.0, 4.0, 6.0]:
+        return "fail", f"d/dx of x*x at 1, 2, 3 came out as {x.grad}"
+    return "ok", f"ready after {ready * 1e3:.0f} ms; a gradient came back right"
+
+
+_CHECKS: dict[str, Callable[[], tuple[Verdict, str]]] = {
+    "Python": _python,
+    "system": _system,
+    "packages": _packages,
+    "BLAS": _blas,
+    "CPUs": _cpus,
+    "memory": _memory,
+    "/dev/shm": _dev_shm,
+    "open files": _descriptors,
+    "GPUs": _gpus,
+    "shared memory": _memfd,
+    "process watching": _pidfd,
+    "messages": _local_sockets,
+    "a worker": _workers,
+}

@@ -1,0 +1,95 @@
+"""``mpgrad run``: a user's script, run as ``__main__`` with an engine as the current one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import mpgrad
+
+#: What a shell reports for a program that Ctrl-C ended: 128 + SIGINT.
+INTERRUPTED = 130
+#: The command line was wrong, as argparse has it.
+MISUSED = 2
+
+
+def launch(
+    script: str,
+    arguments: Sequence[str],
+    *,
+    cpu_workers: int | None = None,
+    gpus: str | tuple[int, ...] | None = None,
+) -> int:
+    """Start an engine in process mode, run ``script``, close the engine.
+
+    Args:
+        script: path of a Python file.
+        arguments: the script's ``sys.argv[1:]``.
+        cpu_workers: number of CPU workers; None leaves it to the engine.
+        gpus: which GPUs; None leaves it to the engine.
+
+    Returns:
+        The exit code that ``python script.py`` would have had.
+    """
+    try:
+        with open(script, "rb"):
+            pass
+    except OSError as error:
+        return _refuse(f"cannot read {script!r}: {error.strerror}")
+    chosen: dict[str, Any] = {
+        name: value
+        for name, value in (("cpu_workers", cpu_workers), ("gpus", gpus))
+        if value is not None
+    }
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(mpgrad.Engine(mode="process", **chosen))
+        except (ValueError, RuntimeError) as error:
+            return _refuse(str(error))
+        return run(script, arguments)
+
+
+def run(script: str, arguments: Sequence[str]) -> int:
+    """Run ``script`` as ``__main__`` in this process, which is the script's from here on.
+
+    Returns:
+        Its exit code.
+    """
+    sys.argv[:] = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as request:
+        return _exit_code(request.code)
+    except BaseException as error:
+        trace = _without_our_frames(error.__traceback__, script)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _exit_code(code: object) -> int:
+    """What ``sys.exit(code)`` means: None is 0, a text goes to stderr and is 1."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _without_our_frames(trace: TracebackType | None, script: str) -> TracebackType | None:
+    """The traceback from the script's first frame on; None if it never got there (SyntaxError)."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    return trace
+
+
+def _refuse(message: str) -> int:
+    print(f"mpgrad run: {message}", file=sys.stderr)
+    return MISUSED

@@ -1,0 +1,68 @@
+"""Public names that load their module on first use (PEP 562), for a package's ``__init__``.
+
+Importing any submodule runs ``mpgrad/__init__``. It must cost nothing: the coordinator never loads
+NumPy, and a worker sets its environment before it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+
+def attach(
+    package: str,
+    home: Mapping[str, str],
+    *,
+    submodules: Collection[str] = (),
+    first: str | None = None,
+    not_for: Collection[str] = (),
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a lazy package.
+
+    Args:
+        package: the package's ``__name__``.
+        home: public name -> the module that defines it.
+        submodules: public names that are modules of the package themselves.
+        first: a module to import before any other ...
+        not_for: ... except for these modules.
+    """
+    module = sys.modules[package]
+    module.__class__ = _guarded(frozenset(home))
+
+    def __getattr__(name: str) -> Any:
+        if name not in home and name not in submodules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        target = home.get(name) or f"{package}.{name}"
+        if first is not None and target not in not_for:
+            importlib.import_module(first)
+        value = importlib.import_module(target)
+        if name in home:
+            value = getattr(value, name)
+        # Kept, so that the next access does not come by here.
+        vars(module)[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*vars(module), *home, *submodules})
+
+    return __getattr__, __dir__
+
+
+def _guarded(public: frozenset[str]) -> type[types.ModuleType]:
+    """A module type in which a submodule does not hide the public name that it is called like.
+
+    ``mpgrad.tensor`` is a file and a function, as ``torch.autograd.backward`` is: the import
+    system binds a loaded submodule to its package, and would put the file in the function's place.
+    """
+
+    class LazyPackage(types.ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if isinstance(value, types.ModuleType) and name in public:
+                return
+            super().__setattr__(name, value)
+
+    return LazyPackage

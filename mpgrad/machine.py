@@ -1,0 +1,87 @@
+"""What the machine lets this process use: CPUs, memory. Standard library only.
+
+In a container the kernel shows all CPUs and all memory; what may be used stands in the cgroup's
+files, and a limit holds for every group below the one that sets it. So each file is read along the
+path from the process's group up to the root, and the smallest limit counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def available_cpus() -> int:
+    """Whole CPUs that this process may keep busy: affinity and cgroup quota, at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
+    quota = cpu_quota()
+    return max(1, cpus if quota is None else min(cpus, int(quota)))
+
+
+def cpu_quota(root: Path = _CGROUP_ROOT, membership: Path = _MEMBERSHIP) -> float | None:
+    """CPUs that the cgroup allows, as a fraction; None without a limit."""
+    quotas = [
+        *(_quota_v2(text) for text in _files("", "cpu.max", root, membership)),
+        *(
+            _quota_v1(microseconds, period)
+            for microseconds, period in zip(
+                _files("cpu", "cpu.cfs_quota_us", root, membership),
+                _files("cpu", "cpu.cfs_period_us", root, membership),
+                strict=False,
+            )
+        ),
+    ]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def memory_limit(root: Path = _CGROUP_ROOT, membership: Path = _MEMBERSHIP) -> int | None:
+    """Bytes of memory that the cgroup allows; None without a limit."""
+    texts = [
+        *_files("", "memory.max", root, membership),
+        *_files("memory", "memory.limit_in_bytes", root, membership),
+    ]
+    # "max" (v2) and a number near 2**63 (v1) both mean: no limit.
+    limits = [int(text) for text in texts if text.isdigit() and int(text) < 2**60]
+    return min(limits, default=None)
+
+
+def _files(controller: str, name: str, root: Path, membership: Path) -> Iterator[str]:
+    """The contents of file ``name`` in each cgroup from this process's up to the root.
+
+    ``controller`` is empty for cgroup v2, which has one hierarchy for all of them.
+    """
+    mount, group = root / controller, _group(controller, membership)
+    if group is None:
+        return
+    # Inside a container the path may be the host's, and lead nowhere here: then the root counts.
+    for path in (group, *group.parents):
+        try:
+            yield (mount / path.relative_to("/") / name).read_text().strip()
+        except OSError:
+            continue
+
+
+def _group(controller: str, membership: Path) -> Path | None:
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return Path(path)
+    return None
+
+
+def _quota_v2(text: str) -> float | None:
+    quota, _, period = text.partition(" ")
+    return None if quota == "max" else int(quota) / int(period or 100_000)
+
+
+def _quota_v1(quota: str, period: str) -> float | None:
+    return int(quota) / int(period) if int(quota) > 0 else None

@@ -1,0 +1,1 @@
+"""The operators: each forward and its derivative formulas, family by family."""

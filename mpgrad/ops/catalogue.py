@@ -1,0 +1,36 @@
+"""Imports every operator family, so that ``registry.OPERATORS`` is complete: for workers, too."""
+
+from __future__ import annotations
+
+from mpgrad.ops import (
+    activation,
+    arithmetic,
+    convolution,
+    dropout,
+    indexing,
+    linalg,
+    loss,
+    normalization,
+    pooling,
+    promotion,
+    reduction,
+    shape,
+    transcendental,
+)
+
+#: The modules that register operators.
+FAMILIES = (
+    activation,
+    arithmetic,
+    convolution,
+    dropout,
+    indexing,
+    linalg,
+    loss,
+    normalization,
+    pooling,
+    promotion,
+    reduction,
+    shape,
+    transcendental,
+)

@@ -1,0 +1,230 @@
+"""Two-dimensional convolution (cross-correlation, as everywhere in deep learning)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.backends.cpu_windows import output_length
+from mpgrad.dispatch import call
+from mpgrad.ops.registry import operator
+from mpgrad.tensor import Tensor
+
+Pair = tuple[int, int]
+
+
+def _forward(
+    xp: Any,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> Any:
+    out = xp.conv2d(input, weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    if bias is not None:
+        out += bias.reshape(-1, 1, 1)
+    return out
+
+
+_conv2d = operator(
+    "conv2d",
+    _forward,
+    input=lambda xp, grad, weight, input_shape, stride, padding, dilation, groups: (
+        xp.conv2d_input_grad(
+            grad,
+            weight,
+            input_shape=input_shape,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+    ),
+    weight=lambda xp, grad, input, weight_shape, stride, padding, dilation, groups: (
+        xp.conv2d_weight_grad(
+            input,
+            grad,
+            weight_shape=weight_shape,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+    ),
+    bias=lambda xp, grad: xp.sum(grad, (0, 2, 3)),
+)
+
+_conv2d_input_grad = operator(
+    "conv2d_input_grad",
+    lambda xp, output_grad, weight, *, input_shape, stride, padding, dilation, groups: (
+        xp.conv2d_input_grad(
+            output_grad,
+            weight,
+            input_shape=input_shape,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+    ),
+    output_grad=lambda xp, grad, weight, stride, padding, dilation, groups: xp.conv2d(
+        grad, weight, stride=stride, padding=padding, dilation=dilation, groups=groups
+    ),
+    weight=lambda xp, grad, output_grad, weight_shape, stride, padding, dilation, groups: (
+        xp.conv2d_weight_grad(
+            grad,
+            output_grad,
+            weight_shape=weight_shape,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+    ),
+)
+
+_conv2d_weight_grad = operator(
+    "conv2d_weight_grad",
+    lambda xp, input, output_grad, *, weight_shape, stride, padding, dilation, groups: (
+        xp.conv2d_weight_grad(
+            input,
+            output_grad,
+            weight_shape=weight_shape,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+    ),
+    input=lambda xp, grad, output_grad, input_shape, stride, padding, dilation, groups: (
+        xp.conv2d_input_grad(
+            output_grad,
+            grad,
+            input_shape=input_shape,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+    ),
+    output_grad=lambda xp, grad, input, stride, padding, dilation, groups: xp.conv2d(
+        input, grad, stride=stride, padding=padding, dilation=dilation, groups=groups
+    ),
+)
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair | str = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Slide ``weight`` over ``input``.
+
+    Args:
+        input: (batch, in channels, height, width).
+        weight: (out channels, in channels / groups, kernel height, kernel width).
+        bias: (out channels,) or None.
+        stride: step between windows, one number or (vertical, horizontal).
+        padding: zeros around the image, ``"valid"`` for none, or ``"same"`` to keep its size
+            (odd effective kernels and stride 1).
+        dilation: distance between the elements of a window.
+        groups: groups of channels that do not see each other.
+
+    Returns:
+        (batch, out channels, out height, out width).
+
+    Raises:
+        RuntimeError: the shapes do not fit.
+    """
+    steps, spread = pair(stride), pair(dilation)
+    around = _padding(padding, weight.shape[2:], steps, spread)
+    _check(input, weight, bias, steps, around, spread, groups)
+    return call(
+        _conv2d,
+        input,
+        weight,
+        bias,
+        stride=steps,
+        padding=around,
+        dilation=spread,
+        groups=groups,
+    )
+
+
+def conv2d_input_grad(output_grad: Tensor, weight: Tensor, **geometry: Any) -> Tensor:
+    """The gradient of :func:`conv2d` for its input, itself differentiable."""
+    return call(_conv2d_input_grad, output_grad, weight, **geometry)
+
+
+def conv2d_weight_grad(input: Tensor, output_grad: Tensor, **geometry: Any) -> Tensor:
+    """The gradient of :func:`conv2d` for its weight, itself differentiable."""
+    return call(_conv2d_weight_grad, input, output_grad, **geometry)
+
+
+def pair(value: Any) -> Pair:
+    """One number for both directions, or (vertical, horizontal)."""
+    first, second = value if isinstance(value, tuple | list) else (value, value)
+    return int(first), int(second)
+
+
+def _padding(padding: Any, kernel: tuple[int, ...], stride: Pair, dilation: Pair) -> Pair:
+    if padding == "valid":
+        return (0, 0)
+    if padding != "same":
+        return pair(padding)
+    total = tuple(d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
+    if stride != (1, 1) or total[0] % 2 or total[1] % 2:
+        raise RuntimeError(
+            "conv2d: padding='same' needs stride 1 and an odd effective kernel, not stride "
+            f"{stride} and kernel {kernel}; pad the input yourself"
+        )
+    return total[0] // 2, total[1] // 2
+
+
+def _check(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> None:
+    if input.ndim != 4 or weight.ndim != 4:
+        raise RuntimeError(
+            f"conv2d: expected 4D input and weight, but got input of size: {list(input.shape)} and "
+            f"weight of size: {list(weight.shape)}"
+        )
+    if input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected "
+            f"input{list(input.shape)} to have {weight.shape[1] * groups} channels, but got "
+            f"{input.shape[1]} channels instead"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise RuntimeError(
+            f"conv2d: expected bias of size [{weight.shape[0]}], but got {list(bias.shape)}"
+        )
+    if input.dtype != weight.dtype or (bias is not None and bias.dtype != weight.dtype):
+        raise RuntimeError(
+            f"conv2d: Input type ({input.dtype}), weight type ({weight.dtype}) and bias type should"
+            " be the same"
+        )
+    for k in (0, 1):
+        if (
+            output_length(
+                input.shape[2 + k], weight.shape[2 + k], stride[k], padding[k], dilation[k]
+            )
+            < 1
+        ):
+            raise RuntimeError(
+                f"conv2d: Kernel size can't be greater than actual input size: input "
+                f"{list(input.shape)}, weight {list(weight.shape)}, padding {padding}"
+            )

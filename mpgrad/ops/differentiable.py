@@ -1,0 +1,143 @@
+"""The array namespace on Tensors: the functions of ``mpgrad.backends`` as differentiable operators.
+
+A formula that runs on this namespace records what it computes, which is how ``create_graph`` gets
+derivatives of derivatives from the same formulas. A function that has no derivative of its own is
+missing here, and asking for it raises NotImplementedError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpgrad.dispatch import call
+from mpgrad.ops import (
+    arithmetic,
+    convolution,
+    creation,
+    indexing,
+    linalg,
+    pooling,
+    shape,
+    transcendental,
+)
+from mpgrad.ops import promotion as _promotion
+from mpgrad.ops import reduction as _reduction
+from mpgrad.tensor import Tensor
+
+Axis = int | tuple[int, ...] | None
+
+add = arithmetic.add
+subtract = arithmetic.sub
+multiply = arithmetic.mul
+divide = arithmetic.div
+power = arithmetic.pow
+maximum = arithmetic.maximum
+minimum = arithmetic.minimum
+remainder = arithmetic.remainder
+floor_divide = arithmetic.floor_divide
+negative = arithmetic.neg
+absolute = arithmetic.abs
+sqrt = arithmetic.sqrt
+square = arithmetic.square
+reciprocal = arithmetic.reciprocal
+sign = arithmetic.sign
+floor = arithmetic.floor
+ceil = arithmetic.ceil
+rint = arithmetic.round
+where = arithmetic.where
+
+exp = transcendental.exp
+expm1 = transcendental.expm1
+log = transcendental.log
+log1p = transcendental.log1p
+sin = transcendental.sin
+cos = transcendental.cos
+tan = transcendental.tan
+tanh = transcendental.tanh
+arcsin = transcendental.arcsin
+arccos = transcendental.arccos
+arctan = transcendental.arctan
+sinh = transcendental.sinh
+cosh = transcendental.cosh
+sigmoid = transcendental.sigmoid
+erf = transcendental.erf
+
+equal = arithmetic.eq
+not_equal = arithmetic.ne
+greater = arithmetic.gt
+greater_equal = arithmetic.ge
+less = arithmetic.lt
+less_equal = arithmetic.le
+logical_and = arithmetic.logical_and
+logical_or = arithmetic.logical_or
+logical_xor = arithmetic.logical_xor
+logical_not = arithmetic.logical_not
+isnan = arithmetic.isnan
+isinf = arithmetic.isinf
+isfinite = arithmetic.isfinite
+
+sum = _reduction.sum
+max = _reduction.amax
+min = _reduction.amin
+argmax = _reduction.argmax
+argmin = _reduction.argmin
+any = _reduction.any
+all = _reduction.all
+cumsum = _reduction.cumsum
+
+reshape = shape.reshape
+transpose = shape.permute
+broadcast_to = shape.broadcast_to
+concatenate = shape.cat
+stack = shape.stack
+flip = shape.flip
+copy = shape.clone
+astype = _promotion.cast
+
+scatter_index = indexing.scatter_index
+take_along_axis = indexing.take_along_axis
+scatter_along_axis = indexing.scatter_along_axis
+
+matmul = linalg.matmul
+conv2d_input_grad = convolution.conv2d_input_grad
+conv2d_weight_grad = convolution.conv2d_weight_grad
+avg_pool2d_input_grad = pooling.avg_pool2d_input_grad
+
+
+def conv2d(x: Tensor, weight: Tensor, **geometry: Any) -> Tensor:
+    """Without a bias."""
+    return convolution.conv2d(x, weight, None, **geometry)
+
+
+def avg_pool2d(x: Tensor, *, kernel: Any, **geometry: Any) -> Tensor:
+    """The mean of each window."""
+    return pooling.avg_pool2d(x, kernel, **geometry)
+
+
+def getitem(x: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor]) -> Tensor:
+    """``x[key]``, where ``indices`` take the places that ``backends.cpu.INDEX`` marks."""
+    return call(indexing._getitem, x, *indices, key=key)  # type: ignore[no-any-return]
+
+
+def zeros(size: tuple[int, ...], dtype: Any) -> Tensor:
+    """A constant, so nothing is recorded."""
+    return creation.zeros(size, dtype=dtype)
+
+
+def sum_to(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Sum ``x`` down to ``size``, from which broadcasting had made its shape."""
+    if x.shape == size:
+        return x
+    lead = x.ndim - len(size)
+    stretched = [lead + i for i, n in enumerate(size) if n == 1 and x.shape[lead + i] != 1]
+    return reshape(_reduction.sum(x, (*range(lead), *stretched)), size)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    raise NotImplementedError(
+        f"the derivative of a formula that uses {name!r} is not implemented; create_graph=True "
+        "cannot go through that operator"
+    )

@@ -1,0 +1,69 @@
+"""Dimension arguments: PyTorch's ``dim``/``keepdim`` or NumPy's ``axis``/``keepdims``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def one_dim(dim: Any, ndim: int) -> int:
+    """``dim`` counted from the front; a 0-d tensor has dimension 0 too, as in PyTorch.
+
+    Raises:
+        IndexError: there is no such dimension.
+        TypeError: ``dim`` is no integer.
+    """
+    if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
+        raise TypeError(f"dim must be an int, not {type(dim).__name__}")
+    limit = max(ndim, 1)
+    if not -limit <= dim < limit:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got "
+            f"{dim})"
+        )
+    return int(dim) % limit
+
+
+def some_dims(dim: Any, axis: Any, ndim: int) -> tuple[int, ...] | None:
+    """The dimensions to reduce, ascending; None for all of them.
+
+    Raises:
+        IndexError: there is no such dimension.
+        RuntimeError: one is named twice.
+        TypeError: both ``dim`` and ``axis`` are given.
+    """
+    dim = either("dim", dim, "axis", axis)
+    if dim is None or dim == () or dim == [] or ndim == 0:
+        return None
+    dims = [one_dim(d, ndim) for d in (dim if isinstance(dim, tuple | list) else (dim,))]
+    if len(set(dims)) != len(dims):
+        raise RuntimeError(f"a dimension appears multiple times in the list of dims {dim}")
+    return tuple(sorted(dims))
+
+
+def either(name: str, value: Any, alias: str, alias_value: Any) -> Any:
+    """The one of two spellings of an argument that was given.
+
+    Raises:
+        TypeError: both were.
+    """
+    if alias_value is None:
+        return value
+    if value is not None and value is not False:
+        raise TypeError(f"got both {name}={value} and {alias}={alias_value}, which mean the same")
+    return alias_value
+
+
+def kept_shape(shape: tuple[int, ...], dims: tuple[int, ...] | None) -> tuple[int, ...]:
+    """``shape`` after a reduction over ``dims`` that keeps them with length 1."""
+    return tuple(1 if dims is None or i in dims else n for i, n in enumerate(shape))
+
+
+def count(shape: tuple[int, ...], dims: tuple[int, ...] | None) -> int:
+    """How many elements a reduction over ``dims`` takes together."""
+    product = 1
+    for i, length in enumerate(shape):
+        if dims is None or i in dims:
+            product *= length
+    return product

@@ -1,0 +1,31 @@
+"""Dropout: random elements become zero in training."""
+
+from __future__ import annotations
+
+from mpgrad.dispatch import call
+from mpgrad.ops.random import bernoulli_mask
+from mpgrad.ops.registry import operator
+from mpgrad.tensor import Tensor
+
+_dropout = operator(
+    "dropout",
+    lambda xp, input, mask, *, scale: xp.multiply(xp.multiply(input, scale), mask),
+    input=lambda xp, grad, mask, scale: xp.multiply(xp.multiply(grad, scale), mask),
+)
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """Zero each element with probability ``p``, scale the others by ``1 / (1 - p)``.
+
+    The mask comes from the generator that ``manual_seed`` resets (Srivastava et al., "Dropout",
+    2014).
+
+    Raises:
+        ValueError: ``p`` is no probability.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if not training or p == 0.0:
+        return input
+    mask = Tensor(bernoulli_mask(input.shape, 1 - p))
+    return call(_dropout, input, mask, scale=1 / (1 - p) if p < 1 else 0.0)

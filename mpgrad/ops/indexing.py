@@ -1,0 +1,169 @@
+"""Elements picked by index: ``x[key]``, ``gather``, ``split`` and their adjoints."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.backends.cpu import INDEX
+from mpgrad.dispatch import call
+from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.registry import operator
+from mpgrad.tensor import Tensor
+
+__all__ = ["chunk", "gather", "index_select", "split", "take_along_axis", "unbind"]
+
+_getitem = operator(
+    "getitem",
+    lambda xp, input, *indices, key: xp.getitem(input, key, indices),
+    input=lambda xp, grad, indices, key, input_shape: xp.scatter_index(
+        grad, key, indices, input_shape
+    ),
+)
+
+
+def getitem(input: Tensor, key: Any) -> Tensor:
+    """``input[key]`` with NumPy's rules; index arrays may repeat an element."""
+    plain, indices = split_key(key)
+    return call(_getitem, input, *indices, key=plain)
+
+
+def split_key(key: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """A key as an attribute that can travel (``INDEX`` where an array was), and the arrays."""
+    plain: list[Any] = []
+    indices: list[Tensor] = []
+    for item in key if isinstance(key, tuple) else (key,):
+        if item is None or item is Ellipsis:
+            plain.append(item)
+        elif isinstance(item, slice):
+            plain.append(slice(*(_whole(x) for x in (item.start, item.stop, item.step))))
+        elif _is_whole(item):
+            plain.append(python_operator.index(item))
+        else:
+            plain.append(INDEX)
+            indices.append(_index_tensor(item))
+    return tuple(plain), indices
+
+
+def _is_whole(item: Any) -> bool:
+    if isinstance(item, Tensor):
+        return item.ndim == 0 and item._array.dtype.kind in "iu"
+    return isinstance(item, int | np.integer) and not isinstance(item, bool)
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else python_operator.index(value)
+
+
+def _index_tensor(item: Any) -> Tensor:
+    if not isinstance(item, Tensor):
+        array = np.asarray(item)
+        item = Tensor(array if array.size else array.astype(np.int64))
+    if item._array.dtype.kind not in "biu":
+        raise IndexError(
+            "tensors used as indices must be long, int, byte or bool tensors, not "
+            f"{item._array.dtype}"
+        )
+    return item
+
+
+_scatter_index = operator(
+    "scatter_index",
+    lambda xp, input, *indices, key, shape: xp.scatter_index(input, key, indices, shape),
+    input=lambda xp, grad, indices, key: xp.getitem(grad, key, indices),
+)
+
+
+def scatter_index(
+    input: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor], shape: tuple[int, ...]
+) -> Tensor:
+    """Zeros of ``shape`` with ``input`` added at ``key``: the adjoint of :func:`getitem`."""
+    return call(_scatter_index, input, *indices, key=key, shape=shape)
+
+
+_take_along_axis = operator(
+    "take_along_axis",
+    lambda xp, input, indices, *, dim: xp.take_along_axis(input, indices, dim),
+    input=lambda xp, grad, indices, input_shape, dim: xp.scatter_along_axis(
+        grad, indices, dim, input_shape[dim]
+    ),
+)
+
+
+def take_along_axis(input: Tensor, indices: Tensor, dim: int) -> Tensor:
+    """The elements at ``indices`` along ``dim``; other dimensions have equal lengths."""
+    return call(_take_along_axis, input, indices, dim=one_dim(dim, input.ndim))
+
+
+def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The elements at ``index`` along ``dim``; ``index`` may be shorter in other dimensions.
+
+    Raises:
+        RuntimeError: ``index`` has another number of dimensions.
+    """
+    dim = one_dim(dim, input.ndim)
+    if index.ndim != input.ndim:
+        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
+    key = tuple(slice(0, input.shape[i] if i == dim else n) for i, n in enumerate(index.shape))
+    covered = (
+        input
+        if all(s.stop == n for s, n in zip(key, input.shape, strict=True))
+        else (getitem(input, key))
+    )
+    return take_along_axis(covered, index, dim)
+
+
+_scatter_along_axis = operator(
+    "scatter_along_axis",
+    lambda xp, input, indices, *, dim, size: xp.scatter_along_axis(input, indices, dim, size),
+    input=lambda xp, grad, indices, dim: xp.take_along_axis(grad, indices, dim),
+)
+
+
+def scatter_along_axis(input: Tensor, indices: Tensor, dim: int, size: int) -> Tensor:
+    """The adjoint of :func:`take_along_axis`: repeated indices add up."""
+    return call(_scatter_along_axis, input, indices, dim=dim, size=size)
+
+
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The slices at ``index`` (1-d) along ``dim``."""
+    return getitem(input, (slice(None),) * one_dim(dim, input.ndim) + (index,))
+
+
+def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Views of ``split_size`` elements each along ``dim`` (or of the sizes in a list).
+
+    Raises:
+        RuntimeError: the sizes in the list do not add up to the length.
+    """
+    dim = one_dim(dim, input.ndim)
+    length = input.shape[dim]
+    if isinstance(split_size, int):
+        starts = range(0, max(length, 1), split_size)
+        sizes = [min(split_size, length - start) for start in starts]
+    else:
+        sizes = list(split_size)
+        if sum(sizes) != length:
+            raise RuntimeError(
+                f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's "
+                f"size at dimension {dim}), but got split_sizes={sizes}"
+            )
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(getitem(input, (slice(None),) * dim + (slice(start, start + size),)))
+        start += size
+    return tuple(pieces)
+
+
+def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """At most ``chunks`` views of equal length along ``dim``, the last perhaps shorter."""
+    return split(input, -(-input.shape[one_dim(dim, input.ndim)] // chunks) or 1, dim)
+
+
+def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """The views along ``dim``, without that dimension."""
+    dim = one_dim(dim, input.ndim)
+    return tuple(getitem(input, (slice(None),) * dim + (i,)) for i in range(input.shape[dim]))

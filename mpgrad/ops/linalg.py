@@ -1,0 +1,162 @@
+"""Matrix products: ``matmul`` with PyTorch's broadcasting, and ``linear`` as one operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.dispatch import call
+from mpgrad.ops.promotion import as_tensor_operand, operands
+from mpgrad.ops.registry import operator
+from mpgrad.ops.shape import reshape
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "bmm",
+    "dot",
+    "linear",
+    "matmul",
+    "mm",
+]
+
+
+def _rows(xp: Any, x: Any) -> Any:
+    """All dimensions but the last joined, so that one product serves the whole batch."""
+    return x if x.ndim == 2 else xp.reshape(x, (-1, x.shape[-1]))
+
+
+def _swapped(xp: Any, x: Any) -> Any:
+    """The transpose of the last two dimensions."""
+    order = list(range(x.ndim))
+    order[-2:] = reversed(order[-2:])
+    return xp.transpose(x, tuple(order))
+
+
+def _product(xp: Any, a: Any, b: Any) -> Any:
+    """``a @ b`` of matrices or batches; a batch times one matrix is one product."""
+    if b.ndim == 2 and a.ndim > 2:
+        return xp.reshape(xp.matmul(_rows(xp, a), b), (*a.shape[:-1], b.shape[-1]))
+    return xp.matmul(a, b)
+
+
+def _product_grad_right(xp: Any, grad: Any, a: Any, b_shape: tuple[int, ...]) -> Any:
+    if len(b_shape) == 2:
+        return xp.matmul(_swapped(xp, _rows(xp, a)), _rows(xp, grad))
+    return xp.sum_to(xp.matmul(_swapped(xp, a), grad), b_shape)
+
+
+_matmul = operator(
+    "matmul",
+    _product,
+    a=lambda xp, grad, b, a_shape: xp.sum_to(_product(xp, grad, _swapped(xp, b)), a_shape),
+    b=_product_grad_right,
+)
+
+
+def matmul(input: Any, other: Any) -> Tensor:
+    """The matrix product; leading dimensions are batches and broadcast.
+
+    A 1-d operand is a row on the left and a column on the right, and its dimension is dropped.
+
+    Raises:
+        RuntimeError: the shapes do not fit, or an operand is 0-d.
+    """
+    a, b = operands(as_tensor_operand(input), as_tensor_operand(other))
+    if a.ndim == 0 or b.ndim == 0:
+        raise RuntimeError(
+            f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D"
+        )
+    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        raise RuntimeError(
+            "mat1 and mat2 shapes cannot be multiplied "
+            f"({'x'.join(map(str, a.shape))} and {'x'.join(map(str, b.shape))})"
+        )
+    left = a if a.ndim > 1 else reshape(a, (1, -1))
+    right = b if b.ndim > 1 else reshape(b, (-1, 1))
+    product = call(_matmul, left, right)
+    if a.ndim > 1 and b.ndim > 1:
+        return product
+    batch = product.shape[:-2]
+    kept = product.shape[-2:-1] if a.ndim > 1 else product.shape[-1:] if b.ndim > 1 else ()
+    return reshape(product, batch + kept)
+
+
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
+    """The product of two matrices.
+
+    Raises:
+        RuntimeError: an operand is no matrix.
+    """
+    if input.ndim != 2 or mat2.ndim != 2:
+        raise RuntimeError(f"mm: both must be matrices, got {input.ndim}D and {mat2.ndim}D tensors")
+    return matmul(input, mat2)
+
+
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
+    """The products of two batches of matrices, one by one.
+
+    Raises:
+        RuntimeError: an operand is not 3-d, or the batches differ.
+    """
+    if input.ndim != 3 or mat2.ndim != 3 or input.shape[0] != mat2.shape[0]:
+        raise RuntimeError(
+            f"bmm: batch1 and batch2 must be 3D tensors of one batch size, got {input.shape} and "
+            f"{mat2.shape}"
+        )
+    return matmul(input, mat2)
+
+
+def dot(input: Tensor, other: Tensor) -> Tensor:
+    """The inner product of two vectors.
+
+    Raises:
+        RuntimeError: an operand is not 1-d.
+    """
+    if input.ndim != 1 or other.ndim != 1:
+        raise RuntimeError(f"1D tensors expected, but got {input.ndim}D and {other.ndim}D tensors")
+    return matmul(input, other)
+
+
+def _linear_forward(xp: Any, input: Any, weight: Any, bias: Any) -> Any:
+    out = xp.matmul(_rows(xp, input), _swapped(xp, weight))
+    if bias is not None:
+        out += bias
+    return xp.reshape(out, (*input.shape[:-1], weight.shape[0]))
+
+
+_linear = operator(
+    "linear",
+    _linear_forward,
+    input=lambda xp, grad, weight, input_shape: xp.reshape(
+        xp.matmul(_rows(xp, grad), weight), input_shape
+    ),
+    weight=lambda xp, grad, input: xp.matmul(_swapped(xp, _rows(xp, grad)), _rows(xp, input)),
+    bias=lambda xp, grad, bias_shape: xp.sum_to(grad, bias_shape),
+)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``input @ weight.T + bias``.
+
+    Args:
+        input: (..., in features).
+        weight: (out features, in features).
+        bias: (out features,) or None.
+
+    Raises:
+        RuntimeError: the shapes do not fit.
+    """
+    if weight.ndim != 2 or input.ndim == 0 or input.shape[-1] != weight.shape[1]:
+        raise RuntimeError(
+            f"linear: mat1 and mat2 shapes cannot be multiplied: input {tuple(input.shape)} and "
+            f"weight {tuple(weight.shape)}; the last of input must equal the last of weight"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise RuntimeError(
+            f"linear: bias has shape {tuple(bias.shape)}, expected {weight.shape[:1]}"
+        )
+    if (bias is not None and bias.dtype != weight.dtype) or input.dtype != weight.dtype:
+        raise RuntimeError(
+            "linear: mat1 and mat2 must have the same dtype, but got input "
+            f"{input.dtype}, weight {weight.dtype}, bias {bias.dtype if bias is not None else None}"
+        )
+    return call(_linear, input, weight, bias)

@@ -1,0 +1,268 @@
+"""Losses: negative log-likelihood, cross-entropy, squared and absolute errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.backends.cpu import INDEX
+from mpgrad.dispatch import call
+from mpgrad.ops import reduction as reductions
+from mpgrad.ops.activation import log_softmax
+from mpgrad.ops.arithmetic import abs as absolute
+from mpgrad.ops.arithmetic import add, clamp, div, le, maximum, mul, ne, neg, square, sub, where
+from mpgrad.ops.indexing import getitem
+from mpgrad.ops.promotion import cast, operands
+from mpgrad.ops.registry import operator
+from mpgrad.ops.transcendental import exp, log, log1p
+from mpgrad.tensor import Tensor
+
+
+def _class_dim(shape: tuple[int, ...]) -> int:
+    """Classes come first in a single sample, second in a batch."""
+    return 0 if len(shape) == 1 else 1
+
+
+def _sample_weights(
+    xp: Any, target: Any, weight: Any, ignore_index: int, dtype: Any
+) -> tuple[Any, Any]:
+    """Each sample's weight, 0 where it is ignored, and the targets without ignored ones."""
+    counts = xp.not_equal(target, ignore_index)
+    safe = xp.where(counts, target, 0)
+    if weight is None:
+        return xp.astype(counts, dtype), safe
+    weights = xp.where(counts, xp.getitem(weight, (INDEX,), (safe,)), 0.0)
+    return xp.astype(weights, dtype), safe
+
+
+def _with_class(xp: Any, x: Any, dim: int) -> Any:
+    """``x`` with a class dimension of length 1."""
+    return xp.reshape(x, (*x.shape[:dim], 1, *x.shape[dim:]))
+
+
+def _nll_forward(
+    xp: Any, input: Any, target: Any, weight: Any, *, ignore_index: int, reduction: str
+) -> Any:
+    dim = _class_dim(input.shape)
+    weights, safe = _sample_weights(xp, target, weight, ignore_index, input.dtype)
+    picked = xp.take_along_axis(input, _with_class(xp, safe, dim), dim)
+    losses = xp.negative(xp.multiply(xp.reshape(picked, target.shape), weights))
+    if reduction == "none":
+        return losses
+    total = xp.sum(losses)
+    return total if reduction == "sum" else xp.divide(total, xp.sum(weights))
+
+
+def _nll_grad(
+    xp: Any,
+    grad: Any,
+    target: Any,
+    weight: Any,
+    input_shape: tuple[int, ...],
+    input_dtype: Any,
+    ignore_index: int,
+    reduction: str,
+) -> Any:
+    dim = _class_dim(input_shape)
+    weights, safe = _sample_weights(xp, target, weight, ignore_index, input_dtype)
+    if reduction == "mean":
+        grad = xp.divide(grad, xp.sum(weights))
+    share = xp.negative(xp.multiply(weights, grad))
+    return xp.scatter_along_axis(
+        _with_class(xp, share, dim), _with_class(xp, safe, dim), dim, input_shape[dim]
+    )
+
+
+_nll_loss = operator("nll_loss", _nll_forward, input=_nll_grad)
+
+
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """The negative log-probability of each target class.
+
+    Args:
+        input: log-probabilities, (batch, classes), (batch, classes, ...) or (classes,).
+        target: class indices, of that shape without the classes.
+        weight: (classes,), one factor per class, or None.
+        ignore_index: targets of this value count nothing.
+        reduction: ``"mean"`` (weighted), ``"sum"`` or ``"none"``.
+
+    Raises:
+        IndexError: a target is no class.
+        ValueError: the shapes do not fit.
+        RuntimeError: the targets are no integers.
+    """
+    _check_reduction(reduction)
+    dim = _class_dim(input.shape)
+    if input.ndim == 0 or target.shape != input.shape[:dim] + input.shape[dim + 1 :]:
+        raise ValueError(
+            f"nll_loss: Expected target size {list(input.shape[:dim] + input.shape[dim + 1 :])}, "
+            f"got {list(target.shape)}"
+        )
+    if target.dtype.kind not in "iu":
+        raise RuntimeError(f"nll_loss: expected integer class indices, but got {target.dtype}")
+    _check_targets(target, input.shape[dim], ignore_index)
+    return call(_nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
+    array = target._array
+    wrong = ((array < 0) | (array >= classes)) & (array != ignore_index)
+    if wrong.any():
+        raise IndexError(f"Target {array[wrong].flat[0]} is out of bounds for {classes} classes.")
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """:func:`nll_loss` of ``log_softmax(input)``.
+
+    Args:
+        input: logits, (batch, classes), (batch, classes, ...) or (classes,).
+        target: class indices, or class probabilities of the shape of ``input``.
+        weight: (classes,), one factor per class, or None.
+        ignore_index: class indices of this value count nothing.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        label_smoothing: share of each target that is spread over all classes evenly.
+
+    Raises:
+        IndexError: a target is no class.
+        ValueError: the shapes do not fit.
+    """
+    _check_reduction(reduction)
+    dim = _class_dim(input.shape)
+    logs = log_softmax(input, dim)
+    if target.shape == input.shape and target.dtype.kind == "f":
+        return _soft_cross_entropy(logs, target, weight, reduction, label_smoothing)
+    plain = nll_loss(logs, target, weight, ignore_index, reduction)
+    if label_smoothing == 0:
+        return plain
+    counts = ne(target, ignore_index)
+    spread = where(counts, neg(reductions.sum(_per_class(logs, weight), dim)), 0.0)
+    if reduction == "mean":
+        kept = where(counts, target, 0)
+        weights = (
+            cast(counts, logs.dtype)
+            if weight is None
+            else (where(counts, getitem(weight, kept), 0.0))
+        )
+        spread = div(reductions.sum(spread), reductions.sum(weights))
+    else:
+        spread = _reduced(spread, reduction)
+    share = label_smoothing / input.shape[dim]
+    return add(mul(plain, 1 - label_smoothing), mul(spread, share))
+
+
+def _per_class(logs: Tensor, weight: Tensor | None) -> Tensor:
+    """``logs`` times the weight of each class."""
+    if weight is None:
+        return logs
+    dim = _class_dim(logs.shape)
+    return mul(logs, getitem(weight, (slice(None), *(None,) * (logs.ndim - dim - 1))))
+
+
+def _soft_cross_entropy(
+    logs: Tensor, target: Tensor, weight: Tensor | None, reduction: str, smoothing: float
+) -> Tensor:
+    dim = _class_dim(logs.shape)
+    if smoothing:
+        target = add(mul(target, 1 - smoothing), smoothing / logs.shape[dim])
+    losses = neg(reductions.sum(mul(target, _per_class(logs, weight)), dim))
+    return _reduced(losses, reduction)
+
+
+def _mse_forward(xp: Any, input: Any, target: Any, *, reduction: str) -> Any:
+    squares = xp.square(xp.subtract(input, target))
+    if reduction == "none":
+        return squares
+    total = xp.sum(squares)
+    return total if reduction == "sum" else xp.divide(total, _elements(squares.shape))
+
+
+def _mse_grad(xp: Any, grad: Any, input: Any, target: Any, reduction: str) -> Any:
+    difference = xp.subtract(input, target)
+    scale = 2 / _elements(difference.shape) if reduction == "mean" else 2
+    return xp.multiply(difference, xp.multiply(grad, scale))
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return max(product, 1)
+
+
+_mse_loss = operator(
+    "mse_loss",
+    _mse_forward,
+    input=lambda xp, grad, input, target, input_shape, reduction: xp.sum_to(
+        _mse_grad(xp, grad, input, target, reduction), input_shape
+    ),
+    target=lambda xp, grad, input, target, target_shape, reduction: xp.sum_to(
+        xp.negative(_mse_grad(xp, grad, input, target, reduction)), target_shape
+    ),
+)
+
+
+def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """The squared difference of each pair of elements."""
+    _check_reduction(reduction)
+    return call(_mse_loss, *operands(input, target, float_result=True), reduction=reduction)
+
+
+def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """The absolute difference of each pair of elements."""
+    _check_reduction(reduction)
+    return _reduced(absolute(sub(input, target)), reduction)
+
+
+def smooth_l1_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0
+) -> Tensor:
+    """Squared below ``beta``, absolute above it (Girshick, "Fast R-CNN", 2015)."""
+    _check_reduction(reduction)
+    error = absolute(sub(input, target))
+    if beta == 0:
+        return _reduced(error, reduction)
+    inside = mul(square(error), 0.5 / beta)
+    return _reduced(where(le(error, beta), inside, sub(error, 0.5 * beta)), reduction)
+
+
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Cross-entropy of probabilities ``input``; logarithms are limited to -100, as in PyTorch."""
+    _check_reduction(reduction)
+    hit, miss = clamp(log(input), min=-100.0), clamp(log1p(neg(input)), min=-100.0)
+    losses = neg(add(mul(target, hit), mul(sub(1, target), miss)))
+    return _reduced(losses if weight is None else mul(losses, weight), reduction)
+
+
+def binary_cross_entropy_with_logits(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Cross-entropy of ``sigmoid(input)``: ``max(x, 0) - x * target + log(1 + exp(-|x|))``."""
+    _check_reduction(reduction)
+    softened = log1p(exp(neg(absolute(input))))
+    losses = add(sub(maximum(input, 0.0), mul(input, target)), softened)
+    return _reduced(losses if weight is None else mul(losses, weight), reduction)
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return losses
+    return reductions.sum(losses) if reduction == "sum" else reductions.mean(losses)
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")

@@ -1,0 +1,131 @@
+"""Which dtype an operator computes in: PyTorch's rules, where they differ from NumPy's.
+
+Operands are Tensors, NumPy arrays and Python scalars. A tensor with dimensions outweighs a 0-d
+tensor, which outweighs a Python scalar, within one category (bool < integer < floating); a higher
+category wins always (PyTorch's documentation, "Type promotion").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpgrad.dispatch import call
+from mpgrad.ops.registry import operator
+from mpgrad.tensor import Tensor
+
+#: What Python floats become, and integers where an operator needs floating point.
+DEFAULT_FLOAT = np.dtype(np.float32)
+
+_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+_DEFAULTS = (np.dtype(bool), np.dtype(np.int64), DEFAULT_FLOAT, np.dtype(np.complex64))
+
+_to_copy = operator(
+    "to_copy",
+    lambda xp, input, *, dtype: xp.astype(input, dtype),
+    input=lambda xp, grad, input_dtype: xp.astype(grad, input_dtype),
+)
+
+
+def cast(input: Tensor, dtype: Any) -> Tensor:
+    """``input`` in ``dtype``: a differentiable copy, or ``input`` itself if it has it already."""
+    dtype = np.dtype(dtype)
+    return input if input._array.dtype == dtype else call(_to_copy, input, dtype=dtype)
+
+
+def as_operand(value: Any) -> Any:
+    """``value`` as an operator takes it: a Tensor or a Python scalar.
+
+    Raises:
+        TypeError: it is neither a Tensor, an array nor a number.
+    """
+    if isinstance(value, Tensor) or type(value) in (float, int, bool):
+        return value
+    if isinstance(value, np.ndarray):
+        return Tensor(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int | float | complex):
+        return value
+    raise TypeError(f"expected a Tensor, a NumPy array or a number, but got {type(value).__name__}")
+
+
+def as_tensor_operand(value: Any) -> Tensor:
+    """``value`` as a Tensor; a Python scalar becomes 0-d of the default dtype of its category."""
+    value = as_operand(value)
+    if isinstance(value, Tensor):
+        return value
+    return Tensor(np.asarray(value, _DEFAULTS[_scalar_category(value)]))
+
+
+def floating(input: Any) -> Tensor:
+    """``input`` as a Tensor of floating dtype: integers become the default one."""
+    tensor = as_tensor_operand(input)
+    return tensor if tensor._array.dtype.kind in "fc" else cast(tensor, DEFAULT_FLOAT)
+
+
+def operands(a: Any, b: Any, *, float_result: bool = False) -> tuple[Any, Any]:
+    """Bring two operands to one dtype; Python scalars stay scalars.
+
+    Args:
+        float_result: integers become the default floating dtype (true division).
+    """
+    if isinstance(a, Tensor):
+        dtype = a._array.dtype
+        if dtype.kind == "f":
+            if type(b) is float or type(b) is int:
+                return a, b
+            if isinstance(b, Tensor) and b._array.dtype == dtype:
+                return a, b
+    a, b = as_operand(a), as_operand(b)
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        a = as_tensor_operand(a)
+    dtype = result_dtype(a, b)
+    if float_result and dtype.kind not in "fc":
+        dtype = DEFAULT_FLOAT
+    return _convert(a, dtype), _convert(b, dtype)
+
+
+def result_dtype(*values: Any) -> np.dtype[Any]:
+    """The dtype of an elementwise result of Tensors and Python scalars."""
+    best: np.dtype[Any] | None = None
+    # From the weightiest kind of operand to the lightest.
+    for dtypes in _by_weight(values):
+        for dtype in dtypes[1:]:
+            dtypes[0] = np.promote_types(dtypes[0], dtype)
+        if dtypes and (best is None or _CATEGORY[dtypes[0].kind] > _CATEGORY[best.kind]):
+            best = dtypes[0]
+    if best is None:
+        raise TypeError("no operand to take a dtype from")
+    return best
+
+
+def _by_weight(values: tuple[Any, ...]) -> tuple[list[np.dtype[Any]], ...]:
+    dimensioned, zero_d, scalars = [], [], []
+    for value in values:
+        if not isinstance(value, Tensor):
+            scalars.append(_DEFAULTS[_scalar_category(value)])
+        elif value._array.ndim:
+            dimensioned.append(value._array.dtype)
+        else:
+            zero_d.append(value._array.dtype)
+    return _torch_integers(dimensioned), _torch_integers(zero_d), scalars
+
+
+def _torch_integers(dtypes: list[np.dtype[Any]]) -> list[np.dtype[Any]]:
+    """Floating dtypes alone decide where there are any: int64 with float32 is float32."""
+    highest = max((_CATEGORY[dtype.kind] for dtype in dtypes), default=0)
+    return [dtype for dtype in dtypes if _CATEGORY[dtype.kind] == highest]
+
+
+def _scalar_category(value: Any) -> int:
+    if isinstance(value, bool):
+        return 0
+    if isinstance(value, int):
+        return 1
+    return 2 if isinstance(value, float) else 3
+
+
+def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
+    return cast(value, dtype) if isinstance(value, Tensor) else value

@@ -1,0 +1,95 @@
+"""Random tensors, all from one NumPy generator per process, which ``manual_seed`` resets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpgrad import storage
+from mpgrad.ops.creation import check_device, shape_from
+from mpgrad.ops.promotion import DEFAULT_FLOAT
+from mpgrad.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+class _State:
+    generator = np.random.Generator(np.random.PCG64())
+
+
+def manual_seed(seed: int) -> np.random.Generator:
+    """Restart the generator of this process from ``seed`` and return it."""
+    _State.generator = np.random.Generator(np.random.PCG64(seed))
+    return _State.generator
+
+
+def default_generator() -> np.random.Generator:
+    """The generator that every random function of this process draws from."""
+    return _State.generator
+
+
+def fill_uniform(array: Array, low: float = 0.0, high: float = 1.0) -> None:
+    """Overwrite ``array`` with draws from the uniform distribution on [``low``, ``high``)."""
+    array[...] = _State.generator.random(array.shape, _drawn_dtype(array)) * (high - low) + low
+
+
+def fill_normal(array: Array, mean: float = 0.0, std: float = 1.0) -> None:
+    """Overwrite ``array`` with draws from the normal distribution."""
+    draws = _State.generator.standard_normal(array.shape, _drawn_dtype(array))
+    array[...] = draws * std + mean
+
+
+def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:
+    """A boolean array whose elements are true with ``probability``."""
+    mask = storage.empty(shape, bool)
+    np.less(_State.generator.random(shape, np.float32), probability, out=mask)
+    return mask
+
+
+def rand(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """Uniform on [0, 1), of shape ``size``."""
+    return _filled(fill_uniform, shape_from(size), dtype, device, requires_grad)
+
+
+def randn(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """Standard normal, of shape ``size``."""
+    return _filled(fill_normal, shape_from(size), dtype, device, requires_grad)
+
+
+def rand_like(input: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Uniform on [0, 1), of the shape and dtype of ``input``."""
+    return rand(input.shape, dtype=dtype or input.dtype, requires_grad=requires_grad)
+
+
+def randn_like(input: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Standard normal, of the shape and dtype of ``input``."""
+    return randn(input.shape, dtype=dtype or input.dtype, requires_grad=requires_grad)
+
+
+def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = np.int64) -> Tensor:
+    """Integers from [``low``, ``high``), or [0, ``low``) as ``randint(high, size)``."""
+    if size is None:
+        low, high, size = 0, low, high
+    array = storage.empty(tuple(size), dtype)
+    array[...] = _State.generator.integers(low, high, tuple(size))
+    return Tensor(array)
+
+
+def randperm(n: int) -> Tensor:
+    """A random permutation of 0 .. n - 1."""
+    return Tensor(_State.generator.permutation(n))
+
+
+def _filled(
+    fill: Any, shape: tuple[int, ...], dtype: Any, device: Any, requires_grad: bool
+) -> Tensor:
+    check_device(device)
+    array = storage.empty(shape, dtype or DEFAULT_FLOAT)
+    fill(array)
+    return Tensor(array).requires_grad_(requires_grad)
+
+
+def _drawn_dtype(array: Array) -> Any:
+    """NumPy draws in these two precisions only."""
+    return np.float64 if array.dtype == np.float64 else np.float32

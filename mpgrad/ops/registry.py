@@ -1,0 +1,168 @@
+"""Operator: a forward and one derivative formula per input, written once.
+
+A formula is written against an array namespace ``xp`` (NumPy, CuPy, or mpgrad's own differentiable
+operators) and asks for what it needs by parameter name; only that is saved in forward:
+
+    operator(
+        "mul",
+        lambda xp, a, b: xp.multiply(a, b),
+        a=lambda xp, grad, b, a_shape: xp.sum_to(xp.multiply(grad, b), a_shape),
+        b=lambda xp, grad, a, b_shape: xp.sum_to(xp.multiply(grad, a), b_shape),
+    )
+
+Names that a formula may ask for:
+
+===================  ==============================================================
+``grad``             the gradient of the only differentiable output
+``grads``            the gradients of all differentiable outputs (operators with several)
+``result``           the first forward output;  ``results``  the tuple of all
+an input's name      that forward input (for a variadic input: the tuple of all)
+``a_shape``          the shape of input ``a`` (never keeps the input alive); also ``a_dtype``
+an attribute's name  the keyword argument that forward got
+``index``            which of a variadic input's tensors the gradient is for
+``needs``            a tuple of bool, one per input: which gradients are wanted (joint formulas)
+===================  ==============================================================
+
+Where the gradients of several inputs share most of their work, ``joint`` gives all of them at once
+as a tuple in the order of the inputs (None where ``needs`` is False).
+
+This file knows neither Nodes nor arrays.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Formula = Callable[..., Any]
+
+#: All operators by name: what a worker looks a rule up in.
+OPERATORS: dict[str, Operator] = {}
+
+_PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "index", "needs"})
+
+
+class Operator:
+    """A named forward with its derivative formulas. Made by :func:`operator`."""
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        derivatives: dict[str, Formula],
+        joint: Formula | None,
+        outputs: int,
+    ) -> None:
+        self.name = name
+        self.forward = forward
+        #: How many leading outputs are differentiable; later ones (indices, masks) are not.
+        self.outputs = outputs
+        self.joint = joint
+        self.derivatives = derivatives
+        self.inputs, self.variadic, self.attributes = _parameters(forward)
+        self._wants = {key: _wanted(f) for key, f in derivatives.items()}
+        if joint is not None:
+            self._wants["joint"] = _wanted(joint)
+        self._check()
+
+    def _check(self) -> None:
+        for name in self.derivatives:
+            if name not in self.inputs:
+                raise ValueError(f"operator {self.name}: a formula for {name!r}, not an input")
+        known = set(self.inputs) | set(self.attributes) | {"result", "results"}
+        known |= {f"{name}_{what}" for name in self.inputs for what in ("shape", "dtype")}
+        for wanted in self._wants.values():
+            unknown = wanted - known - _PASSED_BY_ENGINE
+            if unknown:
+                raise ValueError(f"operator {self.name}: formula asks for unknown {unknown}")
+
+    def is_differentiable(self, position: int) -> bool:
+        """Whether a formula exists for the input at ``position``."""
+        return self.joint is not None or self.input_name(position) in self.derivatives
+
+    def input_name(self, position: int) -> str:
+        return self.inputs[-1] if self.variadic and position >= len(self.inputs) - 1 else (
+            self.inputs[position]
+        )
+
+    def wanted_names(self, needs: Sequence[bool]) -> frozenset[str]:
+        """What the formulas of the needed inputs ask for: all that forward has to save."""
+        if self.joint is not None:
+            return self._wants["joint"]
+        wanted: frozenset[str] = frozenset()
+        for position, needed in enumerate(needs):
+            if needed:
+                wanted |= self._wants.get(self.input_name(position), frozenset())
+        return wanted
+
+    def backward(
+        self, xp: Any, grads: Sequence[Any], saved: dict[str, Any], needs: Sequence[bool]
+    ) -> list[Any]:
+        """Gradients of the inputs, None where not needed.
+
+        Args:
+            xp: the array namespace.
+            grads: gradients of the differentiable outputs, all defined.
+            saved: by name, everything in :meth:`wanted_names`, attributes included.
+            needs: for each input, whether its gradient is wanted.
+        """
+        offered = {**saved, "grad": grads[0], "grads": tuple(grads), "needs": tuple(needs)}
+        if self.joint is not None:
+            return list(self._call("joint", self.joint, xp, offered))
+        gradients: list[Any] = []
+        for position, needed in enumerate(needs):
+            if not needed:
+                gradients.append(None)
+                continue
+            name = self.input_name(position)
+            if self.variadic:
+                offered["index"] = position - (len(self.inputs) - 1)
+            gradients.append(self._call(name, self.derivatives[name], xp, offered))
+        return gradients
+
+    def _call(self, key: str, formula: Formula, xp: Any, offered: dict[str, Any]) -> Any:
+        return formula(xp, **{name: offered[name] for name in self._wants[key]})
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}({', '.join(self.inputs)})>"
+
+
+def operator(
+    name: str,
+    forward: Callable[..., Any],
+    *,
+    joint: Formula | None = None,
+    outputs: int = 1,
+    **derivatives: Formula,
+) -> Operator:
+    """Register an operator (see the module's docstring).
+
+    Args:
+        name: unique; its Nodes are called ``<Name>Backward``.
+        forward: ``forward(xp, *inputs, **attributes)``; positional parameters are the inputs,
+            keyword-only ones the attributes. One ``*inputs`` makes it variadic.
+        joint: one formula for all inputs.
+        outputs: number of leading differentiable outputs.
+        derivatives: a formula per differentiable input.
+    """
+    if name in OPERATORS:
+        raise ValueError(f"operator {name!r} is registered twice")
+    OPERATORS[name] = Operator(name, forward, derivatives, joint, outputs)
+    return OPERATORS[name]
+
+
+def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
+    """Input names, whether the last is variadic, attribute names."""
+    inputs, attributes, variadic = [], [], False
+    for parameter in list(inspect.signature(forward).parameters.values())[1:]:
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            attributes.append(parameter.name)
+        else:
+            inputs.append(parameter.name)
+            variadic = variadic or parameter.kind is parameter.VAR_POSITIONAL
+    return tuple(inputs), variadic, tuple(attributes)
+
+
+def _wanted(formula: Formula) -> frozenset[str]:
+    return frozenset(list(inspect.signature(formula).parameters)[1:])

@@ -1,0 +1,307 @@
+"""Shape, order and place of elements: reshape, transpose, expand, join."""
+
+from __future__ import annotations
+
+import math
+import operator as python_operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.dispatch import call
+from mpgrad.ops.dimensions import either, one_dim
+from mpgrad.ops.promotion import as_tensor_operand, cast, result_dtype
+from mpgrad.ops.registry import operator
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "broadcast_to",
+    "cat",
+    "clone",
+    "contiguous",
+    "expand",
+    "flatten",
+    "flip",
+    "movedim",
+    "permute",
+    "repeat",
+    "reshape",
+    "squeeze",
+    "stack",
+    "t",
+    "transpose",
+    "unsqueeze",
+    "view",
+]
+
+_reshape = operator(
+    "reshape",
+    lambda xp, input, *, shape: xp.reshape(input, shape),
+    input=lambda xp, grad, input_shape: xp.reshape(grad, input_shape),
+)
+
+
+def reshape(input: Tensor, *shape: Any) -> Tensor:
+    """The same elements in another shape (one length may be -1); a view where possible.
+
+    Raises:
+        RuntimeError: the number of elements differs.
+    """
+    return call(_reshape, input, shape=_complete_shape(input, _sizes(shape)))
+
+
+def view(input: Tensor, *shape: Any) -> Tensor:
+    """Like :func:`reshape`, but never a copy; ``view(dtype)`` is not supported.
+
+    Raises:
+        RuntimeError: the elements' order in memory does not allow it.
+    """
+    result = reshape(input, *shape)
+    if result._array.size and not np.may_share_memory(result._array, input._array):
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one "
+            "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
+        )
+    return result
+
+
+def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Join the dimensions from ``start_dim`` to ``end_dim`` into one.
+
+    Raises:
+        RuntimeError: ``start_dim`` comes after ``end_dim``.
+    """
+    first, last = one_dim(start_dim, input.ndim), one_dim(end_dim, input.ndim)
+    if first > last:
+        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    joined = math.prod(input.shape[first : last + 1])
+    return reshape(input, (*input.shape[:first], joined, *input.shape[last + 1 :]))
+
+
+def squeeze(input: Tensor, dim: Any = None, *, axis: Any = None) -> Tensor:
+    """Without the dimensions of length 1 (all of them, or those named)."""
+    dim = either("dim", dim, "axis", axis)
+    named = range(input.ndim) if dim is None else dim if isinstance(dim, tuple) else (dim,)
+    gone = {one_dim(d, input.ndim) for d in named}
+    return reshape(input, tuple(n for i, n in enumerate(input.shape) if not (i in gone and n == 1)))
+
+
+def unsqueeze(input: Tensor, dim: int) -> Tensor:
+    """With a dimension of length 1 put in at ``dim``."""
+    dim = one_dim(dim, input.ndim + 1)
+    return reshape(input, (*input.shape[:dim], 1, *input.shape[dim:]))
+
+
+_permute = operator(
+    "permute",
+    lambda xp, input, *, dims: xp.transpose(input, dims),
+    input=lambda xp, grad, dims: xp.transpose(grad, _inverse(dims)),
+)
+
+
+def _inverse(dims: tuple[int, ...]) -> tuple[int, ...]:
+    inverse = [0] * len(dims)
+    for place, dim in enumerate(dims):
+        inverse[dim] = place
+    return tuple(inverse)
+
+
+def permute(input: Tensor, *dims: Any) -> Tensor:
+    """A view with the dimensions in the order ``dims``.
+
+    Raises:
+        RuntimeError: ``dims`` is no permutation of the dimensions.
+    """
+    order = tuple(one_dim(d, input.ndim) for d in _sizes(dims))
+    if sorted(order) != list(range(input.ndim)):
+        raise RuntimeError(
+            f"permute: the number of dimensions in the tensor input does not match the "
+            f"length of the desired ordering of dimensions i.e. input.dim() = {input.ndim} is not "
+            f"equal to len(dims) = {len(order)}"
+            if len(order) != input.ndim
+            else "permute(): duplicate dims are not allowed."
+        )
+    return call(_permute, input, dims=order)
+
+
+def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
+    """A view with two dimensions swapped."""
+    order = list(range(input.ndim))
+    first, second = one_dim(dim0, input.ndim), one_dim(dim1, input.ndim)
+    if order:
+        order[first], order[second] = order[second], order[first]
+    return call(_permute, input, dims=tuple(order))
+
+
+def t(input: Tensor) -> Tensor:
+    """The transpose of a matrix; fewer dimensions stay as they are.
+
+    Raises:
+        RuntimeError: there are more than two dimensions.
+    """
+    if input.ndim > 2:
+        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {input.ndim}D")
+    return (
+        transpose(input, 0, 1)
+        if input.ndim == 2
+        else call(_permute, input, dims=tuple(range(input.ndim)))
+    )
+
+
+def movedim(input: Tensor, source: int, destination: int) -> Tensor:
+    """A view with dimension ``source`` moved to ``destination``."""
+    order = list(range(input.ndim))
+    order.remove(one_dim(source, input.ndim))
+    order.insert(one_dim(destination, input.ndim), one_dim(source, input.ndim))
+    return call(_permute, input, dims=tuple(order))
+
+
+_expand = operator(
+    "expand",
+    lambda xp, input, *, shape: xp.broadcast_to(input, shape),
+    input=lambda xp, grad, input_shape: xp.sum_to(grad, input_shape),
+)
+
+
+def expand(input: Tensor, *shape: Any) -> Tensor:
+    """A read-only view, broadcast to ``shape`` (-1 keeps a length).
+
+    Raises:
+        RuntimeError: a length that is not 1 would have to change.
+    """
+    sizes = _sizes(shape)
+    lead = len(sizes) - input.ndim
+    if lead < 0:
+        raise RuntimeError(
+            f"expand: the number of sizes provided ({len(sizes)}) must be greater or equal to the "
+            f"number of dimensions in the tensor ({input.ndim})"
+        )
+    full = tuple(input.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(sizes))
+    for wanted, length in zip(full[lead:], input.shape, strict=True):
+        if length not in (1, wanted):
+            raise RuntimeError(
+                f"The expanded size of the tensor ({wanted}) must match the existing size "
+                f"({length}). Target sizes: {list(full)}. Tensor sizes: {list(input.shape)}"
+            )
+    return call(_expand, input, shape=full)
+
+
+def broadcast_to(input: Tensor, shape: Any) -> Tensor:
+    """The same as :func:`expand`."""
+    return expand(input, shape)
+
+
+def repeat(input: Tensor, *repeats: Any) -> Tensor:
+    """Copies of ``input`` side by side, ``repeats`` times along each dimension."""
+    times = _sizes(repeats)
+    shape = (1,) * (len(times) - input.ndim) + input.shape
+    pairs = [(r, n) for r, n in zip(times, shape, strict=True)]
+    spread = reshape(input, tuple(x for _, n in pairs for x in (1, n)))
+    spread = expand(spread, tuple(x for pair in pairs for x in pair))
+    return reshape(spread, tuple(r * n for r, n in pairs))
+
+
+_flip = operator(
+    "flip",
+    lambda xp, input, *, dims: xp.flip(input, dims),
+    input=lambda xp, grad, dims: xp.flip(grad, dims),
+)
+
+
+def flip(input: Tensor, *dims: Any) -> Tensor:
+    """A copy with the order of elements reversed along ``dims``."""
+    return call(_flip, input, dims=tuple(one_dim(d, input.ndim) for d in _sizes(dims)))
+
+
+_clone = operator("clone", lambda xp, input: xp.copy(input), input=lambda xp, grad: grad)
+
+
+def clone(input: Tensor) -> Tensor:
+    """A differentiable copy, C-contiguous."""
+    return call(_clone, input)
+
+
+def contiguous(input: Tensor) -> Tensor:
+    """``input`` itself if its elements lie in order without gaps, else a copy."""
+    return input if input._array.flags.c_contiguous else clone(input)
+
+
+# ------------------------------------------------------------------------ joining
+
+
+def _cat_grad(xp: Any, grad: Any, tensors_shape: Any, index: int, dim: int) -> Any:
+    start = sum(shape[dim] for shape in tensors_shape[:index])
+    stop = start + tensors_shape[index][dim]
+    return xp.getitem(grad, (slice(None),) * dim + (slice(start, stop),), ())
+
+
+_cat = operator("cat", lambda xp, *tensors, dim: xp.concatenate(tensors, dim), tensors=_cat_grad)
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
+    """Join tensors along an existing dimension.
+
+    Raises:
+        RuntimeError: there are none, or their shapes differ elsewhere than in ``dim``.
+    """
+    parts = _of_one_dtype("cat", tensors)
+    dim = one_dim(dim if axis is None else axis, parts[0].ndim)
+    shapes = {p.shape[:dim] + p.shape[dim + 1 :] for p in parts if p.ndim == parts[0].ndim}
+    if len(shapes) > 1 or parts[0].ndim == 0 or any(p.ndim != parts[0].ndim for p in parts):
+        raise RuntimeError(
+            f"cat: Sizes of tensors must match except in dimension {dim}, and none may be 0-d. Got "
+            f"{[tuple(p.shape) for p in parts]}"
+        )
+    return call(_cat, *parts, dim=dim)
+
+
+_stack = operator(
+    "stack",
+    lambda xp, *tensors, dim: xp.stack(tensors, dim),
+    tensors=lambda xp, grad, index, dim: xp.getitem(grad, (slice(None),) * dim + (index,), ()),
+)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
+    """Join tensors of one shape along a new dimension.
+
+    Raises:
+        RuntimeError: there are none, or their shapes differ.
+    """
+    parts = _of_one_dtype("stack", tensors)
+    if any(part.shape != parts[0].shape for part in parts):
+        raise RuntimeError(
+            f"stack expects each tensor to be equal size, but got {[p.shape for p in parts]}"
+        )
+    return call(_stack, *parts, dim=one_dim(dim if axis is None else axis, parts[0].ndim + 1))
+
+
+def _of_one_dtype(name: str, tensors: Sequence[Any]) -> list[Tensor]:
+    parts = [as_tensor_operand(tensor) for tensor in tensors]
+    if not parts:
+        raise RuntimeError(f"{name} expects a non-empty list of Tensors")
+    dtype = result_dtype(*parts)
+    return [cast(part, dtype) for part in parts]
+
+
+# ------------------------------------------------------------------------ arguments
+
+
+def _sizes(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    """Integers that were given as ``f(2, 3)`` or as ``f((2, 3))``."""
+    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
+        sizes = tuple(sizes[0])
+    return tuple(python_operator.index(size) for size in sizes)
+
+
+def _complete_shape(input: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` with its -1 replaced."""
+    total = input._array.size
+    if -1 in shape:
+        known = math.prod(n for n in shape if n != -1)
+        if shape.count(-1) == 1 and known and total % known == 0:
+            return tuple(total // known if n == -1 else n for n in shape)
+    elif math.prod(shape) == total:
+        return shape
+    raise RuntimeError(f"shape '{list(shape)}' is invalid for input of size {total}")

@@ -1,0 +1,54 @@
+"""ClientState: one calling thread's side of the protocol: its running graphs, innermost last.
+
+Rules of this file: as in ``coordinator_state``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.errors import InvariantViolated
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+
+
+class ClientState:
+    """What the session waits for, and the outcome of each graph once it is known."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        #: Graphs submitted and not ended, in the order of submission.
+        self.running: list[int] = []
+        #: Ended graphs that nobody has fetched yet.
+        self.outcomes: dict[int, do.CompleteGraph | do.FailGraph] = {}
+        self._executing: list[tuple[int, int, int]] = []
+
+    def submit(self, event: ev.GraphSubmitted) -> ev.GraphSubmitted:
+        """Note a graph that is about to be sent."""
+        self.running.append(event.graph)
+        return event
+
+    def cancel(self, graph: int) -> list[ev.GraphCancelled]:
+        """What to send so that ``graph`` ends early; its end is reported all the same."""
+        return [ev.GraphCancelled(self.peer, graph)] if graph in self.running else []
+
+    def handle_event(self, event: Any) -> list[do.ExecuteNodeTask | do.Reply | do.ForwardOutput]:
+        """What to do about a message from the coordinator, or about a task that was run."""
+        if isinstance(event, do.DispatchNodeTask):
+            self._executing.append((event.graph, event.task, event.attempt))
+            return [do.ExecuteNodeTask(event)]
+        if isinstance(event, ev.NodeTaskFinished):
+            reply = event.reply
+            self._executing.remove((reply.graph, reply.task, reply.attempt))
+            return [reply]
+        if isinstance(event, do.CompleteGraph | do.FailGraph):
+            if event.graph not in self.running:
+                raise InvariantViolated(f"graph {event.graph} ended twice, or was never submitted")
+            self.running.remove(event.graph)
+            self.outcomes[event.graph] = event
+            return []
+        if isinstance(event, do.ForwardOutput):
+            return [event]
+        if isinstance(event, do.CancelGraph):
+            return []  # a task that reached the client is always run and answered
+        raise InvariantViolated(f"a client cannot handle {type(event).__name__}")

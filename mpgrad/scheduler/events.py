@@ -1,0 +1,146 @@
+"""Events: everything that a core can be told. Past tense, immutable, validated by the codec.
+
+Those with a ``peer`` field came over the wire: the shell writes the sender's identity there, so
+that no message can speak for somebody else. A peer's name is unique per incarnation
+("w3.1" is the second process in worker slot 3), hence whatever a dead one still says is recognised
+by its name and dropped. NamedTuples, because msgspec writes and reads them as arrays in a third of
+the time that dataclasses take.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpgrad.handles import Block, GradientRef
+from mpgrad.scheduler.plan import NodeTaskSpec
+
+# ----------------------------------------------------------------------- from a client
+
+
+class SessionOpened(NamedTuple):
+    """A calling thread of the client has connected."""
+
+    peer: str
+
+
+class SessionClosed(NamedTuple):
+    """A calling thread has ended, or its process has died."""
+
+    peer: str
+
+
+class GraphSubmitted(NamedTuple):
+    """A backward begins. Large graphs continue in GraphExtended until ``is_whole``."""
+
+    peer: str
+    graph: int
+    depth: int
+    tasks: tuple[NodeTaskSpec, ...]
+    #: Seed gradients: task, slot, place, reference.
+    seeds: tuple[tuple[int, int, int, GradientRef], ...]
+    capture_count: int
+    is_whole: bool = True
+
+
+class GraphExtended(NamedTuple):
+    """More NodeTasks of a graph."""
+
+    peer: str
+    graph: int
+    tasks: tuple[NodeTaskSpec, ...]
+    is_whole: bool
+
+
+class GraphCancelled(NamedTuple):
+    """The caller no longer wants the result (Ctrl-C)."""
+
+    peer: str
+    graph: int
+
+
+class BlocksReleased(NamedTuple):
+    """The last view of each of these blocks has died at ``peer`` (client or worker)."""
+
+    peer: str
+    blocks: tuple[Block, ...]
+
+
+# ----------------------------------------------------------------------- from a worker
+
+
+class WorkerJoined(NamedTuple):
+    """A worker process is ready for tasks."""
+
+    peer: str
+
+
+class WorkerLost(NamedTuple):
+    """A worker process is dead; from now on nothing of it counts.
+
+    ``running`` is the task that it was really executing (graph, task, attempt), if any.
+    ``killed`` is True for SIGKILL, which usually comes from outside.
+    """
+
+    peer: str
+    cause: str
+    killed: bool
+    running: tuple[int, int, int] | None
+
+
+class NodeTaskDone(NamedTuple):
+    """A NodeTask ran. ``outputs`` follows the task's OutputSpecs."""
+
+    peer: str
+    graph: int
+    task: int
+    attempt: int
+    outputs: tuple[GradientRef, ...]
+    #: Blocks among its inputs and outputs that user code still looks at.
+    kept: tuple[Block, ...] = ()
+    duration_us: int = 0
+    #: Bytes of outputs that had to be copied into their block.
+    copied_bytes: int = 0
+
+
+class NodeTaskFailed(NamedTuple):
+    """A NodeTask raised; ``error`` is opaque here, the client rebuilds the exception."""
+
+    peer: str
+    graph: int
+    task: int
+    attempt: int
+    error: bytes
+    kept: tuple[Block, ...] = ()
+
+
+class NodeTaskDropped(NamedTuple):
+    """A worker gave a task back unrun, because its graph was cancelled."""
+
+    peer: str
+    graph: int
+    task: int
+    attempt: int
+
+
+class OutputEmitted(NamedTuple):
+    """Something printed, logged or warned while a task of ``graph`` ran."""
+
+    peer: str
+    graph: int
+    kind: str
+    data: bytes
+
+
+# ----------------------------------------------------------------------- local facts
+
+
+class WorkerUnavailable(NamedTuple):
+    """The shell gave up starting workers; ``reason`` goes into the error."""
+
+    reason: str
+
+
+class NodeTaskFinished(NamedTuple):
+    """A worker's (or the client's) shell has run the task that its core told it to run."""
+
+    reply: NodeTaskDone | NodeTaskFailed

@@ -1,0 +1,118 @@
+"""GraphSpec: one backward's Nodes and edges as plain tables, and the order a serial engine runs.
+
+Rules of this file: it sees indices and sizes, never a Node, an array or a process. Every function
+is iterative, because chains of 150,000 Nodes are normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple, TypeAlias
+
+from mpgrad.errors import InvariantViolated
+
+#: (node index, input number): where an edge ends.
+Target: TypeAlias = tuple[int, int]
+
+
+class NodeSpec(NamedTuple):
+    """What scheduling needs to know of one Node."""
+
+    name: str
+    sequence_nr: int
+    #: For each output: the target it flows into, or None where nobody wants it.
+    edges: tuple[Target | None, ...]
+    #: For each input: bytes of the gradient that flows into it.
+    input_nbytes: tuple[int, ...]
+    #: Expected run time in microseconds.
+    cost_us: float
+    #: True where only the client may run it (hooks, closures).
+    on_client: bool = False
+
+
+class GraphSpec(NamedTuple):
+    """A frozen backward graph.
+
+    ``captures[k]`` is the input whose complete gradient the caller wants as result ``k``.
+    """
+
+    nodes: tuple[NodeSpec, ...]
+    #: Where each seed gradient flows.
+    seeds: tuple[Target, ...]
+    captures: tuple[Target, ...]
+    #: Node indices in the order in which the serial engine runs them.
+    order: tuple[int, ...]
+
+
+def serial_order(nodes: Sequence[NodeSpec], seeds: Sequence[Target]) -> tuple[int, ...]:
+    """The order in which one thread with PyTorch's ReadyQueue would run the nodes.
+
+    A node is ready when all its contributions have arrived (Kahn's algorithm); of the ready ones,
+    the highest ``sequence_nr`` runs first, then the one found first.
+
+    Raises:
+        RuntimeError: some node never becomes ready (the graph has a cycle).
+    """
+    dependencies = [0] * len(nodes)
+    for node in nodes:
+        for target in node.edges:
+            if target is not None:
+                dependencies[target[0]] += 1
+    ready: list[tuple[int, int]] = []
+    for index in dict.fromkeys(target[0] for target in seeds):
+        if dependencies[index] == 0:
+            heappush(ready, (-nodes[index].sequence_nr, index))
+    order = []
+    while ready:
+        _, index = heappop(ready)
+        order.append(index)
+        for target in nodes[index].edges:
+            if target is not None:
+                dependencies[target[0]] -= 1
+                if dependencies[target[0]] == 0:
+                    heappush(ready, (-nodes[target[0]].sequence_nr, target[0]))
+    if len(order) != len(nodes):
+        raise RuntimeError("could not compute gradients for some functions: the graph has a cycle")
+    return tuple(order)
+
+
+def reaches(edges: Sequence[Sequence[Target | None]], wanted: Sequence[int]) -> list[bool]:
+    """For each node, whether one of ``wanted`` can be reached from it (itself included)."""
+    producers: list[list[int]] = [[] for _ in edges]
+    for index, targets in enumerate(edges):
+        for target in targets:
+            if target is not None:
+                producers[target[0]].append(index)
+    found = [False] * len(edges)
+    pending = list(wanted)
+    while pending:
+        index = pending.pop()
+        if not found[index]:
+            found[index] = True
+            pending.extend(producers[index])
+    return found
+
+
+def check_spec(spec: GraphSpec) -> None:
+    """Raise InvariantViolated unless ``spec`` is well formed."""
+    count = len(spec.nodes)
+    if sorted(spec.order) != list(range(count)):
+        raise InvariantViolated("the serial order does not name every node once")
+    position = {index: at for at, index in enumerate(spec.order)}
+    for index, node in enumerate(spec.nodes):
+        for target in node.edges:
+            if target is None:
+                continue
+            _check_target(spec, target, f"an edge of node {index}")
+            if position[target[0]] <= position[index]:
+                raise InvariantViolated(f"node {target[0]} stands before its producer {index}")
+    for target in spec.seeds + spec.captures:
+        _check_target(spec, target, "a seed or capture")
+
+
+def _check_target(spec: GraphSpec, target: Target, what: str) -> None:
+    if not 0 <= target[0] < len(spec.nodes):
+        raise InvariantViolated(f"{what} ends at node {target[0]}, which does not exist")
+    if not 0 <= target[1] < len(spec.nodes[target[0]].input_nbytes):
+        raise InvariantViolated(f"{what} ends at input {target[1]}, which does not exist")

@@ -1,0 +1,147 @@
+"""GraphTask: the tables of one running backward.
+
+    running -> completed                    every task is done
+    running -> draining -> failed           nothing new is dispatched; what is in flight lands
+                                            or is declared lost, so that every lease closes
+A NodeTask goes not_ready -> ready -> dispatched -> done; a lost one goes back to ready.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from mpgrad.errors import InvariantViolated, ProtocolError
+from mpgrad.handles import GradientRef
+from mpgrad.scheduler.input_buffer import InputBuffer
+from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec
+
+
+class TaskState(Enum):
+    NOT_READY = "not_ready"
+    READY = "ready"
+    DISPATCHED = "dispatched"
+    DONE = "done"
+
+
+class GraphPhase(Enum):
+    RUNNING = "running"
+    DRAINING = "draining"
+
+
+class GraphTask:
+    """One backward. Only the coordinator's core changes it."""
+
+    def __init__(self, number: int, owner: str, name: int, depth: int, captures: int) -> None:
+        #: The coordinator's number for this graph; unique while the coordinator lives.
+        self.number = number
+        #: The session that submitted it, and the number that the session knows it by.
+        self.owner, self.name = owner, name
+        #: Reentrant depth: 0 for a backward that no other backward started.
+        self.depth = depth
+        self.phase = GraphPhase.RUNNING
+        #: True once the last chunk of tables has arrived; before that it cannot complete.
+        self.is_whole = False
+        self.specs: list[NodeTaskSpec] = []
+        self.states: list[TaskState] = []
+        #: Contributions and control edges that each task still waits for.
+        self.dependencies: list[int] = []
+        #: Buffers of the tasks that have got something and are not done. A dispatched task keeps
+        #: its buffer, so that it can be run again.
+        self.buffers: dict[int, InputBuffer] = {}
+        #: Arrivals (task, slot, place, reference; slot -1: control) before the task's tables came.
+        self.early: list[tuple[int, int, int, GradientRef]] = []
+        #: Attempts begun, and deaths of workers that were running it, per task (absent: none).
+        self.attempts: dict[int, int] = {}
+        self.deaths: dict[int, int] = {}
+        #: The results, None until captured (or for an undefined gradient).
+        self.captures: list[GradientRef] = [None] * captures
+        self.ran: list[tuple[int, int, int, int]] = []
+        #: |ready| + |dispatched|, and tasks not done: the graph is complete when both are 0.
+        self.outstanding_tasks = 0
+        self.remaining = 0
+        #: Why it drains: kind, task, error (see FailGraph).
+        self.failure: tuple[str, int, bytes] | None = None
+
+    def extend(self, tasks: tuple[NodeTaskSpec, ...], is_whole: bool) -> list[int]:
+        """Add a chunk of tables; the tasks that are ready at once (no dependencies)."""
+        first = len(self.specs)
+        self.specs.extend(tasks)
+        self.states.extend([TaskState.NOT_READY] * len(tasks))
+        self.dependencies.extend(spec.dependencies for spec in tasks)
+        self.remaining += len(tasks)
+        self.is_whole = is_whole
+        ready = [first + i for i, spec in enumerate(tasks) if spec.dependencies == 0]
+        for task in ready:
+            self._make_ready(task)
+        early, self.early = self.early, []
+        for task, slot, place, ref in early:
+            is_ready = self.unlock(task) if slot < 0 else self.deliver(task, slot, place, ref)
+            if is_ready:
+                ready.append(task)
+        return ready
+
+    def deliver(self, task: int, slot: int, place: int, ref: GradientRef) -> bool:
+        """A contribution arrives; True if the task became ready by it."""
+        if task == CAPTURE:
+            self.captures[slot] = ref
+            return False
+        if self._is_early(task, slot, place, ref):
+            return False
+        if task not in self.buffers:
+            self.buffers[task] = InputBuffer(self.specs[task].places)
+        self.buffers[task].fill(slot, place, ref)
+        return self.unlock(task)
+
+    def unlock(self, task: int) -> bool:
+        """One dependency less; True if the task became ready by it."""
+        if self._is_early(task, -1, -1, None):
+            return False
+        self.dependencies[task] -= 1
+        if self.dependencies[task] < 0:
+            raise InvariantViolated(f"task {task} got more than its dependencies")
+        if self.dependencies[task] == 0:
+            self._make_ready(task)
+            return True
+        return False
+
+    def _is_early(self, task: int, slot: int, place: int, ref: GradientRef) -> bool:
+        """Put an arrival aside if its task's tables have not come yet."""
+        if task < len(self.specs):
+            return False
+        if self.is_whole:
+            raise ProtocolError(f"graph {self.name} has no task {task}")
+        self.early.append((task, slot, place, ref))
+        return True
+
+    def _make_ready(self, task: int) -> None:
+        self._move(task, TaskState.NOT_READY, TaskState.READY)
+        self.outstanding_tasks += 1
+
+    def dispatch(self, task: int) -> int:
+        """ready -> dispatched; the number of this attempt."""
+        self._move(task, TaskState.READY, TaskState.DISPATCHED)
+        self.attempts[task] = self.attempts.get(task, 0) + 1
+        return self.attempts[task]
+
+    def requeue(self, task: int) -> None:
+        """dispatched -> ready, because its worker died."""
+        self._move(task, TaskState.DISPATCHED, TaskState.READY)
+
+    def finish(self, task: int) -> None:
+        """dispatched -> done."""
+        self._move(task, TaskState.DISPATCHED, TaskState.DONE)
+        self.outstanding_tasks -= 1
+        self.remaining -= 1
+
+    def _move(self, task: int, start: TaskState, finish: TaskState) -> None:
+        if self.states[task] is not start:
+            raise InvariantViolated(
+                f"task {task} is {self.states[task].value}, not {start.value}, and cannot become "
+                f"{finish.value}"
+            )
+        self.states[task] = finish
+
+    @property
+    def is_complete(self) -> bool:
+        """True when every task is done; reached exactly once."""
+        return self.is_whole and self.remaining == 0 and self.outstanding_tasks == 0

@@ -1,0 +1,54 @@
+"""InputBuffer: the contributions to one NodeTask's inputs, each in its fixed place.
+
+The coordinator keeps references only; the worker that runs the task adds them up from left to
+right. Places, not arrival, give the order, so the sum has the same bits every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpgrad.errors import InvariantViolated
+from mpgrad.handles import Block, GradientRef
+
+
+class _Missing:
+    """Marks a place whose contribution has not arrived (None is an undefined gradient)."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = _Missing()
+
+
+class InputBuffer:
+    """One list of places per input slot."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, places: tuple[int, ...]) -> None:
+        self.slots: list[list[GradientRef | _Missing]] = [[MISSING] * count for count in places]
+
+    def fill(self, slot: int, place: int, ref: GradientRef) -> None:
+        """Put a contribution in its place; each place is filled once."""
+        if self.slots[slot][place] is not MISSING:
+            raise InvariantViolated(f"place {place} of input {slot} is filled twice")
+        self.slots[slot][place] = ref
+
+    def inputs(self) -> tuple[tuple[GradientRef, ...], ...]:
+        """All contributions in order, the undefined ones left out; every place must be filled."""
+        for slot in self.slots:
+            if MISSING in slot:
+                raise InvariantViolated("an InputBuffer was read before it was complete")
+        return tuple(
+            tuple(ref for ref in slot if ref is not None)  # type: ignore[misc]
+            for slot in self.slots
+        )
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block that the buffer holds, once per place."""
+        for slot in self.slots:
+            for ref in slot:
+                if isinstance(ref, Block):
+                    yield ref

@@ -1,0 +1,114 @@
+"""Instructions: everything that a core asks its shell to do. Imperative.
+
+Those with a ``peer`` field are sent to that peer as they are: one core's instruction is the next
+core's event.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from mpgrad.handles import Block, GradientRef
+from mpgrad.scheduler.events import NodeTaskDone, NodeTaskDropped, NodeTaskFailed
+
+# ----------------------------------------------------------------------- to a worker or client
+
+
+class DispatchNodeTask(NamedTuple):
+    """Run this task: add up ``inputs`` per slot, run the program at ``payload``, use ``blocks``."""
+
+    peer: str
+    graph: int
+    task: int
+    attempt: int
+    #: The number that the session which submitted the graph knows it by.
+    name: int
+    depth: int
+    payload: tuple[int, int]
+    inputs: tuple[tuple[GradientRef, ...], ...]
+    #: For each output the block to write it to, or None where it travels inside the message.
+    blocks: tuple[Block | None, ...]
+
+
+class CancelGraph(NamedTuple):
+    """Give back the tasks of this graph that have not begun."""
+
+    peer: str
+    graph: int
+
+
+class ShutDown(NamedTuple):
+    """Finish."""
+
+    peer: str
+
+
+# ----------------------------------------------------------------------- to the client
+
+
+class CompleteGraph(NamedTuple):
+    """Every task is done; ``captures`` are the results in the order that the client gave."""
+
+    peer: str
+    graph: int
+    captures: tuple[GradientRef, ...]
+    #: For each capture whether nobody but the session holds its block.
+    exclusive: tuple[bool, ...]
+    #: For each task that a worker ran: task, worker slot, microseconds, copied bytes.
+    ran: tuple[tuple[int, int, int, int], ...]
+
+
+class FailGraph(NamedTuple):
+    """The graph ended without a result and holds nothing any more.
+
+    ``kind`` is "error" (``error`` as in NodeTaskFailed), "lost", "memory" or "cancelled"
+    (``error`` is UTF-8 text; for "memory": bytes asked for, used and allowed). ``task`` is -1 where no single task is to blame.
+    """
+
+    peer: str
+    graph: int
+    kind: str
+    task: int
+    error: bytes
+
+
+class ForwardOutput(NamedTuple):
+    """Show what a worker printed, logged or warned."""
+
+    peer: str
+    graph: int
+    kind: str
+    data: bytes
+
+
+# ----------------------------------------------------------------------- to the own shell
+
+
+class StartWorker(NamedTuple):
+    """Start a process for worker slot ``slot``."""
+
+    slot: int
+
+
+class FenceWorker(NamedTuple):
+    """Kill a worker that broke the protocol or hangs; WorkerLost follows."""
+
+    worker: str
+    reason: str
+
+
+class ExecuteNodeTask(NamedTuple):
+    """Run a task in this very process; NodeTaskFinished follows."""
+
+    dispatch: DispatchNodeTask
+
+
+class StopProcess(NamedTuple):
+    """Leave the loop and exit."""
+
+
+Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
+ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ShutDown
+ToClient: TypeAlias = DispatchNodeTask | CompleteGraph | FailGraph | ForwardOutput
+CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker
+WorkerInstruction: TypeAlias = Reply | ExecuteNodeTask | StopProcess

@@ -1,0 +1,142 @@
+"""check_invariants(): recount every table of the coordinator's core from scratch.
+
+The simulation calls this after every step, so it is written for speed: plain loops, and messages
+that are put together only when they are needed. It shares no counting code with the core on
+purpose.
+"""
+
+from __future__ import annotations
+
+from mpgrad.errors import InvariantViolated
+from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
+from mpgrad.scheduler.input_buffer import MISSING
+from mpgrad.scheduler.membership import WORKER_CREDIT, FlightKey
+
+
+def check_invariants(state: CoordinatorState) -> None:
+    """Raise InvariantViolated at the first table that does not add up."""
+    _check_leases(state)
+    ready: list[tuple[int, int]] = []
+    dispatched: list[tuple[int, int]] = []
+    for graph in state.graphs.values():
+        _check_graph(graph, ready, dispatched)
+    _check_queue(state, ready)
+    _check_flights(state, dispatched)
+
+
+def _check_leases(state: CoordinatorState) -> None:
+    """Each live block has exactly as many holders as the tables name."""
+    refs: list[object] = []
+    for graph in state.graphs.values():
+        refs.extend(graph.captures)
+        refs.extend(early[3] for early in graph.early)
+        for buffer in graph.buffers.values():
+            for slot in buffer.slots:
+                refs.extend(slot)
+    for member in state.membership.members.values():
+        for flight in member.flights.values():
+            refs.extend(flight.blocks)
+        for kept, times in member.kept.items():
+            if times <= 0:
+                raise InvariantViolated(f"{member.peer} keeps {kept} {times} times")
+            refs.extend([kept] * times)
+    holders: dict[Block, int] = {}
+    for ref in refs:
+        if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
+            holders[ref] = holders.get(ref, 0) + 1
+    counted = state.leases.counts()
+    if counted != holders:
+        wrong = {
+            block: (counted.get(block, 0), holders.get(block, 0))
+            for block in {**counted, **holders}
+            if counted.get(block, 0) != holders.get(block, 0)
+        }
+        raise InvariantViolated(f"leases do not add up (block: counted, held): {wrong}")
+
+
+def _check_graph(
+    graph: GraphTask, ready: list[tuple[int, int]], dispatched: list[tuple[int, int]]
+) -> None:
+    """The tables of one graph; its ready tasks (while it runs) and its dispatched ones are added.
+
+    A draining graph's ready tasks are in no queue any more.
+    """
+    number, name = graph.number, f"graph {graph.number}"
+    is_running = graph.phase is GraphPhase.RUNNING
+    outstanding = done = 0
+    for task, status in enumerate(graph.states):
+        if status is TaskState.DONE:
+            done += 1
+            if task in graph.buffers:
+                raise InvariantViolated(f"{name}: task {task} is done and still has its buffer")
+            continue
+        missing = _missing_inputs(graph, task)
+        if status is TaskState.NOT_READY:
+            waits = graph.dependencies[task]
+            if waits <= 0 or waits - missing not in (0, 1):
+                raise InvariantViolated(
+                    f"{name}: task {task} lacks {missing} inputs and waits for {waits} arrivals"
+                )
+            continue
+        outstanding += 1
+        if missing:
+            raise InvariantViolated(f"{name}: task {task} is ready and lacks {missing} inputs")
+        if status is TaskState.DISPATCHED:
+            dispatched.append((number, task))
+        elif is_running:
+            ready.append((number, task))
+    if graph.outstanding_tasks != outstanding:
+        raise InvariantViolated(
+            f"{name}: outstanding_tasks is {graph.outstanding_tasks}, not {outstanding}"
+        )
+    if graph.remaining != len(graph.specs) - done:
+        raise InvariantViolated(f"{name}: remaining is {graph.remaining} after {done} tasks")
+    if is_running and graph.is_complete:
+        raise InvariantViolated(f"{name} is complete but still in the table")
+
+
+def _missing_inputs(graph: GraphTask, task: int) -> int:
+    """How many contributions have not arrived."""
+    places = graph.specs[task].places
+    buffer = graph.buffers.get(task)
+    if buffer is None:
+        return sum(places)
+    missing = 0
+    for slot, count in zip(buffer.slots, places, strict=True):
+        if len(slot) != count:
+            raise InvariantViolated(
+                f"graph {graph.number}: the buffer of task {task} has other places than its spec"
+            )
+        missing += slot.count(MISSING)
+    return missing
+
+
+def _check_queue(state: CoordinatorState, ready: list[tuple[int, int]]) -> None:
+    """The queue holds all and only the ready tasks of running graphs, each once."""
+    queued = sorted((task.graph, task.task) for task in state.ready.tasks())
+    if queued != sorted(ready):
+        raise InvariantViolated(f"the ReadyQueue holds {queued}, not {sorted(ready)}")
+
+
+def _check_flights(state: CoordinatorState, dispatched: list[tuple[int, int]]) -> None:
+    """Every dispatched task is in flight exactly once, and no worker has more than its credit."""
+    flying = sorted(
+        (key.graph, key.task)
+        for member in state.membership.members.values()
+        for key in member.flights
+    )
+    if flying != sorted(dispatched):
+        raise InvariantViolated(f"in flight {flying}, dispatched {sorted(dispatched)}")
+    for worker in state.membership.workers():
+        keys = list(worker.flights)
+        if len(keys) > WORKER_CREDIT:
+            raise InvariantViolated(f"{worker.peer} was given {len(keys)} tasks")
+        if len(keys) > 1 and any(_is_suspect(state, key) for key in keys):
+            raise InvariantViolated(f"{worker.peer} has a suspect task and others: {keys}")
+
+
+def _is_suspect(state: CoordinatorState, key: FlightKey) -> bool:
+    """Whether a worker has died in this task before it was dispatched."""
+    return key.attempt > 1 and state.graphs[key.graph].deaths.get(key.task, 0) > 0

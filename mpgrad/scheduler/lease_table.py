@@ -1,0 +1,76 @@
+"""LeaseTable: who may not yet lose which block of the engine's arena.
+
+One count per block, kept in one process. Blocks of the client's arena are not counted: the client
+keeps them until the graph's last message.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mpgrad.errors import InvariantViolated
+from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+
+
+class BlockAllocator(Protocol):
+    """Decides where blocks lie (``shm.free_list.FreeList``)."""
+
+    def allocate(self, nbytes: int) -> tuple[int, int]:
+        """Offset and generation of a new block; raises SharedMemoryExhausted."""
+        ...
+
+    def free(self, offset: int) -> None: ...
+
+
+class LeaseTable:
+    """Counts the holders of each block; the last release frees it."""
+
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
+        #: All and only live blocks; every count is at least 1.
+        self._holders: dict[Block, int] = {}
+
+    def allot(self, nbytes: int) -> Block:
+        """A new block, held once by its caller.
+
+        Raises:
+            SharedMemoryExhausted: the arena's limit is reached.
+        """
+        offset, generation = self._allocator.allocate(nbytes)
+        block = Block(ENGINE_ARENA, offset, nbytes, generation)
+        self._holders[block] = 1
+        return block
+
+    def is_live(self, block: Block) -> bool:
+        return block in self._holders
+
+    def is_exclusive(self, ref: GradientRef) -> bool:
+        """Whether ``ref`` is a block of the engine's arena with a single holder."""
+        return isinstance(ref, Block) and self._holders.get(ref) == 1
+
+    def hold(self, ref: GradientRef) -> None:
+        """One more holder of ``ref`` if that is a block of the engine's arena."""
+        if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
+            if ref not in self._holders:
+                raise InvariantViolated(f"a freed block is held again: {ref}")
+            self._holders[ref] += 1
+
+    def release(self, ref: GradientRef) -> None:
+        """One holder less; the last one frees the block."""
+        if not isinstance(ref, Block) or ref.arena != ENGINE_ARENA:
+            return
+        count = self._holders.get(ref, 0)
+        if count == 0:
+            raise InvariantViolated(f"a freed block is released again: {ref}")
+        if count == 1:
+            del self._holders[ref]
+            self._allocator.free(ref.offset)
+        else:
+            self._holders[ref] = count - 1
+
+    def counts(self) -> dict[Block, int]:
+        """A copy of the table (for invariants)."""
+        return dict(self._holders)
+
+    def __len__(self) -> int:
+        return len(self._holders)

@@ -1,0 +1,341 @@
+"""Arrays in shared memory: in blocks that this process allots, and in those of another process.
+
+Knows arrays and handles, not tensors.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from mpgrad import config, machine
+from mpgrad.errors import InvariantViolated
+from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, TensorHandle
+from mpgrad.shm.backing import Backing
+from mpgrad.shm.free_list import FreeList, FreeListStatistics
+from mpgrad.shm.header import check_block, check_header, write_header
+from mpgrad.shm.lease import Array, Token, byte_bounds, lease_of, view
+from mpgrad.shm.segment import Segment
+
+__all__ = [
+    "Arena",
+    "ForeignArena",
+    "check_header",
+    "client_arena",
+    "default_limit_bytes",
+    "write_header",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: A sparse mapping costs nothing, so it may be far larger than what is ever alive at once: every
+#: size class keeps its own blocks.
+SMALLEST_CAPACITY_BYTES = 1 << 40
+LARGEST_CAPACITY_BYTES = 1 << 44
+
+#: The part of the memory that an arena takes by default; the rest is for heaps and other programs.
+DEFAULT_SHARE = 0.8
+
+
+def default_limit_bytes() -> int:
+    """``MPGRAD_SHM_LIMIT`` where it is set, else 0.8 of the memory that this process may use.
+
+    Raises:
+        ValueError: ``MPGRAD_SHM_LIMIT`` is not a size.
+    """
+    setting = config.shm_limit()
+    if setting is not None:
+        return setting
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min(memory, machine.memory_limit() or memory) * DEFAULT_SHARE)
+
+
+class _Reentered(InvariantViolated):
+    """An arena was entered by a finaliser or signal handler that interrupted its own thread."""
+
+
+class _MappedArena:
+    """What an arena offers whoever allots its blocks: arrays over blocks, and the way back.
+
+    Attributes:
+        segment: the memory.
+        number: ``handles.CLIENT_ARENA`` or ``handles.ENGINE_ARENA``.
+        released: (offset, generation) of each tracked block whose last view has died.
+    """
+
+    def __init__(self, segment: Segment, number: int) -> None:
+        self.segment, self.number = segment, number
+        self.released: deque[Token] = deque()
+
+    def open(
+        self,
+        block: Block,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        writeable: bool,
+        track: bool = False,
+    ) -> Array:
+        """A C-contiguous array at the start of ``block``.
+
+        Args:
+            block: where; for reading, its header must hold its generation.
+            shape: in elements.
+            dtype: of the elements.
+            writeable: whether this process is the one that fills the block.
+            track: append to ``released`` when the last view of the result dies.
+
+        Raises:
+            ProtocolError: the array does not fit the block, or the block is stale.
+        """
+        if writeable:
+            check_block(self.segment, block.offset, block.nbytes)
+        else:
+            check_header(self.segment, block.offset, block.generation)
+        return view(
+            self.segment,
+            block.offset,
+            shape,
+            dtype,
+            writeable=writeable,
+            released=self.released if track else None,
+            token=(block.offset, block.generation),
+            bounds=(block.offset, block.offset + block.nbytes),
+        )
+
+    def open_strided(self, handle: TensorHandle) -> Array:
+        """A read-only array over the elements that ``handle`` names; strides may be of any sign.
+
+        Raises:
+            ProtocolError: the block is stale, or an element would lie outside it.
+        """
+        start = handle.block_offset
+        nbytes = check_header(self.segment, start, handle.generation)
+        return view(
+            self.segment,
+            handle.offset,
+            handle.shape,
+            handle.dtype,
+            handle.strides,
+            writeable=False,
+            released=None,
+            token=(start, handle.generation),
+            bounds=(start, start + nbytes),
+        )
+
+    def write_header(self, block: Block) -> None:
+        """Mark ``block`` as being in the use that its generation names, so that it may be read.
+
+        Raises:
+            ProtocolError: the block does not lie in the segment.
+        """
+        write_header(self.segment, block.offset, block.generation, block.nbytes)
+
+    def locate(self, array: Array) -> tuple[int, int, int] | None:
+        """Where ``array`` lies in this arena, or None if not all of it does.
+
+        Returns:
+            The offset of its first element, its block's offset, and its block's generation.
+        """
+        lease = lease_of(array, self.segment)
+        if lease is None:
+            return None
+        offset = array.__array_interface__["data"][0] - self.segment.address
+        if array.flags.c_contiguous:
+            low, high = offset, offset + array.nbytes
+        else:
+            low, high = byte_bounds(offset, array.shape, array.itemsize, array.strides)
+        # as_strided can make an array that reaches beyond the memory of its base.
+        if low < lease.start or high > lease.stop:
+            return None
+        return (offset, *lease.token)
+
+    def close(self) -> None:
+        """Close the descriptor. Arrays stay valid; the mapping goes with the last of them."""
+        self.segment.close()
+
+
+class Arena(_MappedArena):
+    """An arena whose blocks this process allots. Thread-safe.
+
+    Args:
+        limit_bytes: of live blocks; None takes ``default_limit_bytes()``.
+        name: for error messages and ``/proc/PID/maps``.
+        number: what handles into it carry.
+        capacity_bytes: of address space; None takes far more than the limit.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int | None = None,
+        name: str = "arena",
+        *,
+        number: int = CLIENT_ARENA,
+        capacity_bytes: int | None = None,
+    ) -> None:
+        limit = default_limit_bytes() if limit_bytes is None else limit_bytes
+        super().__init__(_create_segment(limit, capacity_bytes, name), number)
+        self._free_list = FreeList(self.segment.nbytes, limit, name, mmap.PAGESIZE)
+        self._backing = Backing(self.segment, self._free_list)
+        # Re-entrant, so that a thread that enters twice is noticed instead of waiting for itself.
+        self._lock = threading.RLock()
+        self._busy = False
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Array:
+        """An uninitialised writable array, C-contiguous, 64-byte aligned.
+
+        Its block is free again when the last view of it has died.
+
+        Args:
+            shape: in elements.
+            dtype: of the elements.
+
+        Raises:
+            SharedMemoryExhausted: the limit is reached, or the machine has no memory left.
+            TypeError: the dtype holds Python objects.
+            ValueError: a dimension is negative.
+        """
+        # All that could fail is checked first: a block that no view owns would be lost.
+        dtype = np.dtype(dtype)
+        if dtype.hasobject:
+            raise TypeError(f"can't put arrays of {dtype} into shared memory: it holds objects")
+        if shape and min(shape) < 0:
+            raise ValueError(f"negative dimensions are not allowed: {tuple(shape)}")
+        try:
+            block = self.allocate(math.prod(shape) * dtype.itemsize)
+        except _Reentered:
+            # A finaliser or signal handler makes an array while this thread is allotting one. One
+            # on the heap serves: it is only copied when it is handed over.
+            return np.empty(shape, dtype)
+        return self.open(block, shape, dtype, writeable=True, track=True)
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block of ``nbytes`` with its header written; ``free`` gives it back.
+
+        Raises:
+            SharedMemoryExhausted: the limit is reached, or the machine has no memory left.
+        """
+        if self.segment.is_private:
+            raise InvariantViolated(
+                f"arena {self.segment.name} belongs to the process that this one was forked from"
+            )
+        offset, generation = self._exclusively(self._backing.allocate, nbytes)
+        write_header(self.segment, offset, generation, nbytes)
+        return Block(self.number, offset, nbytes, generation)
+
+    def free(self, block: Block) -> None:
+        """Give a block of ``allocate`` back, whose views nobody uses any more.
+
+        Raises:
+            InvariantViolated: it is not allocated.
+        """
+        self._exclusively(self._release, block.offset)
+
+    def trim(self, idle_limit: int | None = None) -> int:
+        """Give the pages of idle blocks back to the kernel; the bytes given back.
+
+        Happens by itself when idle blocks pile up.
+
+        Args:
+            idle_limit: the idle bytes that keep their pages; None keeps what the recent past
+                suggests will be needed again.
+        """
+        return self._exclusively(self._backing.trim, idle_limit)
+
+    def statistics(self) -> FreeListStatistics:
+        """The figures of this moment."""
+        return self._exclusively(self._free_list.statistics)
+
+    def check(self) -> None:
+        """Recompute the book of blocks from scratch.
+
+        Raises:
+            InvariantViolated: it contradicts itself.
+        """
+        self._exclusively(self._free_list.check)
+
+    def _exclusively(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``action`` on the book of blocks, after what the last views gave back."""
+        with self._lock:
+            if self._busy:
+                raise _Reentered(f"arena {self.segment.name} was entered twice by one thread")
+            self._busy = True
+            try:
+                released = self.released
+                while released:
+                    self._release(released.popleft()[0])
+                return action(*args, **kwargs)
+            finally:
+                self._busy = False
+
+    def _release(self, offset: int) -> None:
+        self._backing.free(offset)
+        write_header(self.segment, offset, 0, 0)
+
+
+class ForeignArena(_MappedArena):
+    """An arena whose blocks another process allots.
+
+    Args:
+        fd: of its segment, inherited or received; it belongs to the arena from now on.
+        name: for error messages.
+        number: what handles into it carry.
+
+    Raises:
+        ProtocolError: the descriptor is not a sealed segment.
+    """
+
+    def __init__(self, fd: int, name: str = "foreign arena", *, number: int = ENGINE_ARENA) -> None:
+        super().__init__(Segment.attach(fd, name), number)
+
+
+def _create_segment(limit: int, capacity: int | None, name: str) -> Segment:
+    if capacity is not None:
+        return Segment.create(capacity, name)
+    capacity = min(max(SMALLEST_CAPACITY_BYTES, 16 * limit), LARGEST_CAPACITY_BYTES)
+    while True:
+        try:
+            return Segment.create(capacity, name)
+        except OSError as error:
+            # `ulimit -v` or `ulimit -f` may forbid a sparse terabyte; then take what is allowed.
+            if error.errno not in (errno.ENOMEM, errno.EFBIG) or capacity <= limit:
+                raise
+            capacity //= 2
+
+
+_client_arena: Arena | None = None
+_client_arena_lock = threading.Lock()
+
+
+def client_arena() -> Arena:
+    """The arena of this process's own tensors, made on first use.
+
+    A forked child gets one of its own; the arrays that it inherited stay readable, and what it
+    writes to them stays in the child.
+    """
+    global _client_arena
+    arena = _client_arena
+    if arena is None:
+        with _client_arena_lock:
+            arena = _client_arena
+            if arena is None:
+                arena = _client_arena = Arena(name="client arena", number=CLIENT_ARENA)
+    return arena
+
+
+def _forget_in_child() -> None:
+    # The lock may be held by a thread that does not exist in the child.
+    global _client_arena, _client_arena_lock
+    _client_arena, _client_arena_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,137 @@
+"""Sees to it that every live block has physical pages, and that idle ones give theirs back.
+
+It joins a FreeList (which block) to a Segment (which pages); loads no NumPy.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.shm.free_list import SMALLEST_PUNCHED_BYTES, FreeList
+from mpgrad.shm.segment import Segment
+
+_MIB = 1 << 20
+
+#: Fresh pages are made at least this many bytes at a time. Measured (64 MiB, 2-core virtual
+#: machine): 40 ms by touching them, 32 ms by reserving and mapping them first; steps of 1 MiB cost
+#: as much as one of 64 MiB, and longer ones only make single allocations slow.
+STEP_BYTES = 1 * _MIB
+
+KEPT_BYTES = 256 * _MIB
+
+#: Allocations after which the memory of an earlier peak fades (twice this at most).
+PEAK_WINDOW = 4096
+
+
+class Backing:
+    """The pages under the blocks of one arena.
+
+    Args:
+        map_here: whether this process is the one that writes the blocks; then fresh pages are
+            mapped into it in one go as well.
+        kept_bytes: free pages that are always worth keeping.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        free_list: FreeList,
+        *,
+        map_here: bool = True,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._segment, self._free_list, self._kept = segment, free_list, kept_bytes
+        self._populate = segment.populate if map_here else segment.reserve
+        self._reserved = 0
+        self._punched: dict[int, int] = {}
+        self._peak = self._previous_peak = 0
+        self._allocations_left = PEAK_WINDOW
+
+    def allocate(self, nbytes: int) -> tuple[int, int]:
+        """``FreeList.allocate``, of a block whose pages are there.
+
+        Raises:
+            SharedMemoryExhausted: the limit is reached, or the kernel has no pages left.
+        """
+        free_list = self._free_list
+        offset, generation = free_list.allocate(nbytes)
+        size = free_list.size_of(offset)
+        try:
+            if offset + size > self._reserved:
+                self._grow(offset + size)
+            if self._punched and size >= SMALLEST_PUNCHED_BYTES:
+                self._refill(offset)
+        except BaseException as error:  # Ctrl-C as well: a gigabyte takes half a second
+            free_list.free(offset)
+            if not isinstance(error, SharedMemoryExhausted):
+                raise
+            raise SharedMemoryExhausted(
+                nbytes, free_list.used_bytes, free_list.limit_bytes, self._segment.name
+            ) from error
+        self._note_peak()
+        return offset, generation
+
+    def free(self, offset: int) -> None:
+        """``FreeList.free``; the pages stay for the next use.
+
+        Raises:
+            InvariantViolated: no live block starts there.
+        """
+        self._free_list.free(offset)
+
+    def trim(self, idle_limit: int | None = None) -> int:
+        """Give idle pages back until at most ``idle_limit`` bytes are idle; the bytes given back.
+
+        None keeps what a repetition of the recent past would need: its peak and ``kept_bytes``.
+        """
+        if idle_limit is None:
+            held_limit = min(self._recent_peak() + self._kept, self._free_list.limit_bytes)
+            idle_limit = max(0, held_limit - self._free_list.used_bytes)
+        given_back = 0
+        for start, nbytes in self._free_list.take_idle(idle_limit):
+            # Noted first: a block that is thought empty is merely refilled in vain.
+            self._punched[start] = nbytes
+            self._segment.punch(start, nbytes)
+            given_back += nbytes
+        return given_back
+
+    def _grow(self, end: int) -> None:
+        self._trim_overgrown()
+        target = -(-max(end, self._reserved + STEP_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+        target = min(target, self._segment.nbytes)
+        self._populate(self._reserved, target - self._reserved)
+        self._reserved = target
+
+    def _refill(self, offset: int) -> None:
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        nbytes = self._punched.get(start)
+        if nbytes is None:
+            return
+        self._trim_overgrown()
+        self._populate(start, nbytes)
+        del self._punched[start]
+
+    def _trim_overgrown(self) -> None:
+        """Trim where idle pages have piled up, or fresh ones would pass the limit.
+
+        A training step uses gigabytes and frees them all, so what is used *now* is no measure of
+        what will be needed: the recent peak is. The margin of 1/4 keeps trims rare.
+        """
+        held = self._free_list.used_bytes + self._free_list.idle_bytes
+        wanted = self._recent_peak() * 5 // 4 + self._kept
+        if held > min(wanted, self._free_list.limit_bytes):
+            self.trim()
+
+    def _note_peak(self) -> None:
+        used = self._free_list.used_bytes
+        if used > self._peak:
+            self._peak = used
+        self._allocations_left -= 1
+        if not self._allocations_left:
+            self._previous_peak, self._peak = self._peak, used
+            self._allocations_left = PEAK_WINDOW
+            self._trim_overgrown()
+
+    def _recent_peak(self) -> int:
+        return max(self._peak, self._previous_peak)

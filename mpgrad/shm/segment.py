@@ -1,0 +1,193 @@
+"""One stretch of anonymous shared memory: a sealed memfd, mapped once per process.
+
+It has no name anywhere, so the kernel frees it with its last process, however that dies. Knows no
+blocks and loads no NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+
+from mpgrad.errors import ProtocolError, SharedMemoryExhausted
+
+#: A segment may never change its size: a shrunk one would kill its readers with SIGBUS.
+REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+#: Linux 5.14; not yet named by the standard library.
+_MADV_POPULATE_WRITE = 23
+
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+# The kernel undoes an interrupted fallocate, so one call must be over before the next signal of
+# a profiler's timer: 8 MiB take two milliseconds.
+_RESERVE_STEP_BYTES = 8 << 20
+
+_live_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+
+class Segment:
+    """A mapped memfd.
+
+    The mapping is never undone by hand: it goes when the segment, every array over it and every
+    slice of ``buffer`` are gone. Unmapping under a NumPy array would be a segmentation fault.
+
+    Attributes:
+        fd: the descriptor to hand to other processes, -1 after ``close()``.
+        nbytes: the segment's size; pages exist only where they were touched or reserved.
+        address: where the mapping starts in this process.
+        buffer: the mapping, writable.
+        is_private: True in a forked child, which sees the bytes but no longer shares them.
+    """
+
+    def __init__(self, fd: int, nbytes: int, name: str) -> None:
+        self._mapping = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
+        self.fd, self.nbytes, self.name = fd, nbytes, name
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        self.buffer = memoryview(self._mapping)
+        self.is_private = False
+        _live_segments.add(self)
+
+    @classmethod
+    def create(cls, nbytes: int, name: str) -> Segment:
+        """A new segment of at least ``nbytes`` (rounded up to whole pages), all zeros, no pages.
+
+        Raises:
+            OSError: the address space or the number of descriptors is limited below that.
+        """
+        nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        fd = os.memfd_create(f"mpgrad-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS)
+            return cls(fd, nbytes, name)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, name: str = "segment") -> Segment:
+        """Map a segment that another process created; ``fd`` belongs to the result.
+
+        Raises:
+            ProtocolError: ``fd`` is no memfd, may change its size, or is empty. It is closed.
+        """
+        try:
+            nbytes = _verified_size(fd)
+            return cls(fd, nbytes, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+            raise
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Give the range physical pages now, so that no later access can run out of memory.
+
+        Without this, memory that runs out shows as SIGBUS at the first access, which kills.
+
+        Raises:
+            SharedMemoryExhausted: the kernel has no pages left.
+            ValueError: the range leaves the segment.
+        """
+        self._check_range(offset, nbytes)
+        end = offset + nbytes
+        for start in range(offset, end, _RESERVE_STEP_BYTES):
+            try:
+                os.posix_fallocate(self.fd, start, min(_RESERVE_STEP_BYTES, end - start))
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                    raise
+                raise SharedMemoryExhausted(nbytes, offset, self.nbytes, self.name) from error
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """``reserve`` the range and map its pages here, in one go instead of one fault a page."""
+        self.reserve(offset, nbytes)
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        # The pages exist by now: where the kernel is too old, touching them maps them later.
+        with contextlib.suppress(OSError):
+            self._mapping.madvise(_MADV_POPULATE_WRITE, start, offset + nbytes - start)
+
+    def punch(self, offset: int, nbytes: int) -> None:
+        """Give the pages of the range back to the kernel; it reads as zeros afterwards.
+
+        Both must be multiples of the page size.
+
+        Raises:
+            ValueError: the range leaves the segment, or is not made of whole pages.
+        """
+        self._check_range(offset, nbytes)
+        if offset % mmap.PAGESIZE or nbytes % mmap.PAGESIZE:
+            raise ValueError(f"cannot punch {nbytes} bytes at {offset}: not whole pages")
+        if nbytes and not self.is_private:
+            self._mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
+
+    def close(self, _close: Callable[[int], None] = os.close) -> None:
+        """Close the descriptor; the mapping stays for as long as something refers to it."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            _close(fd)
+
+    def __del__(self) -> None:
+        # May run after this module's globals are gone, hence close's bound argument.
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
+
+    def make_private(self) -> None:
+        """Map the same bytes copy-on-write, at the same address, and give the descriptor up.
+
+        For the child of a fork: it may go on using its tensors, and nothing that it writes
+        reaches the parent. As with any private mapping of a file, a page that the child has not
+        written may still show what the parent writes there later.
+        """
+        self.is_private = True
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE | _MAP_FIXED
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        mapped = _MAP_FAILED
+        if self.fd >= 0:
+            mapped = libc.mmap(self.address, self.nbytes, protection, flags, self.fd, 0)
+        if mapped == _MAP_FAILED:
+            # No descriptor any more, or strict overcommit: then the child may only read.
+            libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+            libc.mprotect(self.address, self.nbytes, mmap.PROT_READ)
+        self.close()
+
+    def _check_range(self, offset: int, nbytes: int) -> None:
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise ValueError(
+                f"{nbytes} bytes at offset {offset} leave the segment of {self.nbytes} bytes"
+            )
+
+
+def _verified_size(fd: int) -> int:
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        nbytes = os.fstat(fd).st_size
+    except OSError as error:
+        raise ProtocolError(f"descriptor {fd} is not a shared-memory segment: {error}") from error
+    if seals & REQUIRED_SEALS != REQUIRED_SEALS:
+        raise ProtocolError(
+            f"descriptor {fd} is not sealed against resizing (seals {seals:#x}); "
+            "reading it could kill this process"
+        )
+    if nbytes <= 0 or nbytes % mmap.PAGESIZE:
+        raise ProtocolError(f"descriptor {fd} has {nbytes} bytes, which is no whole page count")
+    return nbytes
+
+
+def _make_all_private() -> None:
+    for segment in list(_live_segments):
+        segment.make_private()
+
+
+os.register_at_fork(after_in_child=_make_all_private)

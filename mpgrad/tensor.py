@@ -1,0 +1,241 @@
+"""Tensor: an array, its place in the backward graph, and its ``.grad``.
+
+Only state and the properties over it live here; arithmetic and the other methods are attached by
+``tensor_methods``, which knows the operators.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpgrad.autograd.hooks import Hooks, RemovableHandle
+from mpgrad.autograd.node import Edge, InputMetadata, Node
+from mpgrad.device import CPU, Device
+from mpgrad.storage import VersionCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpgrad.autograd.accumulate_grad import AccumulateGrad
+    from mpgrad.tensor_members import TensorMembers
+
+    Array = np.ndarray[Any, Any]
+else:
+    TensorMembers = object
+
+
+class Tensor(TensorMembers):
+    """An n-dimensional array that can record how it was computed.
+
+    Made by ``mg.tensor``, ``mg.zeros`` and their like, or by an operation on Tensors; the
+    constructor wraps an array as it is, without a copy.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_accumulator",
+        "_array",
+        "_grad",
+        "_grad_fn",
+        "_output_nr",
+        "_post_accumulate_hooks",
+        "_requires_grad",
+        "_retains_grad",
+        "_version_counter",
+    )
+
+    #: NumPy must leave ``array * tensor`` to Tensor.
+    __array_priority__ = 1000
+
+    def __init__(
+        self,
+        array: Array,
+        *,
+        requires_grad: bool = False,
+        grad_fn: Node | None = None,
+        output_nr: int = 0,
+        version_counter: VersionCounter | None = None,
+    ) -> None:
+        self._array = array
+        self._grad: Tensor | None = None
+        self._grad_fn = grad_fn
+        self._output_nr = output_nr
+        self._requires_grad = requires_grad
+        self._retains_grad = False
+        self._version_counter = version_counter or VersionCounter()
+        #: The leaf's AccumulateGrad, held weakly: the graph owns it (see gradient_edge).
+        self._accumulator: weakref.ref[AccumulateGrad] | None = None
+        self._post_accumulate_hooks: Hooks | None = None
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._array.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._array.ndim
+
+    @property
+    def device(self) -> Device:
+        return CPU
+
+    @property
+    def _version(self) -> int:
+        return self._version_counter.value
+
+    # ------------------------------------------------------------------ its place in the graph
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """The Node that computes this tensor's gradient; None for a leaf."""
+        return self._grad_fn
+
+    @property
+    def output_nr(self) -> int:
+        """Which output of the recorded operation this tensor is."""
+        return self._output_nr
+
+    @property
+    def is_leaf(self) -> bool:
+        """True where no recorded operation made it."""
+        return self._grad_fn is None
+
+    @property
+    def requires_grad(self) -> bool:
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if self._grad_fn is not None and not value:
+            raise RuntimeError(
+                "you can only change requires_grad flags of leaf variables. If you want to use a "
+                "computed variable in a subgraph that doesn't require differentiation use "
+                "var_no_grad = var.detach()."
+            )
+        if value and self._array.dtype.kind not in "fc":
+            raise RuntimeError(
+                "only Tensors of floating point and complex dtype can require gradients, not "
+                f"{self._array.dtype}"
+            )
+        self._requires_grad = bool(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Set ``requires_grad`` in place and return self."""
+        self.requires_grad = requires_grad
+        return self
+
+    # ------------------------------------------------------------------ .grad
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The accumulated gradient of a leaf (or of a tensor after ``retain_grad()``)."""
+        if self._grad is None and self._grad_fn is not None and not self._retains_grad:
+            warnings.warn(
+                "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its "
+                ".grad attribute won't be populated during autograd.backward(). Use "
+                ".retain_grad() on the non-leaf Tensor if you want it.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None:
+            self._check_assigned_grad(value)
+        self._grad = value
+
+    @grad.deleter
+    def grad(self) -> None:
+        self._grad = None
+
+    def _check_assigned_grad(self, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
+        if value is self:
+            raise RuntimeError("can't assign Variable as its own grad")
+        if value.shape != self.shape:
+            raise RuntimeError(
+                f"assigned grad has data of a different size: {value.shape}, expected {self.shape}"
+            )
+        if value.dtype != self.dtype:
+            raise RuntimeError(
+                f"assigned grad has data of a different type: {value.dtype}, expected {self.dtype}"
+            )
+
+    @property
+    def retains_grad(self) -> bool:
+        """True where ``retain_grad()`` was called on a non-leaf."""
+        return self._retains_grad
+
+    def retain_grad(self) -> None:
+        """Keep ``.grad`` of this non-leaf too; nothing to do for a leaf.
+
+        Raises:
+            RuntimeError: the tensor does not require grad.
+        """
+        if not self._requires_grad:
+            raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
+        if self._grad_fn is not None:
+            self._retains_grad = True
+            self._grad_fn.retain_grad_for(self._output_nr, self)
+
+    # ------------------------------------------------------------------ hooks
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        """Call ``hook(grad)`` when this tensor's gradient is complete; it may return another.
+
+        Raises:
+            RuntimeError: the tensor does not require grad.
+        """
+        if not self._requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        edge = gradient_edge(self)
+        return edge.function.hooks_for(edge.input_nr).add(hook)
+
+    def register_post_accumulate_grad_hook(
+        self, hook: Callable[[Tensor], None]
+    ) -> RemovableHandle:
+        """Call ``hook(tensor)`` right after this leaf's ``.grad`` was updated.
+
+        Raises:
+            RuntimeError: the tensor is no leaf or does not require grad.
+        """
+        if not self._requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        if self._grad_fn is not None:
+            raise RuntimeError(
+                "post accumulate grad hooks cannot be registered on non-leaf tensors"
+            )
+        if self._post_accumulate_hooks is None:
+            self._post_accumulate_hooks = Hooks()
+        return self._post_accumulate_hooks.add(hook)
+
+
+def metadata_of(tensor: Tensor) -> InputMetadata:
+    """What a gradient of ``tensor`` must look like."""
+    return InputMetadata(tensor._array.shape, tensor._array.dtype, CPU)
+
+
+def gradient_edge(tensor: Tensor) -> Edge:
+    """Where the gradient of ``tensor`` flows: into its grad_fn, or its AccumulateGrad if a leaf."""
+    if tensor._grad_fn is not None:
+        return Edge(tensor._grad_fn, tensor._output_nr)
+    accumulator = tensor._accumulator() if tensor._accumulator is not None else None
+    if accumulator is None:
+        from mpgrad.autograd.accumulate_grad import AccumulateGrad
+
+        accumulator = AccumulateGrad(tensor)
+        tensor._accumulator = weakref.ref(accumulator)
+    return Edge(accumulator, 0)

@@ -1,0 +1,80 @@
+"""How a Tensor prints: as PyTorch prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpgrad.ops.promotion import DEFAULT_FLOAT
+from mpgrad.tensor import Tensor
+
+#: PyTorch's defaults: above this many elements the middle is left out, this many kept at each end.
+_THRESHOLD, _EDGE_ITEMS, _DIGITS, _LINE_WIDTH = 1000, 3, 4, 80
+
+#: Dtypes that a reader expects, so that they are not printed.
+_SILENT_DTYPES = (DEFAULT_FLOAT, np.dtype(np.int64), np.dtype(bool))
+
+
+def represent(tensor: Tensor) -> str:
+    """``tensor([1., 2.], requires_grad=True)``."""
+    array = tensor._array
+    prefix = f"{_name(tensor)}("
+    if array.size:
+        text = np.array2string(
+            array,
+            max_line_width=_LINE_WIDTH,
+            separator=", ",
+            prefix=prefix,
+            threshold=_THRESHOLD,
+            edgeitems=_EDGE_ITEMS,
+            formatter={"float_kind": _float_format(array)},
+        )
+    else:
+        text = "[]" if array.shape == (0,) else f"[], size={array.shape}"
+    notes = []
+    if array.dtype not in _SILENT_DTYPES:
+        notes.append(f"dtype={array.dtype}")
+    if tensor._grad_fn is not None:
+        notes.append(f"grad_fn=<{tensor._grad_fn.name()}>")
+    elif tensor._requires_grad:
+        notes.append("requires_grad=True")
+    return prefix + ", ".join([text, *notes]) + ")"
+
+
+def _name(tensor: Tensor) -> str:
+    kind = type(tensor)
+    return "tensor" if kind is Tensor else kind.__name__
+
+
+def _float_format(array: np.ndarray[Any, Any]) -> Callable[[Any], str]:
+    """One format for all elements: whole numbers bare, extremes in scientific notation."""
+    if array.dtype.kind != "f":
+        return str
+    finite = np.abs(array[np.isfinite(array)].astype(np.float64))
+    nonzero = finite[finite > 0]
+    if nonzero.size == 0 or (nonzero == np.floor(nonzero)).all():
+        scientific = bool(nonzero.size and nonzero.max() > 10**8)
+        plain: Callable[[Any], str] = "{:.0f}.".format
+    else:
+        low, high = nonzero.min(), nonzero.max()
+        scientific = bool(high / low > 1000.0 or high > 10**8 or low < 10**-_DIGITS)
+        plain = f"{{:.{_DIGITS}f}}".format
+    chosen = f"{{:.{_DIGITS}e}}".format if scientific else plain
+
+    def text(value: Any) -> str:
+        return chosen(value) if np.isfinite(value) else str(value)
+
+    shown = array if array.size <= _THRESHOLD else _ends(array)
+    width = max(len(text(value)) for value in shown.ravel())
+    return lambda value: text(value).rjust(width)
+
+
+def _ends(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What is left of ``array`` when the middle of each dimension is left out."""
+    for axis, length in enumerate(array.shape):
+        if length > 2 * _EDGE_ITEMS:
+            kept = [*range(_EDGE_ITEMS), *range(length - _EDGE_ITEMS, length)]
+            array = array.take(kept, axis)
+    return array

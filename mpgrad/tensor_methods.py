@@ -1,0 +1,409 @@
+"""Attaches to Tensor what needs the operators: arithmetic, methods, conversions.
+
+Importing this module is what makes Tensor complete; ``mpgrad`` does so before it hands out any
+operator or Tensor.
+"""
+
+from __future__ import annotations
+
+import copy as python_copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad import storage, tensor_display, tensor_in_place, tensor_numpy
+from mpgrad.device import Device, as_device
+from mpgrad.ops import (
+    activation,
+    arithmetic,
+    catalogue,  # noqa: F401  (registers every operator)
+    indexing,
+    linalg,
+    reduction,
+    shape,
+    transcendental,
+)
+from mpgrad.ops.creation import check_device
+from mpgrad.ops.promotion import cast
+from mpgrad.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+
+# ------------------------------------------------------------------------ Python's operators
+
+_OPERANDS = (Tensor, int, float, np.ndarray, np.generic)
+
+
+def _infix(function: Callable[..., Tensor], *, reflected: bool = False) -> Callable[..., Any]:
+    """``function`` as a special method: an operand that it does not know is left to the other."""
+
+    def method(self: Tensor, other: Any) -> Any:
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
+        return function(other, self) if reflected else function(self, other)
+
+    return method
+
+
+_INFIX = {
+    "add": arithmetic.add,
+    "sub": arithmetic.sub,
+    "mul": arithmetic.mul,
+    "truediv": arithmetic.div,
+    "floordiv": arithmetic.floor_divide,
+    "mod": arithmetic.remainder,
+    "pow": arithmetic.pow,
+    "matmul": linalg.matmul,
+}
+_COMPARISONS = {
+    "__eq__": arithmetic.eq,
+    "__ne__": arithmetic.ne,
+    "__lt__": arithmetic.lt,
+    "__le__": arithmetic.le,
+    "__gt__": arithmetic.gt,
+    "__ge__": arithmetic.ge,
+    "__and__": arithmetic.bitwise_and,
+    "__or__": arithmetic.bitwise_or,
+    "__xor__": arithmetic.bitwise_xor,
+}
+
+
+# ------------------------------------------------------------------------ as Python values
+
+
+def item(self: Tensor) -> Any:
+    """The only element as a Python number.
+
+    Raises:
+        RuntimeError: there is not exactly one.
+    """
+    if self._array.size != 1:
+        raise RuntimeError(
+            f"a Tensor with {self._array.size} elements cannot be converted to Scalar"
+        )
+    return self._array.item()
+
+
+def tolist(self: Tensor) -> Any:
+    """Nested lists of Python numbers."""
+    return self._array.tolist()
+
+
+def _bool(self: Tensor) -> bool:
+    if self._array.size != 1:
+        what = "more than one value" if self._array.size else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {what} is ambiguous")
+    return bool(self._array.item())
+
+
+def _index(self: Tensor) -> int:
+    if self._array.size != 1 or self._array.dtype.kind not in "biu":
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+    return int(self._array.item())
+
+
+def _len(self: Tensor) -> int:
+    if self.ndim == 0:
+        raise TypeError("len() of a 0-d tensor")
+    return self.shape[0]
+
+
+def _iter(self: Tensor) -> Iterator[Tensor]:
+    if self.ndim == 0:
+        raise TypeError("iteration over a 0-d tensor")
+    return iter(indexing.unbind(self))
+
+
+def _contains(self: Tensor, value: Any) -> bool:
+    return bool(arithmetic.eq(self, value)._array.any())
+
+
+def _format(self: Tensor, spec: str) -> str:
+    if self.ndim == 0 and spec:
+        return format(item(self), spec)
+    return object.__format__(self, spec)
+
+
+# ------------------------------------------------------------------------ size and place
+
+
+def size(self: Tensor, dim: int | None = None) -> Any:
+    """The shape, or the length of one dimension."""
+    return self.shape if dim is None else self.shape[dim]
+
+
+def numel(self: Tensor) -> int:
+    """The number of elements."""
+    return self._array.size
+
+
+def element_size(self: Tensor) -> int:
+    """Bytes per element."""
+    return self._array.itemsize
+
+
+def is_contiguous(self: Tensor) -> bool:
+    """Whether the elements lie in order without gaps."""
+    return self._array.flags.c_contiguous
+
+
+def stride(self: Tensor, dim: int | None = None) -> Any:
+    """Steps between neighbours along each dimension, in elements."""
+    strides = tuple(step // self._array.itemsize for step in self._array.strides)
+    return strides if dim is None else strides[dim]
+
+
+def data_ptr(self: Tensor) -> int:
+    """The address of the first element."""
+    return self._array.ctypes.data
+
+
+def to(
+    self: Tensor, *args: Any, dtype: Any = None, device: Any = None, copy: bool = False
+) -> Tensor:
+    """In another dtype or on another device: ``to(dtype)``, ``to(device)``, ``to(other)``.
+
+    Differentiable; the tensor itself where nothing changes and ``copy`` is False.
+
+    Raises:
+        RuntimeError: the device cannot hold tensors here.
+    """
+    for argument in args:
+        if isinstance(argument, Tensor):
+            dtype, device = argument.dtype, argument.device
+        elif isinstance(argument, Device) or _names_device(argument):
+            device = argument
+        elif argument is not None:
+            dtype = argument
+    check_device(device)
+    result = self if dtype is None else cast(self, dtype)
+    return shape.clone(self) if copy and result is self else result
+
+
+def _names_device(argument: Any) -> bool:
+    if not isinstance(argument, str):
+        return False
+    try:
+        as_device(argument)
+    except RuntimeError:
+        return False
+    return True
+
+
+def cpu(self: Tensor) -> Tensor:
+    """On the CPU."""
+    return to(self, device="cpu")
+
+
+def cuda(self: Tensor, device: int = 0) -> Tensor:
+    """On a GPU.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    return to(self, device=f"cuda:{device}")
+
+
+def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
+    def method(self: Tensor) -> Tensor:
+        return cast(self, dtype)
+
+    method.__doc__ = f"In {np.dtype(dtype)} (differentiable where that is a floating dtype)."
+    return method
+
+
+def type_as(self: Tensor, other: Tensor) -> Tensor:
+    """In the dtype of ``other``."""
+    return cast(self, other.dtype)
+
+
+def is_floating_point(self: Tensor) -> bool:
+    """Whether the dtype is a floating one."""
+    return self.dtype.kind == "f"
+
+
+# ------------------------------------------------------------------------ the graph
+
+
+def detach(self: Tensor) -> Tensor:
+    """The same array without history; it shares the version counter."""
+    return Tensor(self._array, version_counter=self._version_counter)
+
+
+def _get_data(self: Tensor) -> Tensor:
+    """The same array without history; changes through it are not noticed by saved tensors."""
+    return Tensor(self._array)
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
+    if value.shape != self.shape or value.dtype != self.dtype:
+        if self._requires_grad and value.dtype.kind not in "fc":
+            raise RuntimeError(
+                "data set to a tensor that requires gradients must be floating point or complex "
+                "dtype"
+            )
+        # The old AccumulateGrad expects gradients of the old shape and dtype.
+        self._accumulator = None
+    self._array = value._array
+
+
+def backward(
+    self: Tensor,
+    gradient: Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Sequence[Tensor] | Tensor | None = None,
+) -> None:
+    """Add the derivative of this tensor to ``.grad`` of the leaves that it depends on.
+
+    Args:
+        gradient: of something with respect to this tensor; may be left out for a single element.
+        retain_graph: keep saved tensors for another backward (default: ``create_graph``).
+        create_graph: record the backward itself, for higher derivatives.
+        inputs: accumulate into these only, instead of all leaves.
+
+    Raises:
+        RuntimeError: the tensor does not require grad, or the graph's saved tensors are gone.
+    """
+    from mpgrad.autograd.backward import backward as run
+
+    run(self, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+# ------------------------------------------------------------------------ copies and pickles
+
+
+def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool) -> Tensor:
+    rebuilt = kind.__new__(kind)
+    Tensor.__init__(rebuilt, storage.adopt(array), requires_grad=requires_grad)
+    return rebuilt
+
+
+def _require_leaf(tensor: Tensor, protocol: str) -> None:
+    if tensor._grad_fn is not None:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the "
+            f"{protocol} protocol at the moment. Use detach() first."
+        )
+
+
+def _reduce(self: Tensor, protocol: int) -> tuple[Any, ...]:
+    _require_leaf(self, "pickle")
+    arguments = (type(self), self._array, self._requires_grad)
+    return (_rebuild, arguments, (self.__dict__ or None, None))
+
+
+def _setstate(self: Tensor, state: tuple[dict[str, Any] | None, None]) -> None:
+    self.__dict__.update(state[0] or {})
+
+
+def _deepcopy(self: Tensor, memo: dict[int, Any]) -> Tensor:
+    _require_leaf(self, "deepcopy")
+    if id(self) in memo:
+        return memo[id(self)]  # type: ignore[no-any-return]
+    copied = _rebuild(type(self), self._array, self._requires_grad)
+    memo[id(self)] = copied
+    copied._grad = python_copy.deepcopy(self._grad, memo)
+    copied.__dict__.update(python_copy.deepcopy(self.__dict__, memo))
+    return copied
+
+
+# ------------------------------------------------------------------------ attaching
+
+_FUNCTIONS_AS_METHODS: tuple[Callable[..., Any], ...] = (
+    *(getattr(arithmetic, name) for name in arithmetic.__all__ if name != "where"),
+    *(getattr(transcendental, name) for name in transcendental.__all__),
+    *(getattr(reduction, name) for name in reduction.__all__),
+    *(getattr(shape, name) for name in shape.__all__ if name not in ("cat", "stack")),
+    *(getattr(indexing, name) for name in indexing.__all__),
+    *(getattr(linalg, name) for name in linalg.__all__ if name != "linear"),
+    activation.softmax,
+    activation.log_softmax,
+)
+
+_METHODS: dict[str, Callable[..., Any]] = {
+    "item": item,
+    "tolist": tolist,
+    "size": size,
+    "dim": lambda self: self.ndim,
+    "numel": numel,
+    "nelement": numel,
+    "element_size": element_size,
+    "is_contiguous": is_contiguous,
+    "stride": stride,
+    "data_ptr": data_ptr,
+    "to": to,
+    "type": cast,
+    "type_as": type_as,
+    "cpu": cpu,
+    "cuda": cuda,
+    "float": _in_dtype(np.float32),
+    "double": _in_dtype(np.float64),
+    "half": _in_dtype(np.float16),
+    "long": _in_dtype(np.int64),
+    "int": _in_dtype(np.int32),
+    "bool": _in_dtype(np.bool_),
+    "is_floating_point": is_floating_point,
+    "detach": detach,
+    "backward": backward,
+    "where": lambda self, condition, other: arithmetic.where(condition, self, other),
+    "masked_fill": lambda self, mask, value: arithmetic.where(mask, value, self),
+    "view_as": lambda self, other: shape.view(self, other.shape),
+    "reshape_as": lambda self, other: shape.reshape(self, other.shape),
+    "expand_as": lambda self, other: shape.expand(self, other.shape),
+    "absolute": arithmetic.abs,
+    "negative": arithmetic.neg,
+    "multiply": arithmetic.mul,
+    "divide": arithmetic.div,
+    "subtract": arithmetic.sub,
+    "clip": arithmetic.clamp,
+    "swapaxes": shape.transpose,
+    "swapdims": shape.transpose,
+    "ravel": lambda self: shape.reshape(self, -1),
+    "__neg__": arithmetic.neg,
+    "__pos__": lambda self: self,
+    "__abs__": arithmetic.abs,
+    "__invert__": arithmetic.bitwise_not,
+    "__getitem__": indexing.getitem,
+    "__len__": _len,
+    "__iter__": _iter,
+    "__contains__": _contains,
+    "__bool__": _bool,
+    "__float__": lambda self: float(item(self)),
+    "__int__": lambda self: int(item(self)),
+    "__index__": _index,
+    "__hash__": object.__hash__,
+    "__format__": _format,
+    "__repr__": tensor_display.represent,
+    "__reduce_ex__": _reduce,
+    "__setstate__": _setstate,
+    "__deepcopy__": _deepcopy,
+}
+
+_PROPERTIES: dict[str, property] = {
+    "data": property(_get_data, _set_data),
+    "T": property(lambda self: shape.permute(self, tuple(reversed(range(self.ndim))))),
+    "mT": property(lambda self: shape.transpose(self, -2, -1)),
+    "nbytes": property(lambda self: self._array.nbytes),
+    "itemsize": property(element_size),
+    "is_cuda": property(lambda self: False),
+}
+
+
+def _attach() -> None:
+    for function in _FUNCTIONS_AS_METHODS:
+        setattr(Tensor, function.__name__, function)
+    for name, function in _INFIX.items():
+        setattr(Tensor, f"__{name}__", _infix(function))
+        setattr(Tensor, f"__r{name}__", _infix(function, reflected=True))
+    for name, function in _COMPARISONS.items():
+        setattr(Tensor, name, _infix(function))
+    for table in (_METHODS, _PROPERTIES, tensor_numpy.METHODS, tensor_in_place.METHODS):
+        for name, member in table.items():
+            setattr(Tensor, name, member)
+
+
+_attach()

@@ -1,0 +1,164 @@
+"""NumPy functions on Tensors (``np.exp(x)``, ``np.sum(x)``, ``array * x``): NEP 13 and NEP 18.
+
+Functions in the tables below become operators and are recorded; any other gets the arrays, which
+raises, as ``x.numpy()`` does, where a Tensor requires grad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpgrad.ops import arithmetic, linalg, reduction, shape, transcendental
+from mpgrad.tensor import Tensor
+
+_UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
+    np.add: arithmetic.add,
+    np.subtract: arithmetic.sub,
+    np.multiply: arithmetic.mul,
+    np.true_divide: arithmetic.div,
+    np.floor_divide: arithmetic.floor_divide,
+    np.remainder: arithmetic.remainder,
+    np.power: arithmetic.pow,
+    np.negative: arithmetic.neg,
+    np.absolute: arithmetic.abs,
+    np.maximum: arithmetic.maximum,
+    np.minimum: arithmetic.minimum,
+    np.sqrt: arithmetic.sqrt,
+    np.square: arithmetic.square,
+    np.reciprocal: arithmetic.reciprocal,
+    np.sign: arithmetic.sign,
+    np.floor: arithmetic.floor,
+    np.ceil: arithmetic.ceil,
+    np.rint: arithmetic.round,
+    np.equal: arithmetic.eq,
+    np.not_equal: arithmetic.ne,
+    np.greater: arithmetic.gt,
+    np.greater_equal: arithmetic.ge,
+    np.less: arithmetic.lt,
+    np.less_equal: arithmetic.le,
+    np.logical_not: arithmetic.logical_not,
+    np.isnan: arithmetic.isnan,
+    np.isinf: arithmetic.isinf,
+    np.isfinite: arithmetic.isfinite,
+    np.exp: transcendental.exp,
+    np.expm1: transcendental.expm1,
+    np.log: transcendental.log,
+    np.log1p: transcendental.log1p,
+    np.sin: transcendental.sin,
+    np.cos: transcendental.cos,
+    np.tan: transcendental.tan,
+    np.arcsin: transcendental.arcsin,
+    np.arccos: transcendental.arccos,
+    np.arctan: transcendental.arctan,
+    np.sinh: transcendental.sinh,
+    np.cosh: transcendental.cosh,
+    np.tanh: transcendental.tanh,
+    np.matmul: linalg.matmul,
+}
+
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    np.sum: reduction.sum,
+    np.mean: reduction.mean,
+    np.var: lambda x, axis=None, ddof=0, keepdims=False: reduction.var(
+        x, axis, keepdims, correction=ddof
+    ),
+    np.std: lambda x, axis=None, ddof=0, keepdims=False: reduction.std(
+        x, axis, keepdims, correction=ddof
+    ),
+    np.max: lambda x, axis=None, keepdims=False: reduction.amax(x, axis, keepdims),
+    np.min: lambda x, axis=None, keepdims=False: reduction.amin(x, axis, keepdims),
+    np.prod: lambda x, axis=None, keepdims=False: reduction.prod(x, axis, keepdims),
+    np.cumsum: lambda x, axis=None: (
+        reduction.cumsum(shape.flatten(x), 0) if axis is None else reduction.cumsum(x, axis)
+    ),
+    np.clip: arithmetic.clamp,
+    np.where: arithmetic.where,
+    np.dot: linalg.matmul,
+    np.concatenate: lambda arrays, axis=0: shape.cat(arrays, axis),
+    np.stack: lambda arrays, axis=0: shape.stack(arrays, axis),
+    np.reshape: lambda x, shape_: shape.reshape(x, shape_),
+    np.ravel: lambda x: shape.reshape(x, -1),
+    np.squeeze: lambda x, axis=None: shape.squeeze(x, axis),
+    np.expand_dims: lambda x, axis: shape.unsqueeze(x, axis),
+    np.transpose: lambda x, axes=None: shape.permute(
+        x, tuple(reversed(range(x.ndim))) if axes is None else axes
+    ),
+    np.swapaxes: shape.transpose,
+    np.broadcast_to: shape.broadcast_to,
+}
+
+
+def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    """NEP 13: a ufunc met a Tensor among its inputs or outputs."""
+    if any(isinstance(out, Tensor) for out in kwargs.get("out", ())):
+        raise TypeError(
+            f"np.{ufunc.__name__}: a Tensor cannot be the `out` of a NumPy function; use the "
+            "in-place methods of Tensor"
+        )
+    function = _UFUNCS.get(ufunc)
+    if method == "__call__" and not kwargs and function is not None:
+        return function(*inputs)
+    result = getattr(ufunc, method)(*_arrays(inputs), **kwargs)
+    if "out" in kwargs or not isinstance(result, np.ndarray):
+        return result
+    return Tensor(result)
+
+
+def array_function(
+    self: Tensor,
+    func: Callable[..., Any],
+    types: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """NEP 18: a NumPy function met a Tensor among its arguments."""
+    function = _FUNCTIONS.get(func)
+    if function is not None:
+        return function(*args, **kwargs)
+    return func(*_arrays(args), **{name: _arrays(value) for name, value in kwargs.items()})
+
+
+def _arrays(value: Any) -> Any:
+    """``value`` with its Tensors replaced by their arrays, inside tuples and lists too."""
+    if isinstance(value, Tensor):
+        return as_numpy(value)
+    if isinstance(value, tuple | list):
+        return type(value)(_arrays(item) for item in value)
+    return value
+
+
+def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
+    """The array itself: no copy, each sees the other's changes.
+
+    Args:
+        force: detach first.
+
+    Raises:
+        RuntimeError: the tensor requires grad, so that changes would escape the record.
+    """
+    if self._requires_grad and not force:
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )
+    return self._array
+
+
+def as_array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    """What ``np.asarray(tensor)`` gives."""
+    array = as_numpy(self)
+    if dtype is not None and array.dtype != dtype:
+        if copy is False:
+            raise ValueError(f"a copy is needed to convert {array.dtype} to {np.dtype(dtype)}")
+        return array.astype(dtype)
+    return array.copy() if copy else array
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "__array_ufunc__": array_ufunc,
+    "__array_function__": array_function,
+    "__array__": as_array,
+    "numpy": as_numpy,
+}

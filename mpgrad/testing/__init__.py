@@ -1,0 +1,14 @@
+"""Simulation of the whole protocol for tests of the engine itself: see ``World``."""
+
+from __future__ import annotations
+
+from mpgrad.lazy import attach as _attach
+
+__getattr__, __dir__ = _attach(
+    __name__,
+    {
+        "World": "mpgrad.testing.world",
+        "WorldFailure": "mpgrad.testing.world",
+        "Faults": "mpgrad.testing.faults",
+    },
+)

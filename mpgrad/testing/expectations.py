@@ -1,0 +1,109 @@
+"""Expectations: what must come out of a World, kept apart from the core that brings it about.
+
+It remembers which faults were planted where, so that a graph may fail only for one of them, and
+must not complete in spite of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.coordinator_state import DEATHS_MAX, KILLS_MAX
+from mpgrad.scheduler.plan import Plan
+from mpgrad.testing.path_counts import TracedGraph
+
+
+class Wrong(Exception):
+    """The simulation saw something that must not happen."""
+
+
+def require(truth: bool, message: str) -> None:
+    if not truth:
+        raise Wrong(message)
+
+
+class Program(NamedTuple):
+    """A submitted graph, as its tasks find it by the payload that travels with them."""
+
+    peer: str
+    name: int
+    graph: TracedGraph
+    plan: Plan
+
+
+class Expectations:
+    """The planted facts, by program number."""
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+        #: Programs whose caller has asked for an early end.
+        self.cancelled: set[int] = set()
+        #: True where memory may run out, and where no more workers can be had.
+        self.is_memory_short = False
+        self.has_given_up = False
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._ended: set[int] = set()
+        self._runs: set[tuple[int, int, int]] = set()
+        #: Per (program, task): workers that died in it, and whether its graph must fail for that.
+        self._deaths: Counter[tuple[int, int]] = Counter()
+        self._fatal: set[tuple[int, int]] = set()
+
+    def add_program(self, peer: str, name: int, graph: TracedGraph, plan: Plan) -> int:
+        """The number under which the tasks of a graph find their rules."""
+        self.programs.append(Program(peer, name, graph, plan))
+        self._numbers[peer, name] = number = len(self.programs) - 1
+        return number
+
+    def cancel(self, peer: str, name: int) -> None:
+        self.cancelled.add(self._numbers[peer, name])
+
+    def number_of(self, peer: str, name: int) -> int:
+        return self._numbers[peer, name]
+
+    def on_begin(self, peer: str, dispatch: do.DispatchNodeTask) -> None:
+        """A worker begins a task: once per attempt, and never after its graph's end."""
+        key = (dispatch.graph, dispatch.task, dispatch.attempt)
+        require(key not in self._runs, f"{peer} runs {key}, which was run before")
+        self._runs.add(key)
+        require(dispatch.payload[0] not in self._ended, f"{peer} runs {key} of an ended graph")
+
+    def on_death(self, event: ev.WorkerLost, running: do.DispatchNodeTask | None) -> None:
+        """A worker that was ready has died, in the middle of ``running`` if that is given."""
+        if running is not None:
+            self._deaths[running.payload] += 1
+            if self._deaths[running.payload] >= (KILLS_MAX if event.killed else DEATHS_MAX):
+                self._fatal.add(running.payload)
+
+    def check_ending(self, end: do.CompleteGraph | do.FailGraph) -> None:
+        """A graph ends once; it fails for a planted reason, and completes for want of one."""
+        number = self._numbers[end.peer, end.graph]
+        require(number not in self._ended, f"graph {end.graph} of {end.peer} ends twice")
+        self._ended.add(number)
+        if isinstance(end, do.FailGraph):
+            require(self._is_planted(number, end), f"nobody planted this failure: {end}")
+            return
+        graph = self.programs[number].graph
+        require(graph.raising < 0, f"graph {end.graph} completes, but a rule of it raises")
+        fatal = [task for program, task in sorted(self._fatal) if program == number]
+        require(not fatal, f"graph {end.graph} completes in spite of its tasks {fatal}")
+
+    def _is_planted(self, number: int, end: do.FailGraph) -> bool:
+        if end.kind == "error":
+            _, _, graph, plan = self.programs[number]
+            blamed = plan.groups[end.task] if end.task >= 0 else ()
+            return end.error == error_text(graph.raising, end.task) and any(
+                member.node == graph.raising for member in blamed
+            )
+        if end.kind == "lost":
+            return (number, end.task) in self._fatal or (end.task == -1 and self.has_given_up)
+        if end.kind == "memory":
+            return self.is_memory_short
+        return end.kind == "cancelled" and number in self.cancelled
+
+
+def error_text(node: int, task: int) -> bytes:
+    """What the planted exception says: it names the Node and the task that really raised."""
+    return f"the rule of node {node} raised in task {task}".encode()

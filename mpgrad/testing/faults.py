@@ -1,0 +1,86 @@
+"""Faults: the dials of what goes wrong in a simulation, and how often each did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from random import Random
+
+#: Workers that may die in one World: below the core's own limit of deaths without progress.
+DEATHS_MAX = 15
+
+
+@dataclass(frozen=True)
+class Faults:
+    """One probability per kind of fault (0 switches it off).
+
+    Attributes:
+        crash_before_reply: per task that runs on a worker; it may have written part of its blocks.
+        crash_after_reply: per reply; what is underway may be lost or arrive after the death.
+        kill: per worker: SIGKILL from outside at any time.
+        die_at_start: per worker process: it dies before it is ready.
+        stall: per task: it hangs until the shell fences the worker.
+        late_reply: per stall: the reply was sent after all, just before the fence.
+        duplicate_reply: per reply of a worker.
+        forge: per task: the reply names somebody else's block.
+        raise_rule: per graph: one of its rules raises.
+        cancel: per graph: the caller cancels it at any time.
+        vanish: per session: its client is gone at any time.
+        small_arena: per World: the arena is too small, for a while or for good.
+        unavailable: per worker to be started: no process can be had any more.
+    """
+
+    crash_before_reply: float = 0.0
+    crash_after_reply: float = 0.0
+    kill: float = 0.0
+    die_at_start: float = 0.0
+    stall: float = 0.0
+    late_reply: float = 0.0
+    duplicate_reply: float = 0.0
+    forge: float = 0.0
+    raise_rule: float = 0.0
+    cancel: float = 0.0
+    vanish: float = 0.0
+    small_arena: float = 0.0
+    unavailable: float = 0.0
+
+
+NO_FAULTS = Faults()
+ALL_FAULTS = Faults(
+    crash_before_reply=0.03,
+    crash_after_reply=0.03,
+    kill=0.3,
+    die_at_start=0.1,
+    stall=0.02,
+    late_reply=0.5,
+    duplicate_reply=0.1,
+    forge=0.01,
+    raise_rule=0.2,
+    cancel=0.2,
+    vanish=0.1,
+    small_arena=0.4,
+    unavailable=0.03,
+)
+
+
+class FaultDice:
+    """Throws for each fault, and counts those that happened."""
+
+    def __init__(self, faults: Faults, rng: Random) -> None:
+        # Each World leaves out about half of the kinds: where everything fails at once, little
+        # gets far, and what two faults do to each other is never seen alone ("swarm testing",
+        # Groce et al., 2012).
+        self._rng = rng
+        self.rates = {
+            field.name: getattr(faults, field.name) if rng.random() < 0.5 else 0.0
+            for field in fields(faults)
+        }
+        self.injected: Counter[str] = Counter()
+
+    def strikes(self, kind: str) -> bool:
+        """Whether ``kind`` happens now; counted if so."""
+        rate = self.rates[kind]
+        if rate == 0.0 or self._rng.random() >= rate:
+            return False
+        self.injected[kind] += 1
+        return True

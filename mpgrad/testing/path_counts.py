@@ -1,0 +1,142 @@
+"""The simulation's gradients: integers whose right values are known exactly.
+
+Each Node adds up its inputs, so a capture must receive the number of paths that lead to it. Beside
+the number travels a fingerprint that depends on *which* values were added in *which* order: two
+gradients with equal fingerprints were computed by the same sums and the same rules.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from mpgrad.handles import Block
+from mpgrad.scheduler.graph_spec import GraphSpec, Target
+from mpgrad.scheduler.plan import InnerTarget, Member
+
+#: Numbers of paths grow exponentially; a prime keeps them (and the fingerprints) in 61 bits.
+MODULUS = (1 << 61) - 1
+#: Bases of the polynomial fingerprints: of sums, and of a rule's inputs.
+_SUM_BASE, _RULE_BASE = 1_000_003, 1_299_709
+_UNDEFINED = 271_828_183
+
+#: (paths, fingerprint): what a block or an inline gradient holds.
+Content: TypeAlias = tuple[int, int]
+
+_packed = struct.Struct("<QQ")
+
+
+class Value(NamedTuple):
+    """A gradient inside a task, and the block in which these very bits already lie, if any."""
+
+    paths: int
+    fingerprint: int
+    source: Block | None = None
+
+    @property
+    def content(self) -> Content:
+        return self.paths, self.fingerprint
+
+
+class TracedGraph(NamedTuple):
+    """A GraphSpec and what its rules do."""
+
+    spec: GraphSpec
+    #: For each seed its gradient (None: undefined).
+    seeds: tuple[Value | None, ...]
+    #: (node, output number) whose gradient the rule leaves undefined.
+    undefined: frozenset[tuple[int, int]]
+    #: Nodes of one input that pass it on as it is.
+    passing: frozenset[int]
+    #: The Node whose rule raises, or -1.
+    raising: int
+
+
+def pack(content: Content) -> bytes:
+    """The bytes of a gradient that travels inside a message."""
+    return _packed.pack(*content)
+
+
+def unpack(data: bytes) -> Content:
+    paths, fingerprint = _packed.unpack(data)
+    return paths, fingerprint
+
+
+def seed_value(number: int) -> Value:
+    """The gradient of seed ``number``: one path starts here."""
+    return Value(1, (number + 2) * 7_919 % MODULUS)
+
+
+def add(left: Value | None, right: Value | None) -> Value | None:
+    """The sum, where undefined gradients count as absent."""
+    if left is None or right is None:
+        return left if right is None else right
+    return Value(
+        (left.paths + right.paths) % MODULUS,
+        (left.fingerprint * _SUM_BASE + right.fingerprint) % MODULUS,
+    )
+
+
+def run_rule(graph: TracedGraph, node: int, inputs: Sequence[Value | None]) -> list[Value | None]:
+    """The outputs of one Node; undefined if all inputs are."""
+    edges = graph.spec.nodes[node].edges
+    defined = [value for value in inputs if value is not None]
+    if not defined:
+        return [None] * len(edges)
+    if node in graph.passing:
+        passed = defined[0]
+        return [None if (node, nr) in graph.undefined else passed for nr in range(len(edges))]
+    paths = sum(value.paths for value in defined) % MODULUS
+    mixed = node + 1
+    for value in inputs:
+        part = _UNDEFINED if value is None else value.fingerprint
+        mixed = (mixed * _RULE_BASE + part) % MODULUS
+    return [
+        None if (node, nr) in graph.undefined else Value(paths, (mixed * _RULE_BASE + nr) % MODULUS)
+        for nr in range(len(edges))
+    ]
+
+
+def run_serially(graph: TracedGraph) -> list[Value | None]:
+    """What a serial engine computes: the captures, without plan, tasks or places."""
+    sums: list[list[Value | None]] = [[None] * len(n.input_nbytes) for n in graph.spec.nodes]
+
+    def accumulate(target: Target, value: Value | None) -> None:
+        sums[target[0]][target[1]] = add(sums[target[0]][target[1]], value)
+
+    for target, value in zip(graph.spec.seeds, graph.seeds, strict=True):
+        accumulate(target, value)
+    for node in graph.spec.order:
+        outputs = run_rule(graph, node, sums[node])
+        for edge, value in zip(graph.spec.nodes[node].edges, outputs, strict=True):
+            if edge is not None:
+                accumulate(edge, value)
+    return [sums[node][input_nr] for node, input_nr in graph.spec.captures]
+
+
+def run_members(
+    graph: TracedGraph,
+    members: Sequence[Member],
+    inputs: Sequence[Value | None],
+    output_count: int,
+    on_node: Callable[[int], None] = lambda node: None,
+) -> list[Value | None]:
+    """One NodeTask: run its Nodes on the sums that flow into the first; the task's outputs."""
+    sums: list[list[Value | None]] = [
+        [None] * len(graph.spec.nodes[member.node].input_nbytes) for member in members
+    ]
+    sums[0] = list(inputs)
+    outputs: list[Value | None] = [None] * output_count
+    for at, member in enumerate(members):
+        on_node(member.node)
+        for input_nr, output in member.captures:
+            outputs[output] = sums[at][input_nr]
+        values = run_rule(graph, member.node, sums[at])
+        for route, value in zip(member.routes, values, strict=True):
+            if isinstance(route, InnerTarget):
+                inner = sums[route.member]
+                inner[route.input_nr] = add(inner[route.input_nr], value)
+            elif route is not None:
+                outputs[route] = value
+    return outputs

@@ -1,0 +1,127 @@
+"""Random backward graphs for the simulation: every shape that a real one can have, from one seed.
+
+Chains, diamonds, fan-out and fan-in, several edges to one consumer, inputs that nothing flows
+into, edges that nobody wants, seeds in the middle, captures anywhere, Nodes of the client.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from mpgrad.handles import INLINE_LIMIT_BYTES
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, serial_order
+from mpgrad.testing.path_counts import TracedGraph, seed_value
+
+NODES_MIN, NODES_MAX = 5, 60
+#: Gradients that travel inline (the limit itself included), and in blocks.
+SIZES = (4, 256, INLINE_LIMIT_BYTES, INLINE_LIMIT_BYTES + 1, 8_192, 100_000)
+#: Costs of Nodes in microseconds: those that may be fused, and those that may not.
+CHEAP_US, DEAR_US = (1.0, 90.0), (100.0, 900.0)
+
+
+def random_graph(rng: Random, *, client_share: float = 0.1, raising: bool = False) -> TracedGraph:
+    """A graph of 5 to 60 Nodes; with ``raising``, the rule of one of them raises."""
+    count = rng.randint(NODES_MIN, NODES_MAX)
+    # Indices say nothing about the order: node index[at] stands at topological position ``at``.
+    index = list(range(count))
+    rng.shuffle(index)
+    sizes = [_sizes(rng) for _ in range(count)]
+    edges, seeds = _edges(rng, count, index, sizes)
+    nodes = _nodes(rng, index, edges, sizes, client_share)
+    spec = GraphSpec(nodes, seeds, _captures(rng, nodes), serial_order(nodes, seeds))
+    undefined = frozenset(
+        (node, nr) for node in range(count) for nr in range(len(edges[node])) if rng.random() < 0.04
+    )
+    passing = frozenset(
+        node for node in range(count) if len(sizes[node]) == 1 and rng.random() < 0.3
+    )
+    values = tuple(None if rng.random() < 0.05 else seed_value(nr) for nr in range(len(seeds)))
+    return TracedGraph(
+        spec, values, undefined, passing, raising=rng.randrange(count) if raising else -1
+    )
+
+
+def _sizes(rng: Random) -> tuple[int, ...]:
+    return tuple(rng.choice(SIZES) for _ in range(rng.choice((1, 1, 1, 2, 3))))
+
+
+def _edges(
+    rng: Random, count: int, index: list[int], sizes: list[tuple[int, ...]]
+) -> tuple[list[list[Target | None]], tuple[Target, ...]]:
+    """Edges from earlier to later positions; a Node that gets none is seeded."""
+    draw_producers = rng.choice((_chain, _local, _anywhere, _wide))
+    extra_seeds = rng.choice((0.0, 0.0, 0.1))
+    edges: list[list[Target | None]] = [[] for _ in range(count)]
+    seeds: list[Target] = []
+    for at in range(count):
+        node = index[at]
+        positions = draw_producers(rng, at, count) if at else []
+        for position in positions:
+            edges[index[position]].append((node, rng.randrange(len(sizes[node]))))
+        if not positions or rng.random() < extra_seeds:
+            target = (node, rng.randrange(len(sizes[node])))
+            seeds.extend([target] * rng.choice((1, 1, 1, 2)))
+    for targets in edges:
+        rng.shuffle(targets)
+        while rng.random() < 0.15:
+            targets.insert(rng.randint(0, len(targets)), None)
+    return edges, tuple(seeds)
+
+
+def _chain(rng: Random, at: int, count: int) -> list[int]:
+    return [at - 1] * rng.choice((1, 1, 1, 2))
+
+
+def _local(rng: Random, at: int, count: int) -> list[int]:
+    return [max(0, at - rng.randint(1, 4)) for _ in range(rng.choice((1, 1, 2, 3)))]
+
+
+def _anywhere(rng: Random, at: int, count: int) -> list[int]:
+    return [rng.randrange(at) for _ in range(rng.choice((0, 1, 1, 2, 2, 4)))]
+
+
+def _wide(rng: Random, at: int, count: int) -> list[int]:
+    """Branches that start at the first Node and meet in the last."""
+    if at == count - 1:
+        return [rng.randrange(at) for _ in range(min(at, 20))]
+    return [0 if rng.random() < 0.5 else rng.randrange(at)]
+
+
+def _nodes(
+    rng: Random,
+    index: list[int],
+    edges: list[list[Target | None]],
+    sizes: list[tuple[int, ...]],
+    client_share: float,
+) -> tuple[NodeSpec, ...]:
+    count = len(index)
+    dear_share = rng.choice((0.0, 0.3, 1.0))
+    has_client = rng.random() < 0.5
+    # Mostly as recorded (the last first); sometimes with ties and numbers that contradict it.
+    blur = rng.choice((0, 0, count))
+    nodes: list[NodeSpec | None] = [None] * count
+    for at, node in enumerate(index):
+        nodes[node] = NodeSpec(
+            f"Node{node}",
+            count - at + (rng.randint(0, blur) if blur else 0),
+            tuple(edges[node]),
+            sizes[node],
+            round(rng.uniform(*(DEAR_US if rng.random() < dear_share else CHEAP_US)), 1),
+            on_client=has_client and rng.random() < client_share,
+        )
+    return tuple(node for node in nodes if node is not None)
+
+
+def _captures(rng: Random, nodes: tuple[NodeSpec, ...]) -> tuple[Target, ...]:
+    """What leaves receive, some gradients inside, and now and then one result twice."""
+    captures: list[Target] = []
+    for node, spec in enumerate(nodes):
+        is_leaf = all(edge is None for edge in spec.edges)
+        captures.extend(
+            (node, input_nr)
+            for input_nr in range(len(spec.input_nbytes))
+            if rng.random() < (0.9 if is_leaf else 0.1)
+        )
+    if captures and rng.random() < 0.2:
+        captures.append(rng.choice(captures))
+    return tuple(captures)

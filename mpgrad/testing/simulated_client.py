@@ -1,0 +1,259 @@
+"""SimulatedClient: one session: the real ClientState, and a caller who checks every result.
+
+It submits its graphs in chunks, runs the tasks that belong to it one at a time, compares the
+captures with the serial engine's, and lets go of them later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, get_args
+
+from mpgrad.handles import ENGINE_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.client_state import ClientState
+from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.testing.expectations import require
+from mpgrad.testing.path_counts import Content, TracedGraph, Value, pack, run_serially, unpack
+from mpgrad.testing.simulated_worker import RuleRaised, run_program
+from mpgrad.testing.virtual_time import Lane
+from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.schema import PROTOCOL_VERSION, EndSession, Hello
+
+if TYPE_CHECKING:
+    from mpgrad.testing.world import World
+
+TO_CLIENT = (*get_args(do.ToClient), do.CancelGraph)
+TASK_US_MAX = 100
+
+
+class SimulatedClient:
+    """One calling thread of the user's process."""
+
+    def __init__(self, world: World, peer: str, graphs: list[TracedGraph]) -> None:
+        self.peer, self._world = peer, world
+        self.core = ClientState(peer)
+        self.is_alive = True
+        #: By the session's name for it.
+        self.graphs = graphs
+        self._plans: dict[int, Plan] = {}
+        self._ended = 0
+        self._inbox: deque[bytes] = deque()
+        self._is_busy = False
+        #: Serial position of the last task of each graph that ran here: hooks keep their order.
+        self._last_position: dict[int, int] = {}
+        #: Blocks of the client's arena that a running graph may still read.
+        self._own_blocks: dict[int, list[Block]] = {}
+        #: Results and inputs of hooks that the caller can see, with what they showed at first.
+        self._views: list[tuple[Block, Content]] = []
+        self.outbox = Lane(world.time, lambda frame: world.on_client_frame(peer, frame))
+        self.lane = Lane(world.time, self._receive)
+
+    def start(self) -> None:
+        """Say hello and plan the session's life."""
+        time, rng, dice = self._world.time, self._world.rng, self._world.dice
+        self._send(Hello(self.peer, b"", PROTOCOL_VERSION))
+        at = 0
+        for name, graph in enumerate(self.graphs):
+            at += rng.randint(0, 2000)
+            horizon = at + 200 * len(graph.spec.nodes)
+            time.after(at, self._submit, name)
+            if dice.strikes("cancel"):
+                time.after(rng.randint(at, horizon), self._cancel, name)
+        if dice.strikes("vanish"):
+            time.after(rng.randint(0, horizon), self._vanish)
+
+    # ------------------------------------------------------------------ what the caller does
+
+    def _submit(self, name: int) -> None:
+        if not self.is_alive:
+            return
+        world, rng = self._world, self._world.rng
+        graph = self.graphs[name]
+        self._plans[name] = planned = plan(graph.spec, fuse=rng.random() < 0.7)
+        program = world.expected.add_program(self.peer, name, graph, planned)
+        self._own_blocks[name] = []
+        tasks = [
+            task._replace(payload=(program, number)) for number, task in enumerate(planned.tasks)
+        ]
+        cuts = [len(tasks)]
+        if rng.random() < 0.3:
+            cuts = sorted({rng.randint(0, len(tasks)), rng.randint(1, len(tasks)), len(tasks)})
+        submitted = ev.GraphSubmitted(
+            self.peer,
+            name,
+            depth=rng.choice((0, 0, 0, 1, 2)),
+            tasks=tuple(tasks[: cuts[0]]),
+            seeds=self._seeds(name, graph, planned),
+            capture_count=len(graph.spec.captures),
+            is_whole=len(cuts) == 1,
+        )
+        self._send(self.core.submit(submitted))
+        for start, end in pairwise(cuts):
+            part = tuple(tasks[start:end])
+            self._send(ev.GraphExtended(self.peer, name, part, is_whole=end == len(tasks)))
+
+    def _seeds(
+        self, name: int, graph: TracedGraph, planned: Plan
+    ) -> tuple[tuple[int, int, int, GradientRef], ...]:
+        sizes = [graph.spec.nodes[node].input_nbytes[nr] for node, nr in graph.spec.seeds]
+        return tuple(
+            (*where, self._own_ref(name, value, nbytes))
+            for where, value, nbytes in zip(planned.seeds, graph.seeds, sizes, strict=True)
+        )
+
+    def _own_ref(self, name: int, value: Value | None, nbytes: int) -> GradientRef:
+        """A gradient made in this process: undefined, inline, or in the client's arena."""
+        if value is None:
+            return None
+        if nbytes <= INLINE_LIMIT_BYTES:
+            return pack(value.content)
+        block = self._world.memory.allot_client(nbytes, value.content)
+        self._own_blocks[name].append(block)
+        return block
+
+    def _cancel(self, name: int) -> None:
+        if self.is_alive:
+            for event in self.core.cancel(name):
+                self._world.expected.cancel(self.peer, name)
+                self._send(event)
+
+    def _vanish(self) -> None:
+        """The process dies. Its arena lives on as long as a worker has it mapped."""
+        if self.is_alive:
+            self.is_alive = False
+            self.outbox.cut()
+            self._world.note(self.peer, "vanishes")
+            self._world.time.after(
+                self._world.time.hand_over_us(), self._world.on_client_gone, self.peer
+            )
+
+    # ------------------------------------------------------------------ messages
+
+    def _send(self, message: Any) -> None:
+        self.outbox.send(encode(message))
+
+    def _receive(self, frame: bytes) -> None:
+        self._inbox.append(frame)
+        self._pump()
+
+    def _pump(self) -> None:
+        """One thread: while a task runs, messages wait."""
+        while self._inbox and not self._is_busy and self.is_alive:
+            message = decode(self._inbox.popleft(), TO_CLIENT)
+            for instruction in self.core.handle_event(message):
+                if isinstance(instruction, do.ExecuteNodeTask):
+                    self._begin(instruction.dispatch)
+            if isinstance(message, do.CompleteGraph | do.FailGraph):
+                self._on_end(message)
+
+    def _begin(self, dispatch: do.DispatchNodeTask) -> None:
+        world = self._world
+        world.note(self.peer, "run", dispatch)
+        planned = self._plans[dispatch.name]
+        position = planned.tasks[dispatch.task].position
+        require(
+            self._last_position.get(dispatch.name, -1) < position,
+            f"{self.peer} runs task {dispatch.task} of its graph {dispatch.name} out of order",
+        )
+        self._last_position[dispatch.name] = position
+        self._is_busy = True
+        world.time.after(1 + int(TASK_US_MAX * world.rng.random()), self._finish, dispatch)
+
+    def _finish(self, dispatch: do.DispatchNodeTask) -> None:
+        if not self.is_alive:
+            return
+        self._is_busy = False
+        key = (dispatch.graph, dispatch.task, dispatch.attempt)
+        reply: ev.NodeTaskDone | ev.NodeTaskFailed
+        try:
+            values = run_program(self._world, dispatch)
+            outputs = self._publish(dispatch, values)
+            reply = ev.NodeTaskDone(self.peer, *key, outputs, self._keep(dispatch))
+        except RuleRaised as error:
+            reply = ev.NodeTaskFailed(self.peer, *key, error.text, self._keep(dispatch))
+        for message in self.core.handle_event(ev.NodeTaskFinished(reply)):
+            self._send(message)
+        self._pump()
+
+    def _publish(
+        self, dispatch: do.DispatchNodeTask, values: list[Value | None]
+    ) -> tuple[GradientRef, ...]:
+        planned = self._plans[dispatch.name]
+        return tuple(
+            value.source
+            if value is not None and value.source is not None
+            else self._own_ref(dispatch.name, value, output.nbytes)
+            for output, value in zip(planned.tasks[dispatch.task].outputs, values, strict=True)
+        )
+
+    def _keep(self, dispatch: do.DispatchNodeTask) -> tuple[Block, ...]:
+        """A hook may hold on to the gradients that it was shown."""
+        inputs = [ref for slot in dispatch.inputs for ref in slot if isinstance(ref, Block)]
+        kept = tuple(
+            block
+            for block in inputs
+            if block.arena == ENGINE_ARENA and self._world.rng.random() < 0.2
+        )
+        for block in kept:
+            self._hold(block)
+        return kept
+
+    # ------------------------------------------------------------------ results
+
+    def _on_end(self, end: do.CompleteGraph | do.FailGraph) -> None:
+        world, name = self._world, end.graph
+        if isinstance(end, do.CompleteGraph):
+            self._check_result(name, end)
+        # The graph's last message: nobody reads what this process made for it any more.
+        in_sight = [block for block, _ in self._views]
+        for block in self._own_blocks.pop(name):
+            if block not in in_sight:
+                world.memory.free_client(block)
+        self._ended += 1
+        if self._ended == len(self.graphs):
+            world.time.after(world.rng.randint(0, 3000), self._leave)
+
+    def _check_result(self, name: int, end: do.CompleteGraph) -> None:
+        expected = run_serially(self.graphs[name])
+        for number, (ref, value) in enumerate(zip(end.captures, expected, strict=True)):
+            content = self._look_at(ref)
+            wanted = None if value is None else value.content
+            require(
+                content == wanted,
+                f"capture {number} of graph {name} is {content}, in a serial engine {wanted}",
+            )
+            if isinstance(ref, Block):
+                self._hold(ref)
+        on_workers = sum(not task.on_client for task in self._plans[name].tasks)
+        require(
+            len(end.ran) == on_workers,
+            f"graph {name} reports {len(end.ran)} tasks of workers, and has {on_workers}",
+        )
+
+    def _look_at(self, ref: GradientRef) -> Content | None:
+        if isinstance(ref, Block):
+            return self._world.memory.read(ref)
+        return None if ref is None else unpack(ref)
+
+    def _hold(self, block: Block) -> None:
+        """A view of ``block`` lives on in this process, for a while."""
+        self._views.append((block, self._world.memory.read(block)))
+        self._world.time.after(self._world.rng.randint(0, 5000), self._release)
+
+    def _release(self) -> None:
+        """One view dies; what it showed must not have changed meanwhile."""
+        if self.is_alive and self._views:
+            at = self._world.rng.randrange(len(self._views))
+            block, content = self._views.pop(at)
+            self._world.check_unchanged(self.peer, block, content)
+            if block.arena == ENGINE_ARENA:
+                self._send(ev.BlocksReleased(self.peer, (block,)))
+
+    def _leave(self) -> None:
+        """The thread ends; results that it still holds are given back with the session."""
+        if self.is_alive:
+            self.is_alive = False
+            self._send(EndSession(self.peer))

@@ -1,0 +1,1 @@
+"""What crosses between processes: messages, their bytes, and the lanes they travel on."""

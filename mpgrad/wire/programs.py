@@ -1,0 +1,174 @@
+"""What a NodeTask's payload says: which rules to run on which saved arrays, wired how.
+
+The client writes it into its arena and the worker reads it there; the coordinator passes on the
+offset and never looks. Arrays are exact: strides travel too, because NumPy and BLAS may round
+differently for another memory layout.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from mpgrad.errors import ProtocolError
+
+
+class SharedArray(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """An array in an arena (the fields of ``handles.TensorHandle``)."""
+
+    arena: int
+    offset: int
+    block_offset: int
+    generation: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+class InlineArray(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A small array: the bytes from its lowest to its highest address."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    #: Where element 0 lies in ``data``.
+    offset: int
+    data: bytes
+
+
+PackedArray: TypeAlias = SharedArray | InlineArray
+
+
+class Metadata(msgspec.Struct, frozen=True, array_like=True):
+    """Shape and dtype of a gradient."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class OperatorRule(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """A registered operator with what its Node saved."""
+
+    operator: str
+    saved: dict[str, PackedArray]
+    #: For variadic inputs; None stands for a scalar, which ``plain`` holds.
+    several: dict[str, tuple[PackedArray | None, ...]]
+    #: Shapes, dtypes, attributes: see encode_plain.
+    plain: bytes
+
+
+class FunctionRule(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A user's Function: its code by content, its ctx by pickle with the arrays out of band."""
+
+    code_id: str
+    code: PackedArray
+    saved: tuple[PackedArray | None, ...]
+    context: bytes
+    buffers: tuple[PackedArray, ...]
+
+
+class CaptureRule(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """No rule: the node's inputs are wanted as they are (AccumulateGrad, ``grad()`` inputs)."""
+
+
+Rule: TypeAlias = OperatorRule | FunctionRule | CaptureRule
+
+
+class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
+    """One Node of a task (compare ``scheduler.plan.Member``)."""
+
+    name: str
+    rule: Rule
+    inputs: tuple[Metadata, ...]
+    #: For each output what it must look like; None where it is not wanted.
+    outputs: tuple[Metadata | None, ...]
+    #: For each output: (member, input number) inside the task, a task output, or unwanted.
+    routes: tuple[tuple[int, int] | int | None, ...]
+    captures: tuple[tuple[int, int], ...]
+
+
+class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
+    """The Nodes of one NodeTask in the order in which they run."""
+
+    nodes: tuple[NodeProgram, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(TaskProgram)
+
+
+def encode_program(program: TaskProgram) -> bytes:
+    return _encoder.encode(program)
+
+
+def decode_program(data: bytes | memoryview) -> TaskProgram:
+    """The program in ``data``.
+
+    Raises:
+        ProtocolError: the bytes are no program.
+    """
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"malformed task program: {error}") from None
+
+
+# --------------------------------------------------------------------- plain values
+
+_DTYPE, _SLICE, _ELLIPSIS, _COMPLEX = 1, 2, 3, 4
+
+
+def _to_ext(value: Any) -> Any:
+    if isinstance(value, np.dtype):
+        return msgspec.msgpack.Ext(_DTYPE, value.str.encode())
+    if isinstance(value, slice):
+        return msgspec.msgpack.Ext(_SLICE, encode_plain((value.start, value.stop, value.step)))
+    if value is Ellipsis:
+        return msgspec.msgpack.Ext(_ELLIPSIS, b"")
+    if isinstance(value, complex):
+        return msgspec.msgpack.Ext(_COMPLEX, encode_plain((value.real, value.imag)))
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(
+        f"an operator's attribute is a {type(value).__name__}; allowed are None, bool, int, float, "
+        "complex, str, tuples of these, slice, Ellipsis and dtypes"
+    )
+
+
+def _from_ext(code: int, data: memoryview) -> Any:
+    if code == _DTYPE:
+        return np.dtype(bytes(data).decode())
+    if code == _ELLIPSIS:
+        return Ellipsis
+    if code in (_SLICE, _COMPLEX):
+        parts = decode_plain(bytes(data))
+        return slice(*parts) if code == _SLICE else complex(*parts)
+    raise ProtocolError(f"unknown plain value of kind {code}")
+
+
+_plain_encoder = msgspec.msgpack.Encoder(enc_hook=_to_ext)
+_plain_decoder = msgspec.msgpack.Decoder(ext_hook=_from_ext)
+
+
+def encode_plain(value: Any) -> bytes:
+    """Bytes of attributes, shapes and dtypes.
+
+    Raises:
+        TypeError: a value of another kind; the message names it.
+    """
+    return _plain_encoder.encode(value)
+
+
+def decode_plain(data: bytes) -> Any:
+    """The value; sequences come back as tuples."""
+    return _tuples(_plain_decoder.decode(data))
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return value

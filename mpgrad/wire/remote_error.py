@@ -1,0 +1,99 @@
+"""An exception on its way from a worker to the caller: same type, same attributes, both tracebacks.
+
+The client rebuilds it without calling its ``__init__``, which may want other arguments. It trusts
+its own workers, which run nothing but the client's own code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from mpgrad.errors import RemoteTraceback
+
+
+class RemoteError(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of an exception elsewhere."""
+
+    module: str
+    qualname: str
+    message: str
+    traceback: str
+    #: Pickled (args, __dict__), or empty if they cannot be pickled.
+    state: bytes
+    #: The class itself by value, for classes that exist in no module.
+    cls: bytes
+    #: Which node on which worker.
+    where: str
+
+
+def encode_error(error: BaseException, where: str) -> bytes:
+    """Take ``error`` apart; ``where`` names node and worker."""
+    kind = type(error)
+    text = "".join(traceback.format_exception(error))
+    try:
+        state = cloudpickle.dumps((error.args, error.__dict__))
+    except Exception:
+        state = b""
+    by_value = b""
+    if "<locals>" in kind.__qualname__:
+        try:
+            by_value = cloudpickle.dumps(kind)
+        except Exception:
+            by_value = b""
+    return msgspec.msgpack.encode(
+        RemoteError(
+            kind.__module__, kind.__qualname__, str(error), text, state, by_value, where
+        )
+    )
+
+
+def decode_error(data: bytes) -> BaseException:
+    """The exception, with the remote traceback as its cause."""
+    remote = msgspec.msgpack.decode(data, type=RemoteError)
+    error = _rebuild(remote)
+    error.add_note(f"raised in {remote.where}")
+    error.__cause__ = RemoteTraceback(remote.traceback)
+    return error
+
+
+def _rebuild(remote: RemoteError) -> BaseException:
+    kind = _find_class(remote)
+    args, attributes = _state(remote)
+    if kind is None:
+        return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
+    try:
+        error = kind.__new__(kind, *args)
+        error.args = args
+        error.__dict__.update(attributes)
+    except Exception:
+        return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
+    return error
+
+
+def _state(remote: RemoteError) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if remote.state:
+        try:
+            args, attributes = cloudpickle.loads(remote.state)
+            return tuple(args), dict(attributes)
+        except Exception:
+            pass  # an attribute whose class is not to be found here
+    return (remote.message,), {}
+
+
+def _find_class(remote: RemoteError) -> type[BaseException] | None:
+    try:
+        if remote.cls:
+            found = cloudpickle.loads(remote.cls)
+        else:
+            found = sys.modules.get(remote.module) or importlib.import_module(remote.module)
+            for name in remote.qualname.split("."):
+                found = getattr(found, name)
+    except Exception:
+        return None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None

@@ -1,0 +1,116 @@
+"""The messages of the protocol, each with its number on the wire, and what each side may say.
+
+The messages are the scheduler's own events and instructions; here stands only which of them cross
+a process boundary, in which direction. Bump PROTOCOL_VERSION when a row changes its meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+
+PROTOCOL_VERSION = 1
+
+#: No message is longer: larger things travel through an arena.
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Hello(NamedTuple):
+    """A peer introduces itself with the token that it got over an inherited descriptor."""
+
+    peer: str
+    token: bytes
+    version: int
+
+
+class Welcome(NamedTuple):
+    """The coordinator has accepted a session; the workers are ready."""
+
+    peer: str
+    workers: int
+
+
+class Refused(NamedTuple):
+    """The coordinator cannot serve the session."""
+
+    peer: str
+    reason: str
+
+
+class EndSession(NamedTuple):
+    """A calling thread takes its leave."""
+
+    peer: str
+
+
+class StopEngine(NamedTuple):
+    """The client closes its engine."""
+
+    peer: str
+
+
+class QueryProcesses(NamedTuple):
+    """The client asks who works for it."""
+
+    peer: str
+
+
+class Processes(NamedTuple):
+    """Process ids of the workers, and figures of the engine's arena."""
+
+    peer: str
+    worker_pids: tuple[int, ...]
+    restarts: int
+    arena: tuple[int, int, int, int, int]
+
+
+Message: TypeAlias = Any
+
+#: Number on the wire -> message. Never reuse a number.
+MESSAGES: dict[int, type[Any]] = {
+    1: Hello,
+    2: Welcome,
+    3: Refused,
+    4: EndSession,
+    5: StopEngine,
+    6: QueryProcesses,
+    7: Processes,
+    10: ev.GraphSubmitted,
+    11: ev.GraphExtended,
+    12: ev.GraphCancelled,
+    13: ev.BlocksReleased,
+    20: ev.NodeTaskDone,
+    21: ev.NodeTaskFailed,
+    22: ev.NodeTaskDropped,
+    23: ev.OutputEmitted,
+    30: do.DispatchNodeTask,
+    31: do.CancelGraph,
+    32: do.ShutDown,
+    40: do.CompleteGraph,
+    41: do.FailGraph,
+    42: do.ForwardOutput,
+}
+
+#: What each side may say; anything else is a ProtocolError.
+FROM_CLIENT = (
+    Hello,
+    EndSession,
+    StopEngine,
+    QueryProcesses,
+    ev.GraphSubmitted,
+    ev.GraphExtended,
+    ev.GraphCancelled,
+    ev.BlocksReleased,
+    ev.NodeTaskDone,
+    ev.NodeTaskFailed,
+)
+FROM_WORKER = (
+    Hello,
+    ev.NodeTaskDone,
+    ev.NodeTaskFailed,
+    ev.NodeTaskDropped,
+    ev.OutputEmitted,
+    ev.BlocksReleased,
+)

@@ -1,0 +1,72 @@
+"""What a child process is told when it starts, over a descriptor that it inherits.
+
+Nothing secret stands in argv or the environment, where others can read it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import msgspec
+
+from mpgrad.errors import ProtocolError
+
+
+class CoordinatorSetup(msgspec.Struct, frozen=True):
+    """For the coordinator."""
+
+    #: Private directory of the session's sockets.
+    directory: str
+    token: bytes
+    client_pid: int
+    cpu_workers: int
+    #: Bytes that the engine's arena may hold.
+    shm_limit: int
+    #: Inherited descriptors of the two arenas.
+    client_arena_fd: int
+    engine_arena_fd: int
+    #: Opaque here: handed to every worker.
+    worker_environment: bytes
+    blas_threads: int
+    #: The client's settings for children: ``sys.executable`` and PYTHONPATH.
+    executable: str
+    python_path: str
+
+
+class WorkerSetup(msgspec.Struct, frozen=True):
+    """For a worker."""
+
+    directory: str
+    peer: str
+    token: bytes
+    coordinator_pid: int
+    client_arena_fd: int
+    engine_arena_fd: int
+    #: The status board, and this worker's row in it.
+    board_fd: int
+    slot: int
+    environment: bytes
+
+
+T = TypeVar("T", CoordinatorSetup, WorkerSetup)
+
+
+def send_setup(descriptor: int, setup: CoordinatorSetup | WorkerSetup) -> None:
+    """Write ``setup`` and close the descriptor."""
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(msgspec.msgpack.encode(setup))
+
+
+def receive_setup(descriptor: int, kind: type[T]) -> T:
+    """Read what the parent wrote, to the end.
+
+    Raises:
+        ProtocolError: the parent died, or wrote something else.
+    """
+    with os.fdopen(descriptor, "rb") as stream:
+        data = stream.read()
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"no usable {kind.__name__} from the parent process: {error}") from None

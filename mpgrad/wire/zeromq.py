@@ -1,0 +1,144 @@
+"""The ZeroMQ transport: ROUTER at the coordinator, DEALER elsewhere; the only file that knows zmq.
+
+Settings and why: LINGER=0, or closing would wait for dead peers; ROUTER_MANDATORY=1, or messages to
+the dead vanish silently; no high-water mark, because credits bound what is under way; one identity
+per incarnation, because a ROUTER refuses a newcomer under the name of a connection that it is still
+tearing down.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import zmq
+
+from mpgrad.wire.schema import MESSAGE_BYTES_MAX
+from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Arrival, Received
+
+
+def address(directory: str, lane: str) -> str:
+    """The endpoint of ``lane`` in the session's private (0700) directory."""
+    return f"ipc://{directory}/{lane}"
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.maxmsgsize = MESSAGE_BYTES_MAX
+    return socket
+
+
+class ZmqHub:
+    """The coordinator's end: one ROUTER per lane."""
+
+    def __init__(self, directory: str) -> None:
+        self._context = zmq.Context()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._poller = zmq.Poller()
+        self._outbox: dict[tuple[str, str], list[bytes]] = {}
+        for lane in HUB_LANES:
+            socket = _socket(self._context, zmq.ROUTER)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            # Second line behind the private directory: peers of another user are not heard.
+            socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+            socket.bind(address(directory, lane))
+            # Without POLLIN the poller waits for POLLOUT too, and spins.
+            self._poller.register(socket, zmq.POLLIN)
+            self._sockets[lane] = socket
+
+    def watch(self, descriptor: int) -> None:
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        self._poller.unregister(descriptor)
+
+    def receive(self, timeout_ms: int | None) -> Received:
+        ready = dict(self._poller.poll(timeout_ms))
+        arrivals = [
+            arrival
+            for lane, socket in self._sockets.items()
+            if socket in ready
+            for arrival in self._drain(lane, socket)
+        ]
+        return Received(arrivals, [item for item in ready if isinstance(item, int)])
+
+    def _drain(self, lane: str, socket: zmq.Socket[bytes]) -> list[Arrival]:
+        arrivals = []
+        while True:
+            try:
+                identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return arrivals
+            peer = identity.decode("latin-1")
+            arrivals.extend(Arrival(lane, peer, frame) for frame in frames)
+
+    def send(self, lane: str, peer: str, frame: bytes) -> None:
+        self._outbox.setdefault((lane, peer), []).append(frame)
+
+    def flush(self) -> list[str]:
+        gone = []
+        for (lane, peer), frames in self._outbox.items():
+            try:
+                self._sockets[lane].send_multipart([peer.encode("latin-1"), *frames], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+                gone.append(peer)
+        self._outbox.clear()
+        return gone
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class ZmqSpoke:
+    """A worker's end (three lanes) or a session's (the client lane)."""
+
+    def __init__(self, directory: str, peer: str, lanes: Sequence[str]) -> None:
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        for lane in lanes:
+            socket = _socket(self._context, zmq.DEALER)
+            socket.routing_id = peer.encode("latin-1")
+            socket.connect(address(directory, lane))
+            self._poller.register(socket, zmq.POLLIN)
+            self._sockets[lane] = socket
+        self._reply_lane = lanes[-1]
+
+    @classmethod
+    def worker(cls, directory: str, peer: str) -> ZmqSpoke:
+        return cls(directory, peer, WORKER_LANES)
+
+    @classmethod
+    def session(cls, directory: str, peer: str) -> ZmqSpoke:
+        return cls(directory, peer, (CLIENT,))
+
+    def watch(self, descriptor: int) -> None:
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def wait(self, timeout_ms: int | None) -> list[int]:
+        return [item for item, _ in self._poller.poll(timeout_ms) if isinstance(item, int)]
+
+    def receive(self) -> list[bytes]:
+        frames: list[bytes] = []
+        for socket in self._sockets.values():
+            frames.extend(_drain(socket))
+        return frames
+
+    def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
+        self._sockets[lane or self._reply_lane].send_multipart(frames)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def _drain(socket: zmq.Socket[bytes]) -> list[bytes]:
+    frames: list[bytes] = []
+    while True:
+        try:
+            frames.extend(socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return frames

@@ -1,0 +1,45 @@
+"""What a worker does before it loads anything heavy: bind its life to its parent's, take over the
+client's surroundings, and only then import NumPy and the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from mpgrad.wire.environment import restore_environment
+from mpgrad.wire.setup import WorkerSetup, receive_setup
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(descriptor: int) -> None:
+    """Run a worker until it is told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    setup = receive_setup(descriptor, WorkerSetup)
+    if os.getppid() != setup.coordinator_pid:
+        sys.exit(1)  # the coordinator died before the kernel knew that we follow it
+    environment = restore_environment(setup.environment)
+    sys.breakpointhook = _no_breakpoint
+
+    from mpgrad.workers.process import Worker
+
+    Worker(setup, environment).run()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    The coordinator starts workers from its main thread, which lives as long as the process.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _no_breakpoint(*args: object, **kwargs: object) -> NoReturn:
+    raise RuntimeError(
+        "breakpoint() was reached in a worker process, which has no terminal. Run the backward in "
+        'this process to debug it: Engine(mode="local") or MPGRAD_ENGINE=local.'
+    )

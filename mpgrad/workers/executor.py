@@ -1,0 +1,174 @@
+"""run_steps(): the executor. Runs Nodes one after another and adds up what flows between them.
+
+A worker runs the few Nodes of one NodeTask with it, the ``local`` engine a whole graph; that is why
+both give the same bits. It knows arrays and rules, not processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.validate_outputs import validate_output
+
+
+class Step:
+    """One Node, ready to run.
+
+    Attributes:
+        name: of the Node.
+        apply: ``(xp, grads, needs) -> gradients``; None for a Node that only passes its inputs on.
+        inputs: metadata of the gradients that flow in.
+        outputs: metadata of those that flow out, None where nobody wants them.
+        routes: per output (step, input number), a number for ``emit``, or None.
+        captures: (input number, number for ``emit``): complete inputs that are wanted as they are.
+        takes_undefined: the rule wants to run even if no gradient is defined (custom Functions).
+        release: called once the step has run.
+    """
+
+    __slots__ = (
+        "apply",
+        "captures",
+        "inputs",
+        "name",
+        "needs",
+        "outputs",
+        "release",
+        "routes",
+        "takes_undefined",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        apply: Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]] | None,
+        inputs: Sequence[InputMetadata],
+        outputs: Sequence[InputMetadata | None],
+        routes: Sequence[tuple[int, int] | int | None],
+        captures: Sequence[tuple[int, int]] = (),
+        *,
+        takes_undefined: bool = False,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self.name, self.apply = name, apply
+        self.inputs, self.outputs = inputs, outputs
+        self.routes, self.captures = routes, captures
+        self.needs = tuple(route is not None for route in routes)
+        self.takes_undefined = takes_undefined
+        self.release = release
+
+
+class Placement:
+    """Where large results may be born; the default leaves that to NumPy."""
+
+    def begin(self, step: Step) -> None:
+        """``step`` runs next."""
+
+    def settle(self, step: Step, grads: list[Any]) -> None:
+        """``step`` has run: no result may lie where another output will be written."""
+
+
+class _Buffer:
+    """The gradients that have flowed into one step so far."""
+
+    __slots__ = ("owned", "values")
+
+    def __init__(self, count: int) -> None:
+        self.values: list[Any] = [None] * count
+        #: True where the value is a sum made here, which may be added to in place.
+        self.owned = [False] * count
+
+    def add(self, input_nr: int, value: Any, xp: Any) -> None:
+        old = self.values[input_nr]
+        if old is None:
+            self.values[input_nr] = value
+        elif self.owned[input_nr]:
+            old += value
+        else:
+            self.values[input_nr] = xp.asarray(old + value)
+            self.owned[input_nr] = True
+
+
+def run_steps(
+    steps: Sequence[Step],
+    contributions: Iterable[tuple[int, int, Any]],
+    emit: Callable[[int, Any], None],
+    xp: Any,
+    *,
+    placement: Placement | None = None,
+    timings: list[float] | None = None,
+) -> None:
+    """Run ``steps`` in their order.
+
+    Args:
+        steps: consumers after producers.
+        contributions: what flows in from outside: (step, input number, array or None), in the
+            order in which it is to be added.
+        emit: ``emit(number, array or None)`` receives what leaves.
+        xp: the array namespace.
+        placement: offers blocks for results.
+        timings: gets the seconds that each step took.
+    """
+    buffers: list[_Buffer | None] = [None] * len(steps)
+
+    def add(target: int, input_nr: int, value: Any) -> None:
+        buffer = buffers[target]
+        if buffer is None:
+            buffer = buffers[target] = _Buffer(len(steps[target].inputs))
+        if value is not None:
+            buffer.add(input_nr, value, xp)
+
+    for target, input_nr, value in contributions:
+        add(target, input_nr, value)
+    for index, step in enumerate(steps):
+        buffer = buffers[index]
+        values = buffer.values if buffer is not None else [None] * len(step.inputs)
+        buffers[index] = None
+        for input_nr, number in step.captures:
+            emit(number, values[input_nr])
+        if step.apply is None:
+            continue
+        started = perf_counter() if timings is not None else 0.0
+        results = _apply(step, values, xp, placement)
+        if timings is not None:
+            timings.append(perf_counter() - started)
+        del buffer, values
+        for route, result in zip(step.routes, results, strict=True):
+            if type(route) is int:
+                emit(route, result)
+            elif route is not None:
+                add(route[0], route[1], result)  # type: ignore[index]
+        if step.release is not None:
+            step.release()
+
+
+def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:
+    """The rule's validated results, all None where nothing is defined."""
+    missing = sum(value is None for value in values)
+    if not step.takes_undefined:
+        if missing == len(values):
+            return [None] * len(step.routes)
+        if missing:
+            values = [
+                xp.zeros(meta.shape, meta.dtype) if value is None else value
+                for value, meta in zip(values, step.inputs, strict=True)
+            ]
+    if placement is not None:
+        placement.begin(step)
+    results = step.apply(xp, values, step.needs)  # type: ignore[misc]
+    if len(results) != len(step.routes):
+        raise RuntimeError(
+            f"Function {step.name} returned an invalid number of gradients - expected "
+            f"{len(step.routes)}, but got {len(results)}"
+        )
+    grads = [
+        None
+        if result is None or expected is None
+        else validate_output(step.name, index, result, expected, xp)
+        for index, (result, expected) in enumerate(zip(results, step.outputs, strict=True))
+    ]
+    if placement is not None:
+        placement.settle(step, grads)
+    return grads

@@ -1,0 +1,130 @@
+"""WorkerMemory: opens what handles name, writes outputs into their blocks, and knows what user code
+still looks at when a task is over."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.errors import ProtocolError
+from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, TensorHandle
+from mpgrad.shm.arena import ForeignArena
+from mpgrad.wire.programs import InlineArray, PackedArray
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class WorkerMemory:
+    """Both arenas as one process sees them."""
+
+    def __init__(self, client_arena_fd: int, engine_arena_fd: int) -> None:
+        self._arenas = {
+            CLIENT_ARENA: ForeignArena(client_arena_fd, "client arena", number=CLIENT_ARENA),
+            ENGINE_ARENA: ForeignArena(engine_arena_fd, "engine arena", number=ENGINE_ARENA),
+        }
+        #: Blocks of the engine's arena that are open here: how often.
+        self._open: Counter[tuple[int, int]] = Counter()
+        self._blocks: dict[tuple[int, int], Block] = {}
+        #: Those that the coordinator has been told are kept.
+        self._kept: set[tuple[int, int]] = set()
+
+    # ------------------------------------------------------------------ reading
+
+    def open_gradient(self, ref: Block | bytes, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A read-only array of ``shape`` and ``dtype`` over a gradient.
+
+        Raises:
+            ProtocolError: it does not fit, or the handle is stale.
+        """
+        if isinstance(ref, bytes):
+            return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape)
+        return self._open_block(ref, shape, dtype, writeable=False)
+
+    def open_packed(self, packed: PackedArray) -> Array:
+        """A read-only array over something that forward saved."""
+        if isinstance(packed, InlineArray):
+            return open_inline(packed)
+        arena = self._arenas.get(packed.arena)
+        if arena is None:
+            raise ProtocolError(f"there is no arena {packed.arena}")
+        return arena.open_strided(
+            TensorHandle(
+                packed.arena,
+                packed.offset,
+                packed.block_offset,
+                packed.generation,
+                packed.shape,
+                packed.strides,
+                packed.dtype,
+            )
+        )
+
+    def read_bytes(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of the client's arena: a task's program."""
+        segment = self._arenas[CLIENT_ARENA].segment
+        if not 0 <= offset <= offset + nbytes <= segment.nbytes:
+            raise ProtocolError(f"a program of {nbytes} bytes cannot lie at offset {offset}")
+        return memoryview(segment.buffer)[offset : offset + nbytes]
+
+    # ------------------------------------------------------------------ writing
+
+    def open_output(self, block: Block, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A writable array over a block that this task was lent."""
+        return self._open_block(block, shape, dtype, writeable=True)
+
+    def seal(self, block: Block) -> None:
+        """``block`` is written: from now on others may read it."""
+        self._arenas[block.arena].write_header(block)
+
+    def address(self, block: Block) -> int:
+        return self._arenas[block.arena].segment.address + block.offset
+
+    def _open_block(
+        self, block: Block, shape: tuple[int, ...], dtype: Any, *, writeable: bool
+    ) -> Array:
+        arena = self._arenas.get(block.arena)
+        if arena is None:
+            raise ProtocolError(f"there is no arena {block.arena}")
+        track = block.arena == ENGINE_ARENA
+        array = arena.open(block, shape, dtype, writeable=writeable, track=track)
+        if track:
+            token = (block.offset, block.generation)
+            self._open[token] += 1
+            self._blocks[token] = block
+        return array
+
+    # ------------------------------------------------------------------ what stays open
+
+    def settle(self) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
+        """After a task: blocks that user code newly keeps, and kept ones that it has let go."""
+        released = self._arenas[ENGINE_ARENA].released
+        gone = []
+        while released:
+            token = released.popleft()
+            self._open[token] -= 1
+            if self._open[token] == 0:
+                del self._open[token]
+                block = self._blocks.pop(token)
+                if token in self._kept:
+                    self._kept.remove(token)
+                    gone.append(block)
+        fresh = [token for token in self._open if token not in self._kept]
+        self._kept.update(fresh)
+        return tuple(self._blocks[token] for token in fresh), tuple(gone)
+
+
+def open_inline(packed: InlineArray) -> Array:
+    """A read-only array over the bytes of a message, with its original strides.
+
+    Raises:
+        ProtocolError: the elements would lie outside the bytes.
+    """
+    try:
+        return np.ndarray(
+            packed.shape, np.dtype(packed.dtype), packed.data, packed.offset, packed.strides
+        )
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"an inline array that does not fit its bytes: {error}") from None

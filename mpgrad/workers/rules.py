@@ -1,0 +1,116 @@
+"""From a NodeProgram to a Step: opens saved arrays and finds the code that runs on them."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
+from mpgrad.autograd.function_node import PortableContext, SavedArray, run_function_backward
+from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.shipping import load
+from mpgrad.errors import ProtocolError
+from mpgrad.ops.registry import OPERATORS
+from mpgrad.wire.programs import (
+    CaptureRule,
+    FunctionRule,
+    Metadata,
+    NodeProgram,
+    OperatorRule,
+    PackedArray,
+    decode_plain,
+)
+from mpgrad.workers.executor import Step
+from mpgrad.workers.memory import WorkerMemory
+
+#: Versions of user code that stay loaded.
+FUNCTIONS_MAX = 256
+
+
+class Rules:
+    """Builds Steps; keeps user code that has been loaded by its content's name."""
+
+    def __init__(self, memory: WorkerMemory) -> None:
+        self._memory = memory
+        self._functions: OrderedDict[str, type[Any]] = OrderedDict()
+
+    def step(self, program: NodeProgram) -> Step:
+        """One Node of a task, ready to run."""
+        rule = program.rule
+        return Step(
+            program.name,
+            self._apply(rule),
+            tuple(_metadata(meta) for meta in program.inputs),
+            tuple(None if meta is None else _metadata(meta) for meta in program.outputs),
+            program.routes,
+            program.captures,
+            takes_undefined=isinstance(rule, FunctionRule),
+        )
+
+    def _apply(self, rule: OperatorRule | FunctionRule | CaptureRule) -> Any:
+        if isinstance(rule, CaptureRule):
+            return None
+        if isinstance(rule, FunctionRule):
+            return self._function(rule)
+        return self._operator(rule)
+
+    def _operator(self, rule: OperatorRule) -> Any:
+        operator = OPERATORS.get(rule.operator)
+        if operator is None:
+            raise ProtocolError(f"unknown operator {rule.operator!r}")
+
+        def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
+            offered = decode_plain(rule.plain)
+            for name, packed in rule.saved.items():
+                offered[name] = self._memory.open_packed(packed)
+            for name, entries in rule.several.items():
+                offered[name] = self._open_several(entries, offered.get(name))
+            return operator.backward(xp, grads, offered, needs)
+
+        return apply
+
+    def _function(self, rule: FunctionRule) -> Any:
+        def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
+            function = self._load(rule)
+            ctx = self._context(rule).rebuild()
+            return run_function_backward(function, ctx, grads, needs)
+
+        return apply
+
+    def _context(self, rule: FunctionRule) -> PortableContext:
+        buffers = [self._memory.open_packed(buffer) for buffer in rule.buffers]
+        attributes, flags, needs, materialize, inputs, outputs = pickle.loads(
+            rule.context, buffers=buffers
+        )
+        saved = tuple(
+            None if packed is None else SavedArray(self._memory.open_packed(packed), flag)
+            for packed, flag in zip(rule.saved, flags, strict=True)
+        )
+        return PortableContext(saved, attributes, needs, materialize, inputs, outputs)
+
+    def _load(self, rule: FunctionRule) -> type[Any]:
+        function = self._functions.get(rule.code_id)
+        if function is None:
+            function = load(self._memory.open_packed(rule.code).tobytes())
+            self._functions[rule.code_id] = function
+            if len(self._functions) > FUNCTIONS_MAX:
+                self._functions.popitem(last=False)
+        return function
+
+    def _open_several(
+        self, entries: tuple[PackedArray | None, ...], scalars: tuple[Any, ...] | None
+    ) -> tuple[Any, ...]:
+        """The saved tensors of a variadic input, the scalars among them in their places."""
+        scalars = scalars or (None,) * len(entries)
+        return tuple(
+            scalar if packed is None else self._memory.open_packed(packed)
+            for packed, scalar in zip(entries, scalars, strict=True)
+        )
+
+
+def _metadata(meta: Metadata) -> InputMetadata:
+    return InputMetadata(meta.shape, np.dtype(meta.dtype))

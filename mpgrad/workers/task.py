@@ -1,0 +1,170 @@
+"""TaskRunner: runs one dispatched NodeTask: open the inputs, run the Steps, publish the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter_ns
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.backends.cpu import CpuBackend
+from mpgrad.errors import ProtocolError
+from mpgrad.handles import Block, GradientRef
+from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
+from mpgrad.scheduler.instructions import DispatchNodeTask
+from mpgrad.wire.programs import TaskProgram, decode_program
+from mpgrad.wire.remote_error import encode_error
+from mpgrad.workers.executor import Placement, Step, run_steps
+from mpgrad.workers.memory import WorkerMemory
+from mpgrad.workers.rules import Rules
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class TaskRunner:
+    """What a CPU worker does with a DispatchNodeTask."""
+
+    def __init__(self, memory: WorkerMemory, where: str) -> None:
+        self._memory = memory
+        self._rules = Rules(memory)
+        self._where = where
+
+    def run(self, dispatch: DispatchNodeTask) -> tuple[NodeTaskDone | NodeTaskFailed, Any]:
+        """The reply, and the blocks that user code kept earlier and has now let go."""
+        started = perf_counter_ns()
+        outputs, copied, error = self._try(dispatch)
+        kept, released = self._memory.settle()
+        kept = tuple(block for block in kept if _belongs(block, dispatch))
+        name = (dispatch.graph, dispatch.task, dispatch.attempt)
+        if error is not None:
+            return NodeTaskFailed(dispatch.peer, *name, error, kept), released
+        duration_us = (perf_counter_ns() - started) // 1000
+        return NodeTaskDone(dispatch.peer, *name, outputs, kept, duration_us, copied), released
+
+    def _try(
+        self, dispatch: DispatchNodeTask
+    ) -> tuple[tuple[GradientRef, ...], int, bytes | None]:
+        """Outputs and copied bytes, or the error; no reference to an array survives this frame."""
+        nodes = "a NodeTask"
+        try:
+            program = decode_program(self._memory.read_bytes(*dispatch.payload))
+            nodes = " -> ".join(node.name for node in program.nodes)
+            publication = _Publication(self._memory, dispatch)
+            self._run_program(program, dispatch, publication)
+            return publication.outputs(), publication.copied_bytes, None
+        except Exception as error:
+            return (), 0, encode_error(error, f"{nodes} on {self._where}")
+
+    def _run_program(
+        self, program: TaskProgram, dispatch: DispatchNodeTask, publication: _Publication
+    ) -> None:
+        steps = [self._rules.step(node) for node in program.nodes]
+        run_steps(
+            steps,
+            self._contributions(steps[0], dispatch),
+            publication.emit,
+            CpuBackend(publication.empty),
+            placement=publication,
+        )
+
+    def _contributions(
+        self, head: Step, dispatch: DispatchNodeTask
+    ) -> Iterator[tuple[int, int, Array | None]]:
+        if len(dispatch.inputs) != len(head.inputs):
+            raise ProtocolError(f"{head.name} takes {len(head.inputs)} inputs")
+        for slot, (refs, meta) in enumerate(zip(dispatch.inputs, head.inputs, strict=True)):
+            for ref in refs:
+                if ref is not None:
+                    yield 0, slot, self._memory.open_gradient(ref, meta.shape, meta.dtype)
+
+
+def _belongs(block: Block, dispatch: DispatchNodeTask) -> bool:
+    return block in dispatch.blocks or any(block in slot for slot in dispatch.inputs)
+
+
+class _Publication(Placement):
+    """Where this task's outputs go: into the blocks that came with the dispatch.
+
+    While an operator's rule runs, its large results are born in those blocks (``empty``), so that
+    publishing copies nothing. What lands elsewhere is copied once.
+    """
+
+    def __init__(self, memory: WorkerMemory, dispatch: DispatchNodeTask) -> None:
+        self._memory = memory
+        self._blocks = dispatch.blocks
+        self._refs: list[GradientRef] = [None] * len(dispatch.blocks)
+        #: Start address of each block whose content is final, so that it can be passed on again.
+        self._final: dict[int, Block] = {
+            memory.address(ref): ref
+            for slot in dispatch.inputs
+            for ref in slot
+            if isinstance(ref, Block)
+        }
+        #: Outputs of the running step that a result may be born in: output number -> metadata.
+        self._free: dict[int, tuple[tuple[int, ...], Any]] = {}
+        #: Blocks handed out to the running step: output number -> array.
+        self._lent: dict[int, Array] = {}
+        self.copied_bytes = 0
+
+    # ------------------------------------------------------------------ results are born
+
+    def begin(self, step: Step) -> None:
+        self._lent.clear()
+        self._free.clear()
+        if step.takes_undefined:
+            return  # a user's backward may hold on to what it computes
+        for route, meta in zip(step.routes, step.outputs, strict=True):
+            if type(route) is int and meta is not None and self._blocks[route] is not None:
+                self._free[route] = (meta.shape, meta.dtype)
+
+    def empty(self, shape: Any, dtype: Any) -> Array:
+        """A fresh array, in the block of an output that looks like it if there is one."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        wanted = (shape, np.dtype(dtype))
+        for output, meta in self._free.items():
+            block = self._blocks[output]
+            if meta == wanted and block is not None:
+                del self._free[output]
+                array = self._memory.open_output(block, *wanted)
+                self._lent[output] = array
+                return array
+        return np.empty(shape, dtype)
+
+    def settle(self, step: Step, grads: list[Any]) -> None:
+        """A result that lies in another output's block must leave before that one is written."""
+        if not self._lent:
+            return
+        for index, grad in enumerate(grads):
+            if grad is None:
+                continue
+            for output, array in self._lent.items():
+                if step.routes[index] != output and np.may_share_memory(grad, array):
+                    grads[index] = grad.copy()
+                    break
+
+    # ------------------------------------------------------------------ results leave
+
+    def emit(self, output: int, array: Array | None) -> None:
+        """Publish ``array`` as task output ``output``."""
+        if array is None:
+            return
+        block = self._blocks[output]
+        if block is None:
+            self._refs[output] = array.tobytes()
+            return
+        start = array.__array_interface__["data"][0]
+        passed_on = self._final.get(start)
+        if passed_on is not None and passed_on.nbytes == block.nbytes == array.nbytes:
+            self._refs[output] = passed_on
+            return
+        if start != self._memory.address(block):
+            target = self._memory.open_output(block, array.shape, array.dtype)
+            np.copyto(target, array)
+            self.copied_bytes += array.nbytes
+        self._memory.seal(block)
+        self._final[self._memory.address(block)] = block
+        self._refs[output] = block
+
+    def outputs(self) -> tuple[GradientRef, ...]:
+        return tuple(self._refs)

@@ -1,0 +1,176 @@
+"""The floors of the package: imports go down only, and each foreign library has its one place."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+import pytest
+from source_tree import Import, file_of, files, imports
+
+#: (floor, tower, files). Towers on one floor do not import each other. The first match counts.
+FLOORS = (
+    (9, "doors", "__init__ __main__ launch/*"),
+    (8, "nn", "nn/*"),
+    (8, "optim", "optim/*"),
+    (8, "data", "data/*"),
+    (8, "testing", "testing/*"),
+    (7, "engine", "engine/*"),
+    (6, "coordinator", "coordinator/*"),
+    (6, "workers", "workers/*"),
+    (4, "dispatch", "dispatch"),
+    (3, "wire", "wire/*"),
+    (3, "tensor", "tensor"),
+    (
+        3,
+        "tensor",
+        "autograd/saved_tensor autograd/accumulate_grad autograd/graph_root autograd/engine_slot",
+    ),
+    (2, "graph", "storage autograd/node autograd/grad_mode autograd/hooks"),
+    (2, "registry", "ops/__init__ ops/registry"),
+    (1, "scheduler", "scheduler/*"),
+    (1, "shm", "shm/*"),
+    (1, "backends", "backends/*"),
+    (0, "words", "config device dtypes errors handles ids lazy machine"),
+    (5, "front end", "tensor_* autograd/* ops/*"),
+)
+
+#: Imports that the rules forbid and that are right all the same: (file, module) -> why.
+EXCEPTIONS = {
+    ("autograd/engine_slot.py", "mpgrad.engine.engine"): (
+        "autograd calls a slot; the default engine is loaded by name on the first backward"
+    ),
+    ("launch/demo.py", "torch"): "the demo shows PyTorch's time beside ours where it is installed",
+}
+
+#: Foreign library -> the only files that may import it.
+FOREIGN = {
+    "zmq": "wire/zeromq.py",
+    "cupy": "backends/cuda.py shm/cuda_ipc.py workers/cuda.py",
+    "ray": "distributed/*",
+    "torch": "",
+}
+
+#: What the scheduler's purity allows (see CONTRIBUTING.md).
+SCHEDULER_STDLIB = frozenset(
+    {
+        "__future__",
+        "bisect",
+        "collections",
+        "dataclasses",
+        "enum",
+        "heapq",
+        "itertools",
+        "math",
+        "typing",
+    }
+)
+SCHEDULER_WORDS = frozenset({"errors.py", "device.py", "handles.py", "ids.py"})
+
+VAGUE_NAMES = frozenset({"utils", "common", "helpers", "misc", "manager", "core"})
+
+
+def place(file: str) -> tuple[int, str] | None:
+    """(floor, tower) of a file of the package."""
+    name = file.removesuffix(".py")
+    for floor, tower, patterns in FLOORS:
+        if any(fnmatch(name, pattern) for pattern in patterns.split()):
+            return floor, tower
+    return None
+
+
+def is_excepted(found: Import) -> bool:
+    return any(
+        found.file == file and (found.module == module or found.module.startswith(f"{module}."))
+        for file, module in EXCEPTIONS
+    )
+
+
+def complaint(found: Import) -> str | None:
+    """Why an import breaks the rule of the floors; None if it does not."""
+    target = file_of(found.module)
+    if target is None or found.type_checking or is_excepted(found):
+        return None
+    here, there = place(found.file), place(target)
+    if here is None or there is None:
+        return None  # test_every_file_has_a_floor says so
+    where = f"{found.file}:{found.line} (floor {here[0]}) imports {target} (floor {there[0]})"
+    if there[0] > here[0]:
+        return f"{where}: upward"
+    if there[0] == here[0] and there[1] != here[1]:
+        return f"{where}: from tower {here[1]} to tower {there[1]}"
+    return None
+
+
+def test_every_file_has_a_floor() -> None:
+    assert [file for file in files() if place(file) is None] == []
+
+
+def test_imports_only_go_down() -> None:
+    complaints = [complaint(found) for file in files() for found in imports(file)]
+    assert [text for text in complaints if text] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "module", "expected"),
+    [
+        ("tensor.py", "mpgrad.engine.engine", "upward"),
+        ("scheduler/plan.py", "mpgrad.shm.segment", "tower"),
+        ("tensor.py", "mpgrad.autograd.node.Node", None),
+        ("autograd/engine_slot.py", "mpgrad.engine.engine.Engine", None),
+    ],
+)
+def test_the_rule_itself(file: str, module: str, expected: str | None) -> None:
+    if file_of(module) is None or file_of(module) == "__init__.py":
+        pytest.skip(f"{module} does not exist yet")
+    text = complaint(Import(file, 1, module, type_checking=False))
+    assert text is None if expected is None else expected in text
+
+
+@pytest.mark.parametrize("library", FOREIGN)
+def test_a_foreign_library_has_its_one_place(library: str) -> None:
+    strangers = [
+        f"{file}:{found.line}"
+        for file in files()
+        if not any(fnmatch(file, pattern) for pattern in FOREIGN[library].split())
+        for found in imports(file)
+        if found.module.split(".")[0] == library and not is_excepted(found)
+    ]
+    assert strangers == []
+
+
+def test_the_coordinator_imports_no_array_library() -> None:
+    found = [
+        f"{file}:{entry.line}"
+        for file in files()
+        if file.startswith(("coordinator/", "scheduler/"))
+        for entry in imports(file)
+        if entry.module.split(".")[0] in ("numpy", "cupy") and not entry.type_checking
+    ]
+    assert found == []
+
+
+def test_the_scheduler_imports_next_to_nothing() -> None:
+    strangers = []
+    for file in files():
+        if not file.startswith("scheduler/"):
+            continue
+        for found in imports(file):
+            target = file_of(found.module)
+            own = target is not None and (
+                target.startswith("scheduler/") or target in SCHEDULER_WORDS
+            )
+            if not own and found.module.split(".")[0] not in SCHEDULER_STDLIB:
+                strangers.append(f"{file}:{found.line}: {found.module}")
+    assert strangers == []
+
+
+def test_files_are_called_after_what_they_do() -> None:
+    assert [
+        file for file in files() if VAGUE_NAMES & set(file.removesuffix(".py").split("/"))
+    ] == []
+
+
+def test_every_package_says_that_it_is_one() -> None:
+    # A directory without __init__.py would be importable all the same, and left out of the wheel.
+    packages = {file.rpartition("/")[0] for file in files()}
+    assert [path for path in packages if f"{path}/__init__.py".lstrip("/") not in files()] == []

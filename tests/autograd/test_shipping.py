@@ -1,0 +1,684 @@
+"""Where a Function's backward may run. A wrong "worker" here would be a silent wrong gradient."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import math
+import subprocess
+import sys
+import textwrap
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from mpgrad.autograd import shipping
+from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
+from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.shipping import attributes_reason, decide, load
+from mpgrad.tensor import Tensor
+
+_numbers = itertools.count()
+
+HEADER = """
+import enum
+import functools
+import math
+import numpy as np
+import mpgrad as mg
+from mpgrad.autograd.function import Function, once_differentiable
+"""
+
+#: {names} at module level, {body} in backward; the gradient is `grad._array * value`.
+TEMPLATE = """
+{names}
+
+class Custom(Function):
+    {members}
+
+    @staticmethod
+    def forward(ctx, x):
+        return x._array
+
+    @staticmethod
+    {decorators}
+    def backward(ctx, grad):
+        {body}
+        return grad._array * value
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """Write and import a module of the user's."""
+    monkeypatch.syspath_prepend(tmp_path)
+    names = []
+
+    def create(source, name=None):
+        name = name or f"user_code_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(HEADER + textwrap.dedent(source))
+        importlib.invalidate_caches()
+        names.append(name)
+        return importlib.import_module(name)
+
+    yield create
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def custom(user_module):
+    """A module whose class Custom has the given parts."""
+
+    def create(body, names="", members="", decorators=""):
+        body = textwrap.dedent(body).strip().replace("\n", "\n        ")
+        source = TEMPLATE.format(
+            names=textwrap.dedent(names),
+            members=textwrap.dedent(members).strip().replace("\n", "\n    "),
+            decorators=decorators,
+            body=body,
+        )
+        return user_module(source)
+
+    return create
+
+
+def gradient(cls):
+    """What backward makes of a gradient of ones(2)."""
+    ctx = FunctionContext((True,))
+    meta = InputMetadata((2,), np.dtype(np.float64))
+    ctx._inputs = ctx._outputs = (meta,)
+    return run_function_backward(cls, ctx, [np.ones(2)], [True])[0].tolist()
+
+
+def on_worker(cls):
+    """The gradient that shipped code computes; fails if it is not shipped."""
+    decision = decide(cls)
+    assert decision.run_on == "worker", decision.reason
+    return gradient(load(decision.code.blob))
+
+
+def code_id(cls):
+    decision = decide(cls)
+    assert decision.run_on == "worker", decision.reason
+    return decision.code.code_id
+
+
+PURE = {
+    "constant": ("value = SCALE", "SCALE = 3.0"),
+    "tuple": ("value = SCALES[1] + len(OTHERS)", "SCALES = (1.0, 2.0)\nOTHERS = frozenset({1})"),
+    "numpy": ("value = np.linalg.norm(np.array([3.0, 4.0])) + np.pi", ""),
+    "numpy function by name": ("value = dot([1.0, 2.0], [3.0, 4.0])", "from numpy import dot"),
+    "ufunc by name": ("value = exp(0.5)", "from numpy import exp"),
+    "numpy scalar and dtype": (
+        "value = KIND.type(EPS)",
+        "EPS = np.float64(2)\nKIND = np.dtype('f4')",
+    ),
+    "stdlib": ("value = math.sqrt(2.0)", ""),
+    "local import": ("import math as m\nvalue = m.exp(1.0)", ""),
+    "local submodule import": ("import os.path as p\nvalue = float(len(p.join('a', 'b')))", ""),
+    "helper": (
+        "value = helper(2.0)",
+        "def helper(x): return inner(x) + 1\ndef inner(x): return x * x",
+    ),
+    "lambda": ("value = double(2.0)", "double = lambda x: x * 2"),
+    "recursion": (
+        "value = factorial(5.0)",
+        "def factorial(n): return 1.0 if n < 2 else n * factorial(n - 1)",
+    ),
+    "partial": (
+        "value = plus(2.0)",
+        "def add(a, b): return a + b\nplus = functools.partial(add, 1)",
+    ),
+    "comprehension": ("value = sum(SCALE * i for i in range(3))", "SCALE = 2.0"),
+    "default": ("value = helper()", "def helper(scale=2.5, *, shift=1.0): return scale + shift"),
+    "enum": ("value = Kind.BIG.value", "class Kind(enum.Enum):\n    SMALL = 1.0\n    BIG = 9.0"),
+    "plain class": (
+        "value = Box(2.0).doubled()",
+        "class Box:\n    factor = 2\n    def __init__(self, v): self.v = v\n"
+        "    def doubled(self): return self.v * self.factor",
+    ),
+    "constant getattr": ("value = getattr(math, 'pi')", ""),
+    "seeded generator": ("value = np.random.default_rng(7).standard_normal()", ""),
+    "tuple of functions": (
+        "value = RULES[0](3.0)",
+        "def square(x): return x * x\nRULES = (square, math.sqrt)",
+    ),
+    "decorated helper": (
+        "value = helper(2.0)",
+        "def twice(f):\n    @functools.wraps(f)\n    def inner(x): return 2 * f(x)\n"
+        "    return inner\n"
+        "@twice\ndef helper(x): return x + 1",
+    ),
+    "no_grad helper": ("value = helper(2.0)", "@mg.no_grad()\ndef helper(x): return x + 1"),
+    "mpgrad itself": ("value = 2.0 if mg.is_grad_enabled() else 3.0", ""),
+    "nested function": ("def inner(): return SCALE\nvalue = inner()", "SCALE = 4.0"),
+    "sets attributes of ctx": ("ctx.seen = 1\nctx.seen += 1\nvalue = ctx.seen", ""),
+    "installed decorated function": (
+        "value = logsumexp(np.ones(3))",
+        "from scipy.special import logsumexp",
+    ),
+    "annotated": ("value = helper(2.0)", "def helper(x: 'mg.Tensor') -> object(): return x"),
+}
+
+IMPURE = {
+    "list": ("value = SCALES[0]", "SCALES = [1.0]", "`SCALES`, a list"),
+    "dict": ("value = CONFIG['k']", "CONFIG = {'k': 1.0}", "`CONFIG`, a dict"),
+    "array": ("value = W[0]", "W = np.ones(1)", "`W`, a ndarray"),
+    "tuple with a list": ("value = T[0][0]", "T = ([1.0],)", "inside a tuple"),
+    "object": ("value = BOX.v", "class Box: v = 1.0\nBOX = Box()", "`BOX`, a Box"),
+    "generator object": ("value = RNG.normal()", "RNG = np.random.default_rng(0)", "a Generator"),
+    "method of an object": ("value = push()", "push = [1.0].pop", "can change"),
+    "nested helper": (
+        "value = helper()",
+        "TABLE = {1: 2.0}\ndef helper(): return inner()\ndef inner(): return TABLE[1]",
+        "inner() (line",
+    ),
+    "reads in a comprehension": ("value = sum(W[i] for i in range(1))", "W = [1.0]", "`W`, a list"),
+    "writes a global": (
+        "global calls\ncalls += 1\nvalue = 1.0",
+        "calls = 0",
+        "writes `calls`",
+    ),
+    "writes a class attribute": ("Custom.calls += 1\nvalue = 1.0", "", "writes `Custom.calls`"),
+    "assigns a class attribute": ("Custom.calls = 1\nvalue = 1.0", "", "writes `Custom.calls`"),
+    "writes through type()": (
+        "type(ctx).calls = 1\nvalue = 1.0",
+        "",
+        "sets .calls of an object that may be shared",
+    ),
+    "writes through a class method": (
+        "Box.bump()\nvalue = 1.0",
+        "class Box:\n    n = 0\n    @classmethod\n    def bump(cls): cls.n += 1",
+        "sets .n of an object that may be shared",
+    ),
+    "writes through a parameter": (
+        "bump(Custom)\nvalue = 1.0",
+        "def bump(target): target.n = 1",
+        "sets .n of an object that may be shared",
+    ),
+    "mutable function attribute": (
+        "value = first(helper)",
+        "def first(f): return f.table[0]\ndef helper(): pass\nhelper.table = [1.0]",
+        "helper() has the attribute `table`, a list",
+    ),
+    "enum member with state": (
+        "value = Kind.BIG.weight",
+        "class Kind(enum.Enum):\n    BIG = 1\nKind.BIG.weight = 2.0",
+        "which can change",
+    ),
+    "module that computes its names": (
+        "value = lazy.SCALE",
+        "import types\nclass Lazy(types.ModuleType):\n    SCALE = 1.0\nlazy = Lazy('lazy')",
+        "may compute",
+    ),
+    "mpgrad dropout": ("value = mg.nn.functional.dropout(grad, 0.5)", "", "one process"),
+    "mutable default": ("value = helper()", "def helper(c=[1.0]): return c[0]", "default argument"),
+    "mutable closure": (
+        "value = helper()",
+        "def make():\n    box = [1.0]\n    def f(): return box[0]\n    return f\nhelper = make()",
+        "closure variable `box`",
+    ),
+    "rebound closure": (
+        "value = helper()",
+        "def make():\n    n = 0.0\n    def f():\n        nonlocal n\n        n += 1\n"
+        "        return n\n"
+        "    return f\nhelper = make()",
+        "writes `n`",
+    ),
+    "eval": ("value = eval('1.0')", "", "eval()"),
+    "globals": ("value = globals()['SCALE']", "SCALE = 1.0", "globals()"),
+    "computed getattr": ("value = getattr(math, 'p' + str('i'))", "", "computed at run time"),
+    "getattr with a name that is added up": (
+        "value = getattr(math, 'p', 1.0 if ctx else 2.0)",
+        "",
+        "computed at run time",
+    ),
+    "numpy random": ("value = np.random.rand()", "", "belongs to one process"),
+    "numpy random by name": ("value = rand()", "from numpy.random import rand", "can change"),
+    "numpy random module": ("value = npr.rand()", "from numpy import random as npr", "one process"),
+    "numpy random in an alias": ("r = np.random\nvalue = r.rand()", "", "belongs to one process"),
+    "numpy passed on": (
+        "value = helper(np)",
+        "def helper(xp): return xp.random.rand()",
+        ".random of an unknown object",
+    ),
+    "random": ("value = random.random()", "import random", "belongs to one process"),
+    "random by name": ("value = uniform(0, 1)", "from random import uniform", "can change"),
+    "local random": ("import random\nvalue = random.random()", "", "belongs to one process"),
+    "local from import": ("from numpy.random import rand\nvalue = rand()", "", "one process"),
+    "environment": ("value = float(os.environ.get('S', '1'))", "import os", "one process"),
+    "getenv by name": ("value = float(getenv('S', '1'))", "from os import getenv", "one process"),
+    "mpgrad random": ("value = mg.rand(1).item()", "", "belongs to one process"),
+    "hash": ("value = float(hash('a'))", "", "hash()"),
+    "missing closure value": (
+        "value = helper()",
+        "def make():\n    def f(): return late\n    if False: late = 1.0\n    return f\n"
+        "helper = make()",
+        "without a value",
+    ),
+}
+
+
+class TestPure:
+    @pytest.mark.parametrize("case", PURE)
+    def test_runs_on_a_worker_with_the_same_result(self, custom, case):
+        module = custom(*PURE[case])
+        assert on_worker(module.Custom) == gradient(module.Custom)
+        assert decide(module.Custom).reason == ""
+
+    def test_lru_cache_helper_stays_safe(self, custom):
+        module = custom("value = helper(2.0)", "@functools.lru_cache\ndef helper(x): return x + 1")
+        decision = decide(module.Custom)
+        if decision.run_on == "worker":
+            assert gradient(load(decision.code.blob)) == [3.0, 3.0]
+
+    def test_once_differentiable(self, custom):
+        module = custom("value = SCALE", "SCALE = 5.0", decorators="@once_differentiable")
+        assert on_worker(module.Custom) == [5.0, 5.0]
+        before = code_id(module.Custom)
+        module.SCALE = 6.0
+        assert code_id(module.Custom) != before
+        assert on_worker(module.Custom) == [6.0, 6.0]
+
+    def test_forward_is_not_looked_at_and_not_sent(self, user_module):
+        module = user_module("""
+            import threading
+            MESH = {"lock": threading.Lock()}
+            class Custom(Function):
+                @staticmethod
+                def forward(ctx, x):
+                    return x._array * len(MESH)
+                @staticmethod
+                def backward(ctx, grad):
+                    return grad._array * 2
+        """)
+        assert on_worker(module.Custom) == [2.0, 2.0]
+        shipped = load(decide(module.Custom).code.blob)
+        with pytest.raises(RuntimeError, match="was called from backward on a worker"):
+            shipped.forward(None, None)
+
+    def test_forward_counts_where_backward_names_it(self, custom):
+        assert on_worker(custom("value = Custom.forward(None, grad)[0]").Custom) == [1.0, 1.0]
+        module = custom(
+            "value = Other.forward(None, grad)",
+            "TABLE = [2.0]\nclass Other(Function):\n"
+            "    @staticmethod\n    def forward(ctx, x): return TABLE[0]",
+        )
+        assert "`TABLE`" in decide(module.Custom).reason
+
+    def test_installed_classes_travel_by_path(self):
+        decision = decide(Function)
+        assert decision.run_on == "worker"
+        assert load(decision.code.blob) is Function
+
+
+class TestImpure:
+    @pytest.mark.parametrize("case", IMPURE)
+    def test_runs_in_the_client(self, custom, case):
+        body, names, message = IMPURE[case]
+        decision = decide(custom(body, names).Custom)
+        assert decision.run_on == "client"
+        assert decision.code is None
+        assert message in decision.reason
+        assert 'run_on = "worker"' in decision.reason
+
+    def test_mutable_class_attribute(self, custom):
+        decision = decide(custom("value = Custom.cache[0]", members="cache = [1.0]").Custom)
+        assert "Custom has the attribute `cache`, a list" in decision.reason
+
+    def test_a_class_inside_a_function(self):
+        class Local(Function):
+            backward = staticmethod(lambda ctx, grad: grad)
+
+        assert "defined inside a function" in decide(Local).reason
+
+    def test_module_used_as_a_value(self, user_module, custom):
+        settings = user_module("SCALE = 1.0").__name__
+        for body in ("value = vars(m)['SCALE']", "value = helper(m)", "x = [m]\nvalue = 1.0"):
+            module = custom(body, f"import {settings} as m\ndef helper(m): return m.SCALE")
+            assert decide(module.Custom).run_on == "client"
+
+    def test_local_import_of_user_code(self, user_module, custom):
+        settings = user_module("SCALE = 1.0").__name__
+        module = custom(f"import {settings} as m\nvalue = m.SCALE")
+        assert f"imports {settings}" in decide(module.Custom).reason
+
+    def test_notice_comes_once(self, custom, caplog):
+        module = custom("value = SCALES[0]", "SCALES = [1.0]")
+        with caplog.at_level(logging.WARNING, "mpgrad"):
+            decide(module.Custom)
+            decide(module.Custom)
+            module.SCALES = [2.0]
+            decide(module.Custom)
+        (record,) = caplog.records
+        assert record.getMessage() == decide(module.Custom).reason
+
+    def test_a_global_that_cannot_be_looked_at(self, custom):
+        class_ = "class Proxy:\n    @property\n    def __class__(self): raise KeyError('unbound')\n"
+        decision = decide(custom("value = P.v", class_ + "P = Proxy()").Custom)
+        assert decision.run_on == "client"
+        assert "cannot be looked through (KeyError: 'unbound')" in decision.reason
+
+    def test_it_may_become_pure(self, custom):
+        module = custom("value = SCALES[0]", "SCALES = [1.0]")
+        assert decide(module.Custom).run_on == "client"
+        module.SCALES = (2.0,)
+        assert on_worker(module.Custom) == [2.0, 2.0]
+
+
+class TestRunOn:
+    def test_client(self, custom):
+        decision = decide(custom("value = 1.0", members='run_on = "client"').Custom)
+        assert (decision.run_on, decision.code) == ("client", None)
+
+    def test_worker_promises(self, custom):
+        module = custom("value = SCALES[0]", "SCALES = [3.0]", 'run_on = "worker"')
+        assert on_worker(module.Custom) == [3.0, 3.0]
+        module.SCALES = [4.0]
+        assert on_worker(module.Custom) == [4.0, 4.0]
+
+    def test_worker_with_a_module_as_a_value(self, user_module, custom):
+        settings = user_module("SCALE = 2.0").__name__
+        module = custom(
+            "value = helper(m)",
+            f"import {settings} as m\ndef helper(m): return m.SCALE",
+            'run_on = "worker"',
+        )
+        sys.modules.pop(settings)
+        assert on_worker(module.Custom) == [2.0, 2.0]
+
+    def test_worker_but_not_picklable(self, custom):
+        module = custom(
+            "value = 1.0 if LOCK else 2.0",
+            "import threading\nLOCK = threading.Lock()",
+            'run_on = "worker"',
+        )
+        with pytest.raises(TypeError, match=r'Custom has run_on = "worker".*pickle.*Keep'):
+            decide(module.Custom)
+
+    def test_local_class_that_promises(self):
+        factor = [2.0]
+
+        class Local(Function):
+            run_on = "worker"
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad._array * factor[0]
+
+        assert on_worker(Local) == [2.0, 2.0]
+
+    def test_anything_else(self, custom):
+        with pytest.raises(ValueError, match=r"Custom.run_on is 'gpu'"):
+            decide(custom("value = 1.0", members='run_on = "gpu"').Custom)
+
+    def test_changing_it_later(self, custom):
+        module = custom("value = SCALES[0]", "SCALES = [3.0]")
+        assert decide(module.Custom).run_on == "client"
+        module.Custom.run_on = "worker"
+        assert on_worker(module.Custom) == [3.0, 3.0]
+
+
+class TestChanges:
+    """Whatever backward reads changes: the next decision ships it, and old code stays as it was."""
+
+    def check(self, cls, change, after):
+        before = decide(cls)
+        old = load(before.code.blob)
+        old_gradient = gradient(old)
+        assert decide(cls) is before
+        change()
+        assert code_id(cls) != before.code.code_id
+        assert gradient(cls) == on_worker(cls) == after
+        assert gradient(old) == old_gradient
+
+    def test_global_constant_and_back(self, custom):
+        module = custom("value = SCALE", "SCALE = 1.0")
+        first = code_id(module.Custom)
+        self.check(module.Custom, lambda: setattr(module, "SCALE", 2.0), [2.0, 2.0])
+        module.SCALE = 1.0
+        assert code_id(module.Custom) == first
+
+    @pytest.mark.parametrize(
+        ("before", "after"), [(0.0, -0.0), (1, True), (1.0, 1), ((0.0,), (-0.0,)), (1.0, None)]
+    )
+    def test_equal_but_not_the_same(self, custom, before, after):
+        module = custom("value = 1.0 if SCALE else 2.0", "SCALE = None")
+        module.SCALE = before
+        first = code_id(module.Custom)
+        module.SCALE = after
+        assert code_id(module.Custom) != first
+
+    @pytest.mark.parametrize("value", ["float('nan')", "10**30", "(1.5, 'a b')", "np.float32(2)"])
+    def test_the_same_in_a_new_object(self, custom, value):
+        module = custom("value = 1.0 if SCALE else 2.0", f"SCALE = {value}")
+        before = decide(module.Custom)
+        module.SCALE = eval(value)
+        assert decide(module.Custom) is before
+
+    def test_module_constant(self, user_module, custom):
+        settings = user_module("SCALE = 1.0\nUNUSED = [1]")
+        for body in ("value = m.SCALE", "c = m\nvalue = c.SCALE", "value = (c := m).SCALE"):
+            settings.SCALE = 1.0
+            module = custom(body, f"import {settings.__name__} as m")
+            self.check(module.Custom, lambda: setattr(settings, "SCALE", 2.0), [2.0, 2.0])
+        settings.SCALE = [3.0]
+        assert "`m.SCALE`, a list" in decide(module.Custom).reason
+
+    def test_module_inside_a_package(self, user_module, custom):
+        inner = user_module("SCALE = 1.0")
+        outer = user_module(f"import {inner.__name__} as inner")
+        module = custom("value = o.inner.SCALE", f"import {outer.__name__} as o")
+        self.check(module.Custom, lambda: setattr(inner, "SCALE", 2.0), [2.0, 2.0])
+
+    def test_reloaded_module(self, user_module, custom, tmp_path):
+        tools = user_module("def helper(): return 1.0")
+        module = custom("value = t.helper()", f"import {tools.__name__} as t")
+
+        def edit():
+            (tmp_path / f"{tools.__name__}.py").write_text("def helper():\n    return 22.0\n")
+            importlib.reload(tools)
+
+        self.check(module.Custom, edit, [22.0, 22.0])
+
+    def test_stale_function_of_a_reloaded_module(self, user_module, custom, tmp_path):
+        """A worker must get the helper that the class holds, not the file's new one."""
+        tools = user_module("def helper(): return 1.0")
+        module = custom("value = helper()", f"from {tools.__name__} import helper")
+        (tmp_path / f"{tools.__name__}.py").write_text("def helper():\n    return 22.0\n")
+        importlib.reload(tools)
+        assert gradient(module.Custom) == on_worker(module.Custom) == [1.0, 1.0]
+
+    def test_monkeypatched_helper(self, custom):
+        module = custom("value = helper()", "def helper(): return 1.0")
+        self.check(module.Custom, lambda: setattr(module, "helper", lambda: 2.0), [2.0, 2.0])
+
+    def test_helper_code_and_defaults(self, custom):
+        source = "def helper(a=1.0, *, b=0.0): return a + b"
+        module = custom("value = helper()", source)
+        self.check(
+            module.Custom, lambda: setattr(module.helper, "__defaults__", (2.0,)), [2.0, 2.0]
+        )
+        module.helper.__kwdefaults__["b"] = 5.0
+        assert on_worker(module.Custom) == [7.0, 7.0]
+        module.helper.__code__ = (lambda a=1.0, *, b=0.0: a * b).__code__
+        assert on_worker(module.Custom) == [10.0, 10.0]
+
+    def test_global_of_a_nested_helper(self, user_module, custom):
+        tools = user_module("SCALE = 1.0\ndef helper(): return inner()\ndef inner(): return SCALE")
+        module = custom("value = helper()", f"from {tools.__name__} import helper")
+        self.check(module.Custom, lambda: setattr(tools, "SCALE", 2.0), [2.0, 2.0])
+
+    def test_class_attribute(self, custom):
+        module = custom("value = Custom.scale", members="scale = 1.0")
+        self.check(module.Custom, lambda: setattr(module.Custom, "scale", 2.0), [2.0, 2.0])
+
+    def test_backward_itself(self, custom):
+        module = custom("value = 1.0")
+        new = staticmethod(lambda ctx, grad: grad._array * 3)
+        self.check(module.Custom, lambda: setattr(module.Custom, "backward", new), [3.0, 3.0])
+
+    def test_base_class(self, user_module):
+        module = user_module("""
+            class Base(Function):
+                scale = 1.0
+                @staticmethod
+                def rule(grad): return grad * 1.0
+            class Custom(Base):
+                @staticmethod
+                def backward(ctx, grad): return Custom.rule(grad._array) * Custom.scale
+        """)
+        rule = staticmethod(lambda grad: grad * 5.0)
+        self.check(module.Custom, lambda: setattr(module.Base, "rule", rule), [5.0, 5.0])
+        self.check(module.Custom, lambda: setattr(module.Base, "scale", 2.0), [10.0, 10.0])
+        self.check(module.Custom, lambda: setattr(module.Custom, "scale", 4.0), [20.0, 20.0])
+
+    def test_closure_value(self, custom):
+        module = custom(
+            "value = helper()",
+            "def make(scale):\n    def f(): return scale\n    return f\nhelper = make(1.0)",
+        )
+        cell = module.helper.__closure__[0]
+        self.check(module.Custom, lambda: setattr(cell, "cell_contents", 2.0), [2.0, 2.0])
+
+    def test_builtin_shadowed_later(self, custom):
+        module = custom("value = abs(-1.0)")
+        self.check(module.Custom, lambda: setattr(module, "abs", lambda x: 2.0), [2.0, 2.0])
+
+    @pytest.mark.parametrize("body", ["value = helper.scale", "value = read(helper)"])
+    def test_function_attribute(self, custom, body):
+        source = "def read(f): return f.scale\ndef helper(): pass\nhelper.scale = 1.0"
+        module = custom(body, source)
+        self.check(module.Custom, lambda: setattr(module.helper, "scale", 2.0), [2.0, 2.0])
+
+    def test_redefined_class(self, custom):
+        """A notebook cell that is run again."""
+        module = custom("value = 1.0")
+        first = code_id(module.Custom)
+        source = "class Custom(Function):\n  @staticmethod\n  def backward(c, g): return g._array*2"
+        exec(source, vars(module))
+        assert code_id(module.Custom) != first
+        assert on_worker(module.Custom) == [2.0, 2.0]
+
+
+class TestTravelling:
+    def test_no_registration_is_left_behind(self, custom):
+        before = cloudpickle.list_registry_pickle_by_value()
+        decide(custom("value = helper()", "def helper(): return 1.0").Custom)
+        assert cloudpickle.list_registry_pickle_by_value() == before
+
+    def test_a_registration_of_the_user_stays(self, custom):
+        module = custom("value = 1.0")
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            decide(module.Custom)
+            assert module.__name__ in cloudpickle.list_registry_pickle_by_value()
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+
+    def test_two_versions_side_by_side(self, custom):
+        """cloudpickle's class tracking would change the first one in place."""
+        module = custom("value = Custom.scale", members="scale = 1.0")
+        first = load(decide(module.Custom).code.blob)
+        module.Custom.scale = 2.0
+        second = load(decide(module.Custom).code.blob)
+        assert first is not second
+        assert (gradient(first), gradient(second)) == ([1.0, 1.0], [2.0, 2.0])
+
+    def test_load_refuses_other_things(self):
+        with pytest.raises(TypeError, match="not a Function class"):
+            load(cloudpickle.dumps(3))
+
+    def test_main_class_in_another_process_without_the_users_files(self, tmp_path):
+        tools = tmp_path / "my_tools.py"
+        tools.write_text("SCALE = 3.0\ndef helper(x):\n    return x * SCALE\n")
+        script = tmp_path / "script.py"
+        script.write_text(
+            HEADER
+            + textwrap.dedent("""
+            import sys
+            import my_tools
+            from my_tools import helper
+            from mpgrad.autograd.shipping import decide
+            SHIFT = 1.0
+            class Custom(Function):
+                @staticmethod
+                def forward(ctx, x): return x._array
+                @staticmethod
+                def backward(ctx, grad): return helper(grad._array) + SHIFT + my_tools.SCALE
+            my_tools.SCALE = 4.0
+            sys.stdout.buffer.write(decide(Custom).code.blob)
+        """)
+        )
+        blob = run_python([str(script)], tmp_path)
+        tools.unlink()
+        worker = (
+            "import sys, numpy as np\n"
+            "from mpgrad.autograd.shipping import load\n"
+            "from mpgrad.tensor import Tensor\n"
+            "cls = load(sys.stdin.buffer.read())\n"
+            "print(cls.backward(None, Tensor(np.ones(2))).tolist(), 'my_tools' in sys.modules)"
+        )
+        out = run_python(["-c", worker], tmp_path, blob)
+        assert out.decode().strip() == "[9.0, 9.0] False"
+
+
+def run_python(arguments, directory, stdin=b""):
+    root = str(importlib.util.find_spec("mpgrad").submodule_search_locations[0])
+    environment = {"PYTHONPATH": root.rsplit("/", 1)[0], "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=stdin,
+        capture_output=True,
+        cwd=directory,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+class TestAttributes:
+    @pytest.mark.parametrize(
+        "value",
+        [None, 1.5, (1, (2, "b")), np.float32(1), np.ones(3), slice(0, 2), np.exp, math.sqrt, dict],
+    )
+    def test_may_travel(self, value):
+        assert attributes_reason({"k": value}) == ""
+
+    def test_private_containers_may_travel(self):
+        attributes = {}
+        attributes["shapes"] = [(1, 2), (3,)]
+        attributes["sizes"] = {"a": [1, 2]}
+        assert attributes_reason(attributes) == ""
+
+    def test_shared_containers_stay(self):
+        log = []
+        assert "ctx.log" in attributes_reason({"log": log})
+        assert "ctx.log" in attributes_reason({"log": {"inner": [log]}})
+        assert "ctx.log" in attributes_reason({"log": (log,)})
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            object(),
+            lambda x: x,
+            np.array([None]),
+            [object()],
+            Tensor(np.ones(1), requires_grad=True),
+        ],
+    )
+    def test_objects_stay(self, value):
+        assert attributes_reason({"k": value}).startswith("ctx.k is an object of type")
+
+
+def test_the_cache_is_bounded(monkeypatch, custom):
+    monkeypatch.setattr(shipping, "CACHE_LIMIT", 2)
+    monkeypatch.setattr(shipping, "_entries", type(shipping._entries)())
+    for scale in range(4):
+        decide(custom(f"value = {scale}").Custom)
+    assert len(shipping._entries) == 2

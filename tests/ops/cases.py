@@ -1,0 +1,280 @@
+"""The table that drives the operator tests: each operator with sample inputs.
+
+A case is a function of ``m`` (mpgrad's operators, or PyTorch under the same names) and float64
+inputs. Inputs are shapes, for which values are drawn, or arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+class Case(NamedTuple):
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    #: Whether PyTorch has the function under this name, with these arguments.
+    torch: bool = True
+    #: Whether the formula can be differentiated again.
+    twice: bool = True
+
+    def arrays(self) -> list[np.ndarray]:
+        rng = np.random.default_rng(sum(map(ord, self.name)))
+        return [
+            np.asarray(rng.uniform(-2, 2, spec)) if isinstance(spec, tuple) else spec.copy()
+            for spec in self.inputs
+        ]
+
+
+def positive(*shape: int) -> np.ndarray:
+    return np.asarray(np.random.default_rng(7).uniform(0.3, 2.5, shape))
+
+
+def inside(*shape: int) -> np.ndarray:
+    """Values of the open interval (-1, 1)."""
+    return np.asarray(np.random.default_rng(8).uniform(-0.9, 0.9, shape))
+
+
+def _unary() -> list[Case]:
+    anywhere = "exp expm1 sin cos tanh sinh cosh sigmoid erf arctan neg abs square relu sign"
+    anywhere += " floor ceil round"
+    above_zero = "log sqrt rsqrt reciprocal log1p"
+    cases = [Case(n, lambda m, x, n=n: getattr(m, n)(x), ((3, 4),)) for n in anywhere.split()]
+    cases += [
+        Case(n, lambda m, x, n=n: getattr(m, n)(x), (positive(3, 4),)) for n in above_zero.split()
+    ]
+    cases += [
+        Case(n, lambda m, x, n=n: getattr(m, n)(x), (inside(5),)) for n in ("arcsin", "arccos")
+    ]
+    return [
+        *cases,
+        Case("tan", lambda m, x: m.tan(x), (inside(4),)),
+        Case("exp 0-d", lambda m, x: m.exp(x), ((),)),
+    ]
+
+
+_binary = [
+    Case("add", lambda m, a, b: m.add(a, b), ((3, 4), (3, 4))),
+    Case("add broadcasting", lambda m, a, b: m.add(a, b), ((3, 1), (2, 1, 4))),
+    Case("add alpha", lambda m, a, b: m.add(a, b, alpha=0.5), ((3,), (3,))),
+    Case("add 0-d", lambda m, a, b: a + b, ((), (2, 3))),
+    Case("sub", lambda m, a, b: m.sub(a, b), ((3, 1), (4,))),
+    Case("rsub scalar", lambda m, a: 3 - a, ((3,),)),
+    Case("mul", lambda m, a, b: m.mul(a, b), ((3, 4), (4,))),
+    Case("mul itself", lambda m, a: a * a * a, ((3,),)),
+    Case("mul scalar", lambda m, a: 2.5 * a * 3, ((2, 3),)),
+    Case("div", lambda m, a, b: m.div(a, b), ((2, 3), positive(3))),
+    Case("div scalar", lambda m, a: 1 / a + a / 4, (positive(3),)),
+    Case("remainder", lambda m, a, b: m.remainder(a, b), ((2, 3), positive(3)), twice=False),
+    Case("pow", lambda m, a, b: m.pow(a, b), (positive(2, 3), (3,))),
+    Case("pow 2", lambda m, a: a**2, ((2, 3),)),
+    Case("pow 3", lambda m, a: a**3, ((2, 3),)),
+    Case("pow half", lambda m, a: a**0.5, (positive(4),)),
+    Case("pow 0", lambda m, a: a**0 + a, ((4,),)),
+    Case("pow -1", lambda m, a: a**-1, (positive(4),)),
+    Case("rpow", lambda m, a: 2**a, ((4,),)),
+    Case("maximum", lambda m, a, b: m.maximum(a, b), ((3, 4), (4,))),
+    Case("minimum", lambda m, a, b: m.minimum(a, b), ((3, 4), (3, 1))),
+    Case("clamp", lambda m, a: m.clamp(a, -0.5, 0.75), ((4, 5),)),
+    Case("clamp min", lambda m, a: m.clamp(a, min=0.1), ((4, 5),)),
+    Case("where", lambda m, a, b: m.where(a > b, a, b * 2), ((3, 4), (4,))),
+    Case("where scalar", lambda m, a: m.where(a > 0, a, 0.5), ((3, 4),)),
+]
+
+_reductions = [
+    Case("sum", lambda m, x: m.sum(x), ((3, 4),)),
+    Case("sum dim", lambda m, x: m.sum(x, 1), ((3, 4),)),
+    Case("sum dims keepdim", lambda m, x: x.sum((0, -1), keepdim=True), ((3, 4, 2),)),
+    Case("sum axis keepdims", lambda m, x: x.sum(axis=0, keepdims=True), ((3, 4),)),
+    Case("sum 0-d", lambda m, x: m.sum(x), ((),)),
+    Case("mean", lambda m, x: m.mean(x), ((3, 4),)),
+    Case("mean dim", lambda m, x: x.mean(-1, keepdim=True), ((3, 4),)),
+    Case("var", lambda m, x: m.var(x), ((3, 4),)),
+    Case("var dim", lambda m, x: m.var(x, dim=0, correction=0), ((3, 4),)),
+    Case("std", lambda m, x: m.std(x, dim=1, keepdim=True), ((3, 4),)),
+    Case("norm", lambda m, x: m.norm(x), ((3, 4),)),
+    Case("norm dim", lambda m, x: x.norm(dim=1), ((3, 4),)),
+    Case("max", lambda m, x: m.max(x), ((3, 4),)),
+    Case("min", lambda m, x: m.min(x), ((3, 4),)),
+    Case("max dim", lambda m, x: m.max(x, 1).values, ((3, 4),)),
+    Case("min dim keepdim", lambda m, x: m.min(x, 0, keepdim=True)[0], ((3, 4),)),
+    Case("amax", lambda m, x: m.amax(x, dim=(0, 2)), ((2, 3, 2),)),
+    Case("amin", lambda m, x: m.amin(x, dim=1, keepdim=True), ((2, 3, 2),)),
+    Case("logsumexp", lambda m, x: m.logsumexp(x, 1), ((3, 4),)),
+    Case("logsumexp keepdim", lambda m, x: m.logsumexp(x, (0, 1), keepdim=True), ((3, 4),)),
+    Case("cumsum", lambda m, x: m.cumsum(x, 1), ((3, 4),)),
+    Case("prod", lambda m, x: m.prod(x), ((5,),), twice=False),
+    Case("prod dim", lambda m, x: m.prod(x, 1), ((3, 4),), twice=False),
+    Case(
+        "prod zeros", lambda m, x: m.prod(x, 0), (np.array([[0.0, 0, 1], [2, 0, 3]]),), twice=False
+    ),
+]
+
+_index = np.array([2, 0, 2, 1])
+_mask = np.array([True, False, True])
+_shapes = [
+    Case("reshape", lambda m, x: x.reshape(2, -1), ((3, 4),)),
+    Case("view", lambda m, x: x.view(12), ((3, 4),)),
+    Case("flatten", lambda m, x: m.flatten(x, 1), ((2, 3, 2),)),
+    Case("squeeze", lambda m, x: m.squeeze(x), ((1, 3, 1),)),
+    Case("unsqueeze", lambda m, x: x.unsqueeze(-1) * x.unsqueeze(0), ((3,),)),
+    Case("permute", lambda m, x: m.permute(x, (2, 0, 1)), ((2, 3, 4),)),
+    Case("transpose", lambda m, x: m.transpose(x, 0, -1), ((2, 3, 4),)),
+    Case("T", lambda m, x: x.T * 2, ((2, 3),)),
+    Case("movedim", lambda m, x: m.movedim(x, 0, 2), ((2, 3, 4),)),
+    Case("expand", lambda m, x: x.expand(2, 3, -1), ((3, 1),)),
+    Case("repeat", lambda m, x: x.repeat(2, 3), ((2,),)),
+    Case("flip", lambda m, x: m.flip(x, (0, 1)), ((2, 3),)),
+    Case("clone", lambda m, x: x.clone(), ((2, 3),)),
+    Case("cat", lambda m, a, b: m.cat([a, b, a], 1), ((2, 3), (2, 1))),
+    Case("stack", lambda m, a, b: m.stack([a, b], -1), ((2, 3), (2, 3))),
+    Case("split", lambda m, x: m.split(x, 2, 1)[1] * m.chunk(x, 2)[0].sum(), ((2, 3),)),
+    Case("unbind", lambda m, x: m.unbind(x, 1)[2], ((2, 3),)),
+    Case("getitem int", lambda m, x: x[1], ((3, 4),)),
+    Case("getitem element", lambda m, x: x[1, -2], ((3, 4),)),
+    Case("getitem slice", lambda m, x: x[1:, ::2, None], ((3, 4),)),
+    Case("getitem ellipsis", lambda m, x: x[..., 0], ((3, 4, 2),)),
+    Case("getitem repeated", lambda m, x: x[_index], ((3, 2),)),
+    Case("getitem arrays", lambda m, x: x[[0, 2, 0], [1, 1, 1]], ((3, 2),)),
+    Case("getitem mixed", lambda m, x: x[:, [0, 1, 1]], ((3, 2),)),
+    Case("getitem mask", lambda m, x: x[m.tensor(_mask)], ((3, 2),)),
+    Case("gather", lambda m, x: m.gather(x, 1, m.tensor([[0, 0], [2, 1]])), ((3, 3),)),
+    Case("index_select", lambda m, x: m.index_select(x, 1, m.tensor([1, 1, 0])), ((2, 3),)),
+]
+
+_linear = [
+    Case("matmul", lambda m, a, b: m.matmul(a, b), ((2, 3), (3, 4))),
+    Case("matmul vectors", lambda m, a, b: a @ b, ((3,), (3,))),
+    Case("matmul vector left", lambda m, a, b: a @ b, ((3,), (2, 3, 4))),
+    Case("matmul vector right", lambda m, a, b: a @ b, ((2, 2, 3), (3,))),
+    Case("matmul folded", lambda m, a, b: a @ b, ((2, 2, 3), (3, 4))),
+    Case("matmul batch", lambda m, a, b: a @ b, ((2, 1, 2, 3), (4, 3, 2))),
+    Case("matmul itself", lambda m, a: a @ a.T, ((2, 3),)),
+    Case("bmm", lambda m, a, b: m.bmm(a, b), ((2, 2, 3), (2, 3, 2))),
+    Case("linear", lambda m, x, w, b: m.linear(x, w, b), ((2, 3), (4, 3), (4,))),
+    Case("linear batch", lambda m, x, w, b: m.linear(x, w, b), ((2, 2, 3), (4, 3), (4,))),
+    Case("linear vector", lambda m, x, w: m.linear(x, w), ((3,), (4, 3))),
+]
+
+_windows = [
+    Case("conv2d", lambda m, x, w, b: m.conv2d(x, w, b), ((2, 2, 4, 5), (3, 2, 3, 2), (3,))),
+    Case(
+        "conv2d geometry",
+        lambda m, x, w: m.conv2d(x, w, None, stride=(2, 1), padding=(1, 2), dilation=(1, 2)),
+        ((2, 2, 5, 4), (2, 2, 3, 2)),
+    ),
+    Case(
+        "conv2d groups",
+        lambda m, x, w, b: m.conv2d(x, w, b, groups=2, padding=1),
+        ((1, 4, 3, 3), (2, 2, 3, 3), (2,)),
+    ),
+    Case("conv2d 1x1", lambda m, x, w: m.conv2d(x, w, stride=2), ((2, 2, 4, 4), (3, 2, 1, 1))),
+    Case("max_pool2d", lambda m, x: m.max_pool2d(x, 2), ((2, 2, 4, 5),)),
+    Case(
+        "max_pool2d overlapping",
+        lambda m, x: m.max_pool2d(x, 3, stride=1, padding=1),
+        ((1, 2, 4, 4),),
+    ),
+    Case("avg_pool2d", lambda m, x: m.avg_pool2d(x, 2), ((2, 2, 4, 5),)),
+    Case(
+        "avg_pool2d padding",
+        lambda m, x: m.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False),
+        ((1, 2, 5, 5),),
+    ),
+    Case("adaptive_avg_pool2d", lambda m, x: m.adaptive_avg_pool2d(x, (2, 1)), ((1, 2, 4, 3),)),
+]
+
+_classes = np.array([2, 0, 1])
+_per_pixel = np.array([[[0, 2], [1, -100]]])
+_networks = [
+    Case("softmax", lambda m, x: m.softmax(x, 1), ((3, 4),)),
+    Case("log_softmax", lambda m, x: m.log_softmax(x, -1), ((3, 4),)),
+    Case("gelu", lambda m, x: m.gelu(x), ((3, 4),)),
+    Case("gelu tanh", lambda m, x: m.gelu(x, approximate="tanh"), ((3, 4),)),
+    Case("silu", lambda m, x: m.silu(x), ((3, 4),)),
+    Case("leaky_relu", lambda m, x: m.leaky_relu(x, 0.2), ((3, 4),)),
+    Case("elu", lambda m, x: m.elu(x, 1.5), ((3, 4),)),
+    Case("softplus", lambda m, x: m.softplus(x, beta=2), ((3, 4),)),
+    Case(
+        "batch_norm",
+        lambda m, x, w, b: m.batch_norm(x, None, None, w, b, training=True),
+        ((4, 3), (3,), (3,)),
+    ),
+    Case(
+        "batch_norm images",
+        lambda m, x, w, b: m.batch_norm(x, None, None, w, b, training=True),
+        ((2, 2, 2, 3), (2,), (2,)),
+    ),
+    Case(
+        "batch_norm evaluation",
+        lambda m, x, w, b: m.batch_norm(
+            x, m.tensor(np.array([0.1, -0.2])), m.tensor(np.array([1.5, 0.7])), w, b
+        ),
+        ((2, 2, 2), (2,), (2,)),
+    ),
+    Case(
+        "layer_norm",
+        lambda m, x, w, b: m.layer_norm(x, (2, 3), w, b),
+        ((2, 2, 3), (2, 3), (2, 3)),
+    ),
+    Case("layer_norm plain", lambda m, x: m.layer_norm(x, (4,)), ((2, 3, 4),)),
+    Case("dropout of nothing", lambda m, x: m.dropout(x, 0.0) * 2, ((3,),)),
+    Case("dropout of all", lambda m, x: m.dropout(x, 1.0) + x, ((3,),)),
+    Case("mse_loss", lambda m, a, b: m.mse_loss(a, b), ((3, 4), (3, 4))),
+    Case("mse_loss sum", lambda m, a, b: m.mse_loss(a, b, reduction="sum"), ((3,), (3,))),
+    Case("mse_loss none", lambda m, a, b: m.mse_loss(a, b, reduction="none"), ((3,), (3,))),
+    Case("l1_loss", lambda m, a, b: m.l1_loss(a, b), ((3, 4), (3, 4))),
+    Case("smooth_l1_loss", lambda m, a, b: m.smooth_l1_loss(a, b, beta=0.7), ((9,), (9,))),
+    Case("nll_loss", lambda m, x: m.nll_loss(x, m.tensor(_classes)), ((3, 4),)),
+    Case(
+        "cross_entropy",
+        lambda m, x: m.cross_entropy(x, m.tensor(_classes), label_smoothing=0.1),
+        ((3, 4),),
+    ),
+    Case(
+        "cross_entropy weights",
+        lambda m, x: m.cross_entropy(
+            x,
+            m.tensor(_per_pixel),
+            weight=m.tensor(np.array([0.5, 1.0, 2.0])),
+            label_smoothing=0.2,
+        ),
+        ((1, 3, 2, 2),),
+    ),
+    Case(
+        "cross_entropy none",
+        lambda m, x: m.cross_entropy(x, m.tensor(_per_pixel), reduction="none"),
+        ((1, 3, 2, 2),),
+    ),
+    Case("cross_entropy single", lambda m, x: m.cross_entropy(x, m.tensor(1)), ((4,),)),
+    Case(
+        "cross_entropy soft",
+        lambda m, x, p: m.cross_entropy(x, p, reduction="sum"),
+        ((3, 4), positive(3, 4)),
+    ),
+    Case(
+        "binary_cross_entropy",
+        lambda m, x, y: m.binary_cross_entropy(m.sigmoid(x), y),
+        ((5,), inside(5) ** 2),
+    ),
+    Case(
+        "binary_cross_entropy_with_logits",
+        lambda m, x, y: m.binary_cross_entropy_with_logits(x, y, reduction="none"),
+        ((5,), inside(5) ** 2),
+    ),
+]
+
+CASES = [
+    *_unary(),
+    *_binary,
+    *_reductions,
+    *_shapes,
+    *_linear,
+    *_windows,
+    *_networks,
+]

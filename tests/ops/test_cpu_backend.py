@@ -1,0 +1,145 @@
+"""The NumPy namespace: where large results are placed, and that their bits do not depend on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpgrad.backends.cpu import CpuBackend
+
+SMALL, LARGE = (8, 8), (128, 128)
+GEOMETRY = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+
+
+class Placement:
+    """Hands out arrays and remembers them."""
+
+    def __init__(self) -> None:
+        self.arrays: list[np.ndarray] = []
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        self.arrays.append(np.empty(shape, dtype))
+        return self.arrays[-1]
+
+    def holds(self, array: np.ndarray) -> bool:
+        return any(np.may_share_memory(array, placed) for placed in self.arrays)
+
+
+def draw(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
+
+
+OPERATIONS = {
+    "add": lambda xp, x: xp.add(x, x),
+    "multiply by a scalar": lambda xp, x: xp.multiply(x, 2.0),
+    "outer product": lambda xp, x: xp.multiply(x[:1], x[:, :1]),
+    "transposed": lambda xp, x: xp.add(x.T, 1.0),
+    "exp": lambda xp, x: xp.exp(x),
+    "sigmoid": lambda xp, x: xp.sigmoid(x),
+    "where": lambda xp, x: xp.where(x > 0, x, x * 2),
+    "where zero": lambda xp, x: xp.where(x > 0, 0.0, x),
+    "sum": lambda xp, x: xp.sum(np.stack([x, x, x]), 0),
+    "matmul": lambda xp, x: xp.matmul(x, x),
+    "matmul with its transpose": lambda xp, x: xp.matmul(x, x.T),
+    "concatenate": lambda xp, x: xp.concatenate([x, x], 1),
+    "stack": lambda xp, x: xp.stack([x, x], 0),
+    "astype": lambda xp, x: xp.astype(x, np.float64),
+    "flip": lambda xp, x: xp.flip(x, 0),
+    "cumsum": lambda xp, x: xp.cumsum(x, 1),
+    "reshape of a transpose": lambda xp, x: xp.reshape(x.T, (-1,)),
+    "scatter": lambda xp, x: xp.scatter_index(x, (slice(None),), (), x.shape),
+    "conv2d": lambda xp, x: xp.conv2d(x[None, None], np.ones((1, 1, 3, 3), x.dtype), **GEOMETRY),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_large_results_are_placed_contiguously(name: str) -> None:
+    placement = Placement()
+    result = OPERATIONS[name](CpuBackend(placement), draw(*LARGE))
+    assert placement.holds(result)
+    assert result.flags.c_contiguous
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_placement_does_not_change_values(name: str) -> None:
+    x = draw(*LARGE)
+    placed = OPERATIONS[name](CpuBackend(Placement()), x)
+    plain = OPERATIONS[name](CpuBackend(np.empty), x.copy())
+    assert placed.tobytes() == plain.tobytes()
+    assert placed.dtype == plain.dtype
+
+
+@pytest.mark.parametrize("name", [n for n in OPERATIONS if n != "conv2d" and n != "sigmoid"])
+def test_small_results_go_the_plain_way(name: str) -> None:
+    placement = Placement()
+    result = OPERATIONS[name](CpuBackend(placement), draw(*SMALL))
+    assert not placement.holds(result)
+
+
+def test_0d_results_are_arrays() -> None:
+    xp = CpuBackend(np.empty)
+    x = np.asarray(2.0)
+    for result in (xp.add(x, x), xp.exp(x), xp.sum(np.ones(3)), xp.getitem(np.ones(3), (0,), ())):
+        assert type(result) is np.ndarray
+        assert result.shape == ()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_large_where_chooses_every_bit_pattern(dtype: Any) -> None:
+    special = np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1.5], dtype)
+    a = np.resize(special, LARGE)
+    b = np.resize(special[::-1], LARGE)
+    mask = np.random.default_rng(0).random(LARGE) > 0.5
+    for first, second in ((a, b), (a, 0.0), (2.5, b), (0.0, b), (a[:1], b[:, :1])):
+        ours = CpuBackend(np.empty).where(mask, first, second)
+        assert ours.tobytes() == np.where(mask, first, second).astype(dtype).tobytes()
+
+
+def test_matmul_is_the_same_whether_or_not_operands_share_memory() -> None:
+    xp, x = CpuBackend(np.empty), draw(*LARGE)
+    assert xp.matmul(x.T, x).tobytes() == xp.matmul(x.T, x.copy()).tobytes()
+
+
+def test_sum_to_reverses_broadcasting() -> None:
+    xp = CpuBackend(np.empty)
+    for shape in ((), (4,), (3, 1), (1, 1, 4), (2, 3, 4)):
+        wide = np.broadcast_to(np.ones(shape), (2, 3, 4))
+        assert (xp.sum_to(wide, shape) == 24 / np.prod(shape, dtype=int)).all()
+        assert xp.sum_to(wide, shape).shape == shape
+
+
+def test_scatter_along_axis_adds_repeated_indices() -> None:
+    xp = CpuBackend(np.empty)
+    x = draw(4, 3, 2, dtype=np.float64)
+    indices = np.random.default_rng(1).integers(0, 5, x.shape)
+    for axis in range(3):
+        expected = np.zeros([5 if d == axis else n for d, n in enumerate(x.shape)])
+        for place in np.ndindex(x.shape):
+            target = list(place)
+            target[axis] = indices[place]
+            expected[tuple(target)] += x[place]
+        np.testing.assert_allclose(xp.scatter_along_axis(x, indices, axis, 5), expected)
+
+
+def test_max_pool_ties_and_padding_as_in_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(2).integers(-2, 2, (2, 2, 7, 6)).astype(np.float32)
+    x[0, 0] = -np.inf
+    kernel, stride, padding, dilation = (3, 2), (2, 1), (1, 1), (2, 1)
+    values, indices = CpuBackend(np.empty).max_pool2d(
+        x, kernel=kernel, stride=stride, padding=padding, dilation=dilation
+    )
+    theirs = torch.nn.functional.max_pool2d(
+        torch.from_numpy(x), kernel, stride, padding, dilation, return_indices=True
+    )
+    assert (values == theirs[0].numpy()).all()
+    assert (indices == theirs[1].numpy()).all()
+
+
+def test_stable_where_naive_forms_overflow() -> None:
+    xp = CpuBackend(np.empty)
+    x = np.array([-1000.0, 0.0, 1000.0])
+    with np.errstate(all="raise"):
+        assert xp.sigmoid(x).tolist() == [0.0, 0.5, 1.0]

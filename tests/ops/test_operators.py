@@ -1,0 +1,237 @@
+"""Every operator of the table: values, gradients and second derivatives.
+
+PyTorch is the oracle where it is installed; finite differences check the gradients without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpgrad import tensor_methods  # noqa: F401  (completes Tensor)
+from mpgrad.dispatch import OperatorNode
+from mpgrad.ops import arithmetic, creation
+from mpgrad.ops.catalogue import FAMILIES
+from mpgrad.ops.registry import OPERATORS
+from mpgrad.tensor import Tensor
+from tests.ops.cases import CASES, Case
+from tests.ops.serial_backward import differentiable_gradients, gradients
+
+by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+class _Names:
+    """All public functions of some modules in one namespace."""
+
+    def __init__(self, *modules: Any) -> None:
+        self._modules = modules
+
+    def __getattr__(self, name: str) -> Any:
+        for module in self._modules:
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(name)
+
+
+MPGRAD = _Names(*FAMILIES, creation)
+
+
+def run(case: Case, arrays: list[np.ndarray]) -> tuple[Tensor, list[Tensor]]:
+    inputs = [creation.from_numpy(a).requires_grad_() for a in arrays]
+    return case.function(MPGRAD, *inputs), inputs
+
+
+def cotangent_for(shape: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(np.random.default_rng(3).uniform(0.5, 1.5, shape))
+
+
+@by_name
+def test_values_and_gradients_equal_pytorchs(case: Case) -> None:
+    torch = pytest.importorskip("torch")
+    out, inputs = run(case, case.arrays())
+    expected, leaves = _run_torch(torch, case)
+    np.testing.assert_allclose(out._array, expected.detach().numpy(), rtol=1e-12, atol=1e-12)
+    cotangent = cotangent_for(out.shape)
+    wanted = torch.autograd.grad(expected, leaves, torch.from_numpy(cotangent), allow_unused=True)
+    for ours, theirs in zip(gradients([out], [cotangent], inputs), wanted, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@by_name
+def test_gradients_equal_finite_differences(case: Case) -> None:
+    arrays = case.arrays()
+    out, inputs = run(case, arrays)
+    cotangent = cotangent_for(out.shape)
+    for array, grad in zip(arrays, gradients([out], [cotangent], inputs), strict=True):
+        if grad is not None:
+            numeric = _finite_differences(case, arrays, array, cotangent)
+            np.testing.assert_allclose(grad, numeric, rtol=2e-5, atol=2e-7)
+
+
+def _finite_differences(
+    case: Case, arrays: list[np.ndarray], array: np.ndarray, cotangent: np.ndarray
+) -> np.ndarray:
+    """Central differences with respect to ``array``, which is one of ``arrays``."""
+    step, numeric = 1e-6, np.empty_like(array)
+    for place in np.ndindex(array.shape):
+        kept, ends = array[place], []
+        for value in (kept + step, kept - step):
+            array[place] = value
+            ends.append(float((run(case, arrays)[0]._array * cotangent).sum()))
+        array[place] = kept
+        numeric[place] = (ends[0] - ends[1]) / (2 * step)
+    return numeric
+
+
+@by_name
+def test_formulas_run_on_tensors_too(case: Case) -> None:
+    out, inputs = run(case, case.arrays())
+    cotangent = cotangent_for(out.shape)
+    on_arrays = gradients([out], [cotangent], inputs)
+    if not case.twice and _uses(out, "prod"):
+        with pytest.raises(NotImplementedError, match="'prod'"):
+            differentiable_gradients([out], [Tensor(cotangent)], inputs)
+        return
+    on_tensors = differentiable_gradients([out], [Tensor(cotangent)], inputs)
+    for array, tensor in zip(on_arrays, on_tensors, strict=True):
+        assert (array is None) == (tensor is None)
+        if array is not None:
+            np.testing.assert_allclose(tensor._array, array, rtol=1e-12, atol=1e-12)
+
+
+def _uses(out: Tensor, name: str) -> bool:
+    return isinstance(out.grad_fn, OperatorNode) and out.grad_fn.operator.name == name
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.twice], ids=lambda case: case.name)
+def test_second_derivatives_equal_pytorchs(case: Case) -> None:
+    torch = pytest.importorskip("torch")
+    out, inputs = run(case, case.arrays())
+    cotangent = Tensor(cotangent_for(out.shape)).requires_grad_()
+    firsts = differentiable_gradients([out], [cotangent], inputs)
+    expected, leaves = _run_torch(torch, case)
+    their_cotangent = torch.from_numpy(cotangent_for(out.shape)).requires_grad_()
+    theirs = torch.autograd.grad(
+        expected, leaves, their_cotangent, create_graph=True, allow_unused=True
+    )
+    pairs = [
+        (a, b) for a, b in zip(firsts, theirs, strict=True) if b is not None and b.requires_grad
+    ]
+    weights = [cotangent_for(tuple(b.shape)) for _, b in pairs]
+    wanted = torch.autograd.grad(
+        [b for _, b in pairs],
+        [*leaves, their_cotangent],
+        [torch.from_numpy(w) for w in weights],
+        allow_unused=True,
+    )
+    seconds = gradients([a for a, _ in pairs], weights, [*inputs, cotangent])
+    for second, target in zip(seconds, wanted, strict=True):
+        left = 0.0 if second is None else second
+        right = 0.0 if target is None else target.numpy(force=True)
+        np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-10)
+
+
+def _run_torch(torch: Any, case: Case) -> tuple[Any, list[Any]]:
+    leaves = [torch.from_numpy(a).requires_grad_() for a in case.arrays()]
+    names = _Names(torch.nn.functional, torch)
+    return case.function(names, *leaves), leaves
+
+
+@by_name
+def test_memory_layout_does_not_matter(case: Case) -> None:
+    arrays = case.arrays()
+    out, inputs = run(case, arrays)
+    strided = [_with_gaps(array) for array in arrays]
+    if case.name == "view":
+        pytest.skip("view promises never to copy")
+    again, same_inputs = run(case, strided)
+    np.testing.assert_allclose(again._array, out._array, rtol=1e-13, atol=1e-13)
+    cotangent = cotangent_for(out.shape)
+    pairs = zip(
+        gradients([out], [cotangent], inputs),
+        gradients([again], [_with_gaps(cotangent)], same_inputs),
+        strict=True,
+    )
+    for one, other in pairs:
+        if one is not None:
+            np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12)
+
+
+def _with_gaps(array: np.ndarray) -> np.ndarray:
+    """Equal elements in Fortran order with gaps between them."""
+    wide = np.zeros((*array.shape, 2)[::-1], array.dtype)
+    view = wide.T[..., 1]
+    view[...] = array
+    return view
+
+
+@by_name
+def test_float32_stays_float32(case: Case) -> None:
+    out, inputs = run(case, [a.astype(np.float32) for a in case.arrays()])
+    # Cases that mix in float64 constants widen, as PyTorch does.
+    cotangent = cotangent_for(out.shape).astype(out.dtype)
+    for grad in gradients([out], [cotangent], inputs):
+        assert grad is None or grad.dtype == np.float32
+
+
+def test_the_table_covers_every_operator_with_a_formula() -> None:
+    seen: set[str] = set()
+    for case in CASES:
+        out, inputs = run(case, case.arrays())
+        seen |= _operators_behind(out)
+        if case.twice:
+            cotangent = creation.ones(out.shape, dtype=np.float64, requires_grad=True)
+            firsts = differentiable_gradients([out], [cotangent], inputs)
+            for first in firsts:
+                seen |= _operators_behind(first) if first is not None else set()
+    differentiable = {n for n, op in OPERATORS.items() if op.derivatives or op.joint}
+    # Casts of floating tensors are tested with the dtypes.
+    assert differentiable - seen == {"to_copy"}
+
+
+def _operators_behind(tensor: Tensor) -> set[str]:
+    names, pending, seen = set(), [tensor.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, OperatorNode):
+            names.add(node.operator.name)
+        pending.extend(edge.function for edge in node.next_edges if edge)
+    return names
+
+
+def test_attributes_can_travel_in_a_message() -> None:
+    for case in CASES:
+        out, _ = run(case, case.arrays())
+        pending = [out.grad_fn]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, OperatorNode):
+                assert all(_is_plain(value) for value in node.plain.values()), (case.name, node)
+                pending.extend(edge.function for edge in node.next_edges if edge)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, slice):
+        return all(_is_plain(x) for x in (value.start, value.stop, value.step))
+    return (
+        value is None or value is Ellipsis or isinstance(value, bool | int | float | str | np.dtype)
+    )
+
+
+def test_large_results_are_the_same_as_small_ones() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 300, 200))
+    x, y = creation.tensor(a, requires_grad=True), creation.tensor(b, requires_grad=True)
+    out = arithmetic.where(x > 0, x * y, x / (y * y + 1)) - (x @ y.T).sum(1, keepdim=True)
+    expected = np.where(a > 0, a * b, a / (b * b + 1)) - (a @ b.T).sum(1, keepdims=True)
+    np.testing.assert_allclose(out._array, expected, rtol=1e-12)
+    assert out._array.flags.c_contiguous

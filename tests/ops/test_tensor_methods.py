@@ -1,0 +1,356 @@
+"""Methods of Tensor that are no operators: conversions, printing, copying, in-place forms, NumPy."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
+from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.ops import arithmetic, creation, random
+from mpgrad.tensor import Tensor
+
+
+def leaf(*values: float) -> Tensor:
+    return creation.tensor(list(values), requires_grad=True)
+
+
+# ------------------------------------------------------------------------ printing
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [1.0, 2.0, 3.0],
+        [[1.0, 2.5], [-3.0, 4.0]],
+        [1e-9, 1.0],
+        [1e9, 2.0],
+        [float("nan"), 1.5, float("inf")],
+        [1, 20, -3],
+        [True, False],
+        3.25,
+        [],
+        [[0.1234567, 100.0]],
+    ],
+)
+def test_prints_as_pytorch_prints(data: object) -> None:
+    torch = pytest.importorskip("torch")
+    assert repr(creation.tensor(data)) == repr(torch.tensor(data))
+
+
+def test_prints_what_is_not_the_default() -> None:
+    x = leaf(1.0)
+    assert repr(x) == "tensor([1.], requires_grad=True)"
+    assert repr(x * 2) == "tensor([2.], grad_fn=<MulBackward>)"
+    assert repr(x.detach().double()) == "tensor([1.], dtype=float64)"
+
+
+def test_long_tensors_are_summarized() -> None:
+    text = repr(creation.arange(2000))
+    assert "..." in text
+    assert len(text) < 100
+
+
+# ------------------------------------------------------------------------ Python's protocols
+
+
+def test_conversions_to_python_values() -> None:
+    x = creation.tensor([[1.5]])
+    assert (x.item(), float(x), int(x), bool(x)) == (1.5, 1.5, 1, True)
+    assert creation.tensor([[1, 2]]).tolist() == [[1, 2]]
+    assert [10, 20, 30][creation.tensor(1)] == 20
+    assert len(creation.zeros(3, 2)) == 3
+    assert [row.tolist() for row in creation.tensor([[1], [2]])] == [[1], [2]]
+    assert 2 in creation.tensor([1, 2])
+    assert f"{creation.tensor(0.5):.2f}" == "0.50"
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "words"),
+    [
+        (lambda x: x.item(), RuntimeError, "cannot be converted to Scalar"),
+        (bool, RuntimeError, "more than one value is ambiguous"),
+        (lambda x: len(x.sum()), TypeError, "0-d tensor"),
+        (lambda x: list(x.sum()), TypeError, "iteration over a 0-d tensor"),
+        (lambda x: x.numpy(), RuntimeError, r"Can't call numpy\(\) on Tensor that requires grad"),
+        (lambda x: x.reshape(4), RuntimeError, "is invalid for input of size 2"),
+        (lambda x: x.sum(3), IndexError, "Dimension out of range"),
+        (lambda x: x @ creation.ones(3), RuntimeError, "cannot be multiplied"),
+        (lambda x: x[0.5], IndexError, "tensors used as indices"),
+        (lambda x: x.to("cuda"), RuntimeError, "on the CPU only"),
+        (lambda x: x.sum(dim=0, axis=0), TypeError, "mean the same"),
+        (lambda x: copy.deepcopy(x * 1), RuntimeError, "graph leaves"),
+        (lambda x: pickle.dumps(x * 1), RuntimeError, "graph leaves"),
+    ],
+)
+def test_misuse_raises_what_pytorch_raises(action: object, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        action(leaf(1.0, 2.0))
+
+
+def test_comparison_with_something_else_is_false() -> None:
+    x = leaf(1.0)
+    assert (x == None) is False  # noqa: E711
+    assert x in [x]
+    assert len({x, x}) == 1
+
+
+def test_pickle_and_deepcopy_keep_leaves() -> None:
+    x = leaf(1.0, 2.0)
+    x.grad = creation.tensor([3.0, 4.0])
+    x.note = "kept"
+    for again in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x)):
+        assert again.tolist() == [1.0, 2.0]
+        assert (again.requires_grad, again.is_leaf, again.note) == (True, True, "kept")
+        assert not np.may_share_memory(again._array, x._array)
+    assert copy.deepcopy(x).grad.tolist() == [3.0, 4.0]
+
+
+def test_deepcopy_keeps_shared_tensors_shared() -> None:
+    x = leaf(1.0)
+    first, second = copy.deepcopy([x, x])
+    assert first is second
+
+
+# ------------------------------------------------------------------------ conversions
+
+
+def test_casts_are_differentiable() -> None:
+    y = leaf(1.0).double()
+    assert y.dtype == np.float64
+    assert y.grad_fn.name() == "ToCopyBackward"
+    assert leaf(1.5).long().requires_grad is False
+    x = leaf(1.0)
+    assert x.to("cpu") is x
+    assert x.to(np.float32) is x
+    assert x.to(y).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((2, "int64"), (2, "float32")),
+        ((2, "int32"), 1.5),
+        ((2, "int64"), True),
+        ((2, "bool"), 3),
+        ((2, "bool"), (2, "uint8")),
+        ((2, "float32"), (0, "float64")),
+        ((0, "float32"), (2, "float64")),
+        ((2, "int32"), (0, "int64")),
+        ((2, "int64"), (0, "float64")),
+        ((0, "int64"), (0, "float32")),
+        ((2, "float16"), (2, "float32")),
+        ((2, "float64"), 1),
+    ],
+)
+@pytest.mark.parametrize("operation", ["add", "mul", "div", "maximum"])
+def test_dtypes_are_promoted_as_in_pytorch(a: object, b: object, operation: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def operand(spec: object, m: object) -> object:
+        if not isinstance(spec, tuple):
+            return spec
+        shape, dtype = (2,) * (spec[0] // 2), spec[1]
+        return m.ones(shape, dtype=dtype if m is creation else getattr(torch, dtype))
+
+    if operation == "maximum" and not isinstance(b, tuple):
+        b = (0, {int: "int64", float: "float32", bool: "bool"}[type(b)])
+    theirs = getattr(torch, operation)(operand(a, torch), operand(b, torch))
+    ours = getattr(arithmetic, operation)(operand(a, creation), operand(b, creation))
+    assert str(ours.dtype) == str(theirs.dtype).removeprefix("torch.")
+    assert ours.shape == tuple(theirs.shape)
+
+
+# ------------------------------------------------------------------------ detach, data, views
+
+
+def test_detach_shares_memory_and_versions() -> None:
+    x = leaf(1.0, 2.0)
+    detached = x.detach()
+    detached.add_(1)
+    assert x.tolist() == [2.0, 3.0]
+    assert x._version == 1
+    assert not detached.requires_grad
+
+
+def test_data_shares_memory_but_not_versions() -> None:
+    x = leaf(1.0, 2.0)
+    x.data.mul_(2)
+    assert x.tolist() == [2.0, 4.0]
+    assert x._version == 0
+    x.data = creation.zeros(3)
+    assert x.shape == (3,)
+
+
+def test_views_share_versions_and_copies_do_not() -> None:
+    x = creation.zeros(2, 3)
+    view, picked = x[0], x[[0]]
+    x.T.add_(1)
+    assert (x._version, view._version, picked._version) == (1, 1, 0)
+    assert (view.tolist(), picked.tolist()) == ([1.0] * 3, [[0.0] * 3])
+
+
+# ------------------------------------------------------------------------ in place
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda x: x.add_(1), [2, 5]),
+        (lambda x: x.add_(creation.tensor([1.0, 2.0]), alpha=-2), [-1, 0]),
+        (lambda x: x.sub_(1), [0, 3]),
+        (lambda x: x.mul_(creation.tensor(3.0)), [3, 12]),
+        (lambda x: x.div_(2), [0.5, 2]),
+        (lambda x: x.pow_(2), [1, 16]),
+        (lambda x: x.zero_(), [0, 0]),
+        (lambda x: x.fill_(7), [7, 7]),
+        (lambda x: x.copy_(creation.tensor([5, 6])), [5, 6]),
+        (lambda x: x.clamp_(2, 3), [2, 3]),
+        (lambda x: x.sqrt_(), [1, 2]),
+        (lambda x: x.neg_(), [-1, -4]),
+    ],
+)
+def test_in_place_forms(change: object, expected: list[float]) -> None:
+    x = creation.tensor([1.0, 4.0])
+    array = x._array
+    assert change(x) is x
+    assert x.tolist() == expected
+    assert x._array is array
+    assert x._version == 1
+
+
+def test_augmented_assignment_and_item_assignment() -> None:
+    x = same = creation.tensor([1.0, 2.0, 3.0])
+    x += 1
+    x *= 2
+    x -= 1
+    x /= 1
+    x[0] = 10
+    x[creation.tensor([1, 2])] = creation.tensor([7.0, 8.0])
+    x[x > 9] = 0
+    assert x is same
+    assert x.tolist() == [0.0, 7.0, 8.0]
+    assert x._version == 7
+
+
+def test_random_fills_repeat_with_the_seed() -> None:
+    random.manual_seed(5)
+    first = (creation.zeros(4).normal_(), creation.zeros(4).uniform_(2, 3), random.randn(2))
+    random.manual_seed(5)
+    second = (creation.zeros(4).normal_(), creation.zeros(4).uniform_(2, 3), random.randn(2))
+    for one, other in zip(first, second, strict=True):
+        assert one.tolist() == other.tolist()
+    assert all(2 <= value < 3 for value in first[1].tolist())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.add_(1),
+        lambda x: x.zero_(),
+        lambda x: x.__setitem__(0, 1.0),
+        lambda x: x.exp_(),
+        lambda x: x.normal_(),
+        lambda x: x.__iadd__(1),
+    ],
+)
+def test_a_leaf_that_requires_grad_is_changed_under_no_grad_only(change: object) -> None:
+    x = leaf(1.0, 2.0)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in"):
+        change(x)
+    assert (x.tolist(), x._version) == ([1.0, 2.0], 0)
+    with no_grad():
+        change(x)
+    assert x._version == 1
+
+
+def test_in_place_that_would_be_recorded_names_the_other_form() -> None:
+    recorded, plain = leaf(1.0) * 2, creation.zeros(1)
+    for change in (lambda: recorded.mul_(2), lambda: plain.mul_(leaf(1.0))):
+        with pytest.raises(RuntimeError, match=r"not recorded. Use the out-of-place form.*x.mul\("):
+            change()
+
+
+def test_in_place_keeps_dtype_and_shape() -> None:
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        creation.tensor([1, 2]).add_(0.5)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        creation.tensor([1, 2]).div_(2)
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        creation.zeros(2).add_(creation.zeros(3, 2))
+    with pytest.raises(RuntimeError, match="single memory location"):
+        creation.zeros(1).expand(3).add_(1)
+
+
+def test_a_saved_tensor_notices_a_change() -> None:
+    x, factor = leaf(1.0), creation.tensor([2.0])
+    y = x * factor
+    factor.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.grad_fn.saved_arrays()
+
+
+# ------------------------------------------------------------------------ NumPy
+
+
+def test_numpy_functions_are_recorded() -> None:
+    x = leaf(1.0, 4.0)
+    assert np.sqrt(x).grad_fn.name() == "SqrtBackward"
+    assert np.sum(x, axis=0).grad_fn.name() == "SumBackward"
+    assert np.concatenate([x, x]).grad_fn.name() == "CatBackward"
+    product = np.array([2.0, 3.0], np.float32) * x
+    assert product.grad_fn.name() == "MulBackward"
+    assert product.tolist() == [2.0, 12.0]
+    assert (np.float32(2) * x).dtype == np.float32
+
+
+def test_other_numpy_functions_get_the_array() -> None:
+    x = creation.tensor([3.0, 1.0])
+    assert np.sort(x).tolist() == [1.0, 3.0]
+    assert np.allclose(x, [3.0, 1.0])
+    assert np.asarray(x) is x._array
+    total = np.zeros(2, np.float32)
+    total += x
+    assert total.tolist() == [3.0, 1.0]
+    with pytest.raises(RuntimeError, match="Can't call numpy"):
+        np.sort(leaf(2.0, 1.0))
+
+
+def test_numpy_shares_memory() -> None:
+    array = np.zeros(2)
+    x = creation.from_numpy(array)
+    array[0] = 5
+    assert x.numpy() is array
+    assert x.tolist() == [5.0, 0.0]
+    assert creation.tensor(array)._array is not array
+
+
+# ------------------------------------------------------------------------ creation
+
+
+def test_dtypes_of_new_tensors() -> None:
+    assert creation.tensor([1.0]).dtype == np.float32
+    assert creation.tensor([1, 2]).dtype == np.int64
+    assert creation.tensor([True]).dtype == bool
+    assert creation.tensor(np.zeros(1)).dtype == np.float64
+    assert creation.arange(3).dtype == np.int64
+    assert creation.arange(0, 1, 0.5).tolist() == [0.0, 0.5]
+    assert creation.full((2,), 3).dtype == np.int64
+    assert creation.zeros(2, 3).shape == creation.zeros((2, 3)).shape == (2, 3)
+    assert creation.ones_like(creation.zeros(2, dtype=np.float64)).dtype == np.float64
+    assert creation.eye(2).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert creation.linspace(0, 1, 3).tolist() == [0.0, 0.5, 1.0]
+
+
+def test_data_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(TypeError, match="can't make a Tensor"):
+        creation.tensor(["a"])
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        creation.tensor([[1.0], [1.0, 2.0]])
+    with pytest.raises(RuntimeError, match="floating point and complex"):
+        creation.tensor([1], requires_grad=True)
+    with pytest.warns(UserWarning, match="copy construct"):
+        creation.tensor(creation.zeros(1))

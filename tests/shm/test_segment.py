@@ -1,0 +1,226 @@
+"""Segment: shared between processes, safe against resizing, gone with its last process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import mmap
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpgrad.errors import ProtocolError, SharedMemoryExhausted
+from mpgrad.shm.segment import REQUIRED_SEALS, Segment
+
+MIB = 1 << 20
+PAGE = mmap.PAGESIZE
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def held_bytes(segment: Segment) -> int:
+    """The bytes of physical pages that the kernel holds for the segment."""
+    return os.fstat(segment.fd).st_blocks * 512
+
+
+def shared_memory_of_the_machine() -> int:
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Shmem:"))
+
+
+def test_two_mappings_see_each_other():
+    segment = Segment.create(MIB, "test")
+    other = Segment.attach(os.dup(segment.fd))
+    segment.buffer[100:105] = b"hello"
+    assert bytes(other.buffer[100:105]) == b"hello"
+    assert other.nbytes == segment.nbytes == MIB
+    assert other.address != segment.address
+
+
+def test_a_sparse_terabyte_holds_no_memory():
+    segment = Segment.create(1 << 40, "test")
+    segment.buffer[(1 << 40) - 1] = 1
+    assert held_bytes(segment) <= PAGE
+
+
+def test_the_size_is_rounded_up_to_pages():
+    assert Segment.create(1, "test").nbytes == PAGE
+
+
+def test_the_address_is_where_the_bytes_are():
+    segment = Segment.create(PAGE, "test")
+    segment.buffer[7] = 42
+    interface = {"shape": (1,), "typestr": "|u1", "data": (segment.address + 7, True), "version": 3}
+    holder = type("Holder", (), {"__array_interface__": interface})()
+    assert np.asarray(holder)[0] == 42
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, 2 * MIB])
+def test_nobody_can_resize_a_segment(nbytes):
+    segment = Segment.create(MIB, "test")
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment.fd, nbytes)
+
+
+def test_nobody_can_seal_it_against_writing():
+    segment = Segment.create(MIB, "test")
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(segment.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def unsealed_memfd() -> int:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, MIB)
+    return fd
+
+
+def half_sealed_memfd() -> int:
+    fd = unsealed_memfd()
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    return fd
+
+
+def empty_memfd() -> int:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS)
+    return fd
+
+
+def no_memfd() -> int:
+    return os.open(os.devnull, os.O_RDWR)
+
+
+@pytest.mark.parametrize("make", [unsealed_memfd, half_sealed_memfd, empty_memfd, no_memfd])
+def test_attach_refuses_what_could_kill_the_reader(make):
+    before = open_descriptors()
+    with pytest.raises(ProtocolError):
+        Segment.attach(make())
+    assert open_descriptors() == before
+
+
+def test_attach_refuses_a_closed_descriptor():
+    with pytest.raises(ProtocolError):
+        Segment.attach(1 << 20)
+
+
+def test_reserve_makes_pages_and_punch_gives_them_back():
+    segment = Segment.create(64 * MIB, "test")
+    segment.reserve(100, MIB)
+    assert MIB <= held_bytes(segment) <= MIB + 2 * PAGE
+    segment.populate(0, 17 * MIB)
+    assert held_bytes(segment) == 17 * MIB
+    segment.buffer[MIB] = 9
+    segment.buffer[MIB - 1] = 8
+    segment.punch(MIB, 16 * MIB)
+    assert held_bytes(segment) == MIB
+    assert (segment.buffer[MIB], segment.buffer[MIB - 1]) == (0, 8)
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-PAGE, PAGE), (0, MIB + PAGE), (PAGE, -PAGE)])
+@pytest.mark.parametrize("method", ["reserve", "populate", "punch"])
+def test_a_range_outside_is_refused(method, offset, nbytes):
+    segment = Segment.create(MIB, "test")
+    with pytest.raises(ValueError, match="leave the segment"):
+        getattr(segment, method)(offset, nbytes)
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(1, PAGE), (0, PAGE - 1)])
+def test_only_whole_pages_can_be_punched(offset, nbytes):
+    with pytest.raises(ValueError, match="whole pages"):
+        Segment.create(MIB, "test").punch(offset, nbytes)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
+def test_a_machine_without_memory_is_a_python_error(monkeypatch, number):
+    # The kernel's answer is imitated: filling the machine's memory would take the tests with it.
+    def refuse(fd, offset, nbytes):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(SharedMemoryExhausted) as caught:
+        Segment.create(MIB, "test").populate(0, MIB)
+    assert isinstance(caught.value, MemoryError)
+
+
+def test_closing_leaves_the_mapping():
+    segment = Segment.create(PAGE, "test")
+    part = segment.buffer[10:12]
+    segment.buffer[10] = 5
+    segment.close()
+    segment.close()
+    assert segment.fd == -1
+    del segment
+    gc.collect()
+    assert part[0] == 5
+
+
+def test_descriptors_and_mappings_do_not_pile_up():
+    def mappings() -> int:
+        with open("/proc/self/maps") as lines:
+            return sum("memfd:mpgrad-pile" in line for line in lines)
+
+    before = open_descriptors()
+    for _ in range(50):
+        segment = Segment.create(MIB, "pile")
+        Segment.attach(os.dup(segment.fd)).populate(0, PAGE)
+    assert mappings() <= 2
+    del segment
+    assert open_descriptors() == before
+    assert mappings() == 0
+
+
+HOLDER = """
+import os, sys
+from mpgrad.shm.segment import Segment
+segment = Segment.create(1 << 40, "kill-test")
+segment.populate(0, 64 << 20)
+print(segment.fd, flush=True)
+sys.stdin.read()
+"""
+
+
+def start_holder() -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout.readline()
+    return child
+
+
+def kill(child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGKILL)
+    with child:
+        assert child.wait() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_kill_9_frees_the_memory():
+    child = start_holder()
+    try:
+        held = shared_memory_of_the_machine()
+        assert not [name for name in os.listdir("/dev/shm") if "mpgrad" in name]
+    finally:
+        kill(child)
+    # Other programs' shared memory moves as well: 3/4 of the 64 MiB must show.
+    assert held - shared_memory_of_the_machine() > 48 * MIB
+
+
+@pytest.mark.slow
+def test_the_bytes_outlive_the_process_that_made_them():
+    child = start_holder()
+    try:
+        names = f"/proc/{child.pid}/fd"
+        number = next(n for n in os.listdir(names) if "kill-test" in os.readlink(f"{names}/{n}"))
+        fd = os.open(f"{names}/{number}", os.O_RDWR)
+    finally:
+        kill(child)
+    segment = Segment.attach(fd)
+    assert held_bytes(segment) == 64 * MIB
+    assert segment.nbytes == 1 << 40

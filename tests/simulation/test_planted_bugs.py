@@ -1,0 +1,379 @@
+"""A simulation that finds nothing proves nothing: each bug planted here, World must catch.
+
+One bug at a time goes into the cores or the planner. Some seed of the first 300 must fail with it,
+and that seed must pass without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.scheduler import plan as plan_module
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.graph_task import GraphTask, TaskState
+from mpgrad.scheduler.input_buffer import MISSING, InputBuffer
+from mpgrad.scheduler.membership import MemberRecord
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.ready_queue import ReadyQueue
+from mpgrad.scheduler.worker_state import WorkerState
+from mpgrad.testing import World, WorldFailure, simulated_client
+
+SEEDS = 300
+#: What a mistake in a planted bug itself would raise.
+MISTAKES = (TypeError, NameError, AttributeError)
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+PLANTS: dict[str, Plant] = {}
+
+
+def bug(plant: Plant) -> Plant:
+    PLANTS[plant.__name__] = plant
+    return plant
+
+
+def forget(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Make ``owner.name`` a method that does nothing."""
+    patch.setattr(owner, name, lambda *_, **__: None)
+
+
+# ----------------------------------------------------------------------- leases
+
+
+@bug
+def inputs_are_released_twice(patch):
+    right = CoordinatorState._release_flight
+
+    def wrong(self, graph, task, flight):
+        for slot in flight.inputs:
+            for ref in slot:
+                self.leases.release(ref)
+        right(self, graph, task, flight)
+
+    patch.setattr(CoordinatorState, "_release_flight", wrong)
+
+
+@bug
+def inputs_are_not_released(patch):
+    def wrong(self, graph, task, flight):
+        for block in flight.blocks:
+            self.leases.release(block)
+        graph.buffers.pop(task, None)
+
+    patch.setattr(CoordinatorState, "_release_flight", wrong)
+
+
+@bug
+def blocks_lent_to_a_lost_task_are_not_taken_back(patch):
+    def wrong(self, member, key):
+        member.flights.pop(key)
+        graph = self.graphs[key.graph]
+        graph.requeue(key.task)
+        if graph.failure is None:
+            self._enqueue(graph, [key.task])
+
+    patch.setattr(CoordinatorState, "_abandon", wrong)
+
+
+@bug
+def what_a_dead_worker_kept_is_forgotten(patch):
+    forget(patch, CoordinatorState, "_release_row")
+
+
+@bug
+def kept_views_are_not_counted(patch):
+    forget(patch, CoordinatorState, "_keep")
+
+
+@bug
+def captured_blocks_are_freed_at_the_end(patch):
+    def wrong(self, graph):
+        right(self, graph)
+        if graph.number not in self.graphs and graph.failure is None:
+            owner = self.membership.members[graph.owner]
+            self._release_row(owner)
+
+    right = CoordinatorState._complete_if_done
+    patch.setattr(CoordinatorState, "_complete_if_done", wrong)
+
+
+# ----------------------------------------------------------------------- replies
+
+
+@bug
+def a_reply_of_a_dead_incarnation_counts(patch):
+    right = CoordinatorState._flight_of
+
+    def wrong(self, event):
+        member, key, flight = right(self, event)
+        if flight is None:
+            for other in self.membership.members.values():
+                for found in other.flights:
+                    if found[:2] == key[:2]:
+                        return other, found, other.flights[found]
+        return member, key, flight
+
+    patch.setattr(CoordinatorState, "_flight_of", wrong)
+
+
+@bug
+def a_duplicate_reply_counts_twice(patch):
+    right = CoordinatorState._flight_of
+
+    def wrong(self, event):
+        member, key, flight = right(self, event)
+        answered = self.__dict__.setdefault("answered", {})
+        if flight is not None:
+            answered[key] = flight
+        elif member is not None and key in answered and key.graph in self.graphs:
+            member.flights[key] = flight = answered[key]
+        return member, key, flight
+
+    patch.setattr(CoordinatorState, "_flight_of", wrong)
+
+
+@bug
+def a_forged_block_is_believed(patch):
+    forget(patch, CoordinatorState, "_check_reply")
+
+
+@bug
+def the_wrong_task_is_blamed_for_an_exception(patch):
+    right = CoordinatorState._drain
+
+    def wrong(self, graph, kind, task, error):
+        right(self, graph, kind, max(task - 1, 0) if kind == "error" else task, error)
+
+    patch.setattr(CoordinatorState, "_drain", wrong)
+
+
+@bug
+def the_wrong_task_is_blamed_for_a_death(patch):
+    right = CoordinatorState._on_worker_lost
+
+    def wrong(self, event):
+        member = self.membership.get(event.peer)
+        if member is not None and member.flights:
+            event = event._replace(running=tuple(list(member.flights)[-1]))
+        right(self, event)
+
+    patch.setattr(CoordinatorState, "_on_worker_lost", wrong)
+
+
+@bug
+def nobody_is_blamed_for_a_death(patch):
+    forget(patch, CoordinatorState, "_blame")
+
+
+# ----------------------------------------------------------------------- the end of graphs
+
+
+@bug
+def a_graph_completes_with_tasks_in_flight(patch):
+    patch.setattr(
+        GraphTask,
+        "is_complete",
+        property(lambda self: self.is_whole and TaskState.NOT_READY not in self.states),
+    )
+
+
+@bug
+def a_graph_completes_before_all_its_tables_came(patch):
+    patch.setattr(GraphTask, "is_complete", property(lambda self: self.remaining == 0))
+
+
+@bug
+def a_graph_fails_with_tasks_in_flight(patch):
+    right = CoordinatorState._close_if_drained
+
+    def wrong(self, graph):
+        members, self.membership.members = self.membership.members, {}
+        owner = members.get(graph.owner)
+        if owner is not None:
+            self.membership.members[graph.owner] = owner
+        right(self, graph)
+        self.membership.members = members
+
+    patch.setattr(CoordinatorState, "_close_if_drained", wrong)
+
+
+@bug
+def ready_tasks_of_a_failed_graph_stay_queued(patch):
+    forget(patch, ReadyQueue, "drop_graph")
+
+
+@bug
+def a_cancelled_task_is_lost_by_the_worker(patch):
+    right = WorkerState._give_back
+
+    def wrong(self, graph):
+        right(self, graph)
+        return []
+
+    patch.setattr(WorkerState, "_give_back", wrong)
+
+
+@bug
+def graphs_of_a_gone_session_go_on(patch):
+    def wrong(self, event):
+        member = self.membership.leave(event.peer)
+        if member is not None:
+            self._release_row(member)
+
+    patch.setattr(CoordinatorState, "_on_session_closed", wrong)
+
+
+# ----------------------------------------------------------------------- readiness and dispatch
+
+
+@bug
+def a_task_is_ready_one_arrival_early(patch):
+    def wrong(self, task):
+        if self._is_early(task, -1, -1, None):
+            return False
+        self.dependencies[task] -= 1
+        is_ready = self.dependencies[task] <= 1 and self.states[task] is TaskState.NOT_READY
+        if is_ready:
+            self._make_ready(task)
+        return is_ready
+
+    patch.setattr(GraphTask, "unlock", wrong)
+
+
+@bug
+def arrivals_before_the_tables_are_lost(patch):
+    right = GraphTask._is_early
+
+    def wrong(self, task, slot, place, ref):
+        is_early = right(self, task, slot, place, ref)
+        if is_early and slot >= 0:
+            self.early.pop()
+        return is_early
+
+    patch.setattr(GraphTask, "_is_early", wrong)
+
+
+@bug
+def a_lost_task_is_not_run_again(patch):
+    def wrong(self, member, key):
+        for block in member.flights.pop(key).blocks:
+            self.leases.release(block)
+        self.graphs[key.graph].requeue(key.task)
+
+    patch.setattr(CoordinatorState, "_abandon", wrong)
+
+
+@bug
+def credit_has_no_limit(patch):
+    patch.setattr(MemberRecord, "has_credit", lambda self, *, for_suspect: True)
+
+
+@bug
+def a_suspect_task_gets_company(patch):
+    right = MemberRecord.has_credit
+    patch.setattr(
+        MemberRecord, "has_credit", lambda self, *, for_suspect: right(self, for_suspect=False)
+    )
+
+
+@bug
+def a_failed_dispatch_stops_the_others(patch):
+    """World found this one: out of memory failed a graph, and nobody looked at the next."""
+    right = CoordinatorState._must_wait_for_memory
+
+    def wrong(self, graph, task, full: SharedMemoryExhausted):
+        right(self, graph, task, full)
+        return True
+
+    patch.setattr(CoordinatorState, "_must_wait_for_memory", wrong)
+
+
+@bug
+def graphs_wait_for_workers_that_never_come(patch):
+    """World found this one: the last worker died after no other could be had."""
+    right = CoordinatorState._replace_worker
+
+    def wrong(self, slot, cause):
+        if self._unavailable is None:
+            right(self, slot, cause)
+
+    patch.setattr(CoordinatorState, "_replace_worker", wrong)
+
+
+# ----------------------------------------------------------------------- sums and plans
+
+
+@bug
+def a_sum_is_taken_in_order_of_arrival(patch):
+    def wrong(self, slot, place, ref):
+        self.slots[slot][self.slots[slot].index(MISSING)] = ref
+
+    patch.setattr(InputBuffer, "fill", wrong)
+
+
+@bug
+def places_do_not_follow_the_serial_order(patch):
+    class Wrong(plan_module._Wiring):
+        def __init__(self, spec, group_of, groups):
+            by_index = spec._replace(order=tuple(range(len(spec.nodes))))
+            super().__init__(by_index, group_of, groups)
+            for members in self.members:
+                members.sort(key=lambda member: self._rank[member.node])
+
+    patch.setattr(plan_module, "_Wiring", Wrong)
+
+
+@bug
+def nodes_are_fused_around_another(patch):
+    patch.setattr(plan_module, "_common_group", lambda producers, group_of: group_of[producers[-1]])
+
+
+@bug
+def hooks_run_in_any_order(patch):
+    def wrong(spec, *, fuse=True):
+        planned = plan(spec, fuse=fuse)
+        return planned._replace(
+            tasks=tuple(
+                task._replace(unlocks=(), dependencies=sum(task.places)) for task in planned.tasks
+            )
+        )
+
+    patch.setattr(simulated_client, "plan", wrong)
+
+
+# ----------------------------------------------------------------------- the test
+
+
+def first_failure() -> tuple[int, WorldFailure] | None:
+    for seed in range(SEEDS):
+        try:
+            World.drawn(seed).run()
+        except WorldFailure as failure:
+            return seed, failure
+    return None
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        PLANTS[name](patch)
+        found = first_failure()
+    assert found is not None, f"{SEEDS} worlds did not notice that {name.replace('_', ' ')}"
+    seed, failure = found
+    assert not isinstance(failure.__cause__, MISTAKES), failure
+    World.drawn(seed).run()
+
+
+def test_a_failure_tells_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTS["inputs_are_not_released"](monkeypatch)
+    found = first_failure()
+    assert found is not None
+    seed, failure = found
+    lines = str(failure).splitlines()
+    assert lines[0].startswith("InvariantViolated: leases do not add up")
+    assert lines[1].startswith(f"World({seed}, workers=")
+    assert f"python -m mpgrad.testing.world --seeds {seed}:{seed + 1}" in lines[-1]
+    # Microseconds end in one column, and "who" begins in one.
+    assert {line[9:11] for line in lines[2:-1]} == {"  "}

@@ -1,0 +1,123 @@
+"""The whole protocol in one process: thousands of random graphs with every fault there is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import fields
+from random import Random
+
+import pytest
+
+from mpgrad.scheduler.graph_spec import check_spec
+from mpgrad.testing.faults import ALL_FAULTS, NO_FAULTS, Faults
+from mpgrad.testing.path_counts import MODULUS, TracedGraph, run_serially
+from mpgrad.testing.random_graphs import NODES_MAX, NODES_MIN, random_graph
+from mpgrad.testing.world import World
+
+#: Two graphs a World on average.
+WORLDS_FAST, WORLDS_SLOW = 500, 2500
+
+
+def run_worlds(seeds: range) -> tuple[int, Counter[str]]:
+    """Graphs simulated, and faults injected by kind."""
+    graphs, injected = 0, Counter[str]()
+    for seed in seeds:
+        world = World.drawn(seed).run()
+        graphs += world.options["graphs"]
+        injected.update(world.dice.injected)
+    return graphs, injected
+
+
+def test_a_thousand_graphs_with_every_fault() -> None:
+    graphs, injected = run_worlds(range(WORLDS_FAST))
+    assert graphs >= 990
+    assert set(injected) == {field.name for field in fields(Faults)}
+
+
+@pytest.mark.slow
+def test_five_thousand_graphs_with_every_fault() -> None:
+    graphs, _ = run_worlds(range(WORLDS_FAST, WORLDS_FAST + WORLDS_SLOW))
+    assert graphs >= 4990
+
+
+def test_without_faults_every_graph_completes() -> None:
+    for seed in range(20):
+        world = World(seed, workers=3, graphs=2, faults=NO_FAULTS).run()
+        ends = [str(type(what[0]).__name__) for _, _, what in world.log]
+        assert ends.count("CompleteGraph") == 2
+        assert "FailGraph" not in ends
+
+
+@pytest.mark.parametrize("kind", [field.name for field in fields(Faults)])
+def test_each_fault_by_itself(kind: str) -> None:
+    faults = Faults(**{kind: getattr(ALL_FAULTS, kind), "stall": ALL_FAULTS.stall})
+    injected = Counter[str]()
+    for seed in range(40):
+        injected.update(World(seed, workers=2, graphs=2, faults=faults).run().dice.injected)
+    assert injected[kind] > 0
+
+
+def test_the_log_does_not_depend_on_the_hash_seed() -> None:
+    code = (
+        "from mpgrad.testing.world import World\n"
+        "print([World.drawn(seed).run().digest() for seed in range(24)])"
+    )
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert digests[0] == digests[1]
+    assert digests[0].strip() == str([World.drawn(seed).run().digest() for seed in range(24)])
+
+
+def count_paths(graph: TracedGraph, node: int, input_nr: int, known: dict) -> int:
+    """Paths from the seeds to one input, found backwards from it: edges, not sums."""
+    key = (node, input_nr)
+    if key not in known:
+        total = sum(
+            value is not None
+            for target, value in zip(graph.spec.seeds, graph.seeds, strict=True)
+            if target == key
+        )
+        for producer, spec in enumerate(graph.spec.nodes):
+            edges = sum(
+                edge == key and (producer, nr) not in graph.undefined
+                for nr, edge in enumerate(spec.edges)
+            )
+            if edges:
+                inputs = range(len(spec.input_nbytes))
+                total += edges * sum(count_paths(graph, producer, nr, known) for nr in inputs)
+        known[key] = total
+    return known[key]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_oracle_counts_paths(seed: int) -> None:
+    graph = random_graph(Random(seed))
+    known: dict[tuple[int, int], int] = {}
+    for (node, input_nr), value in zip(graph.spec.captures, run_serially(graph), strict=True):
+        paths = count_paths(graph, node, input_nr, known)
+        assert paths % MODULUS == (0 if value is None else value.paths)
+
+
+def test_random_graphs_are_well_formed_and_varied() -> None:
+    graphs = [random_graph(Random(seed)) for seed in range(200)]
+    for graph in graphs:
+        check_spec(graph.spec)
+        assert NODES_MIN <= len(graph.spec.nodes) <= NODES_MAX
+    nodes = [node for graph in graphs for node in graph.spec.nodes]
+    assert any(len(set(node.edges)) < len(node.edges) and None not in node.edges for node in nodes)
+    assert any(None in node.edges for node in nodes)
+    assert any(node.on_client for node in nodes)
+    assert any(len(node.input_nbytes) == 3 for node in nodes)
+    assert any(len(set(g.spec.seeds)) < len(g.spec.seeds) for g in graphs)
+    assert any(len(set(g.spec.captures)) < len(g.spec.captures) for g in graphs)
