@@ -48,8 +48,9 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.shape": (
         "reshape flatten squeeze unsqueeze permute transpose t movedim broadcast_to flip clone "
-        "cat stack split chunk unbind gather index_select"
+        "cat stack"
     ),
+    "mpgrad.ops.indexing": "split chunk unbind gather index_select",
     "mpgrad.ops.linalg": "matmul mm bmm dot",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.convolution": "conv2d",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Device(NamedTuple):
-    """Where a tensor's bytes lie. Compares equal to its name: ``tensor.device == "cpu"``."""
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a tensor's bytes lie."""
 
     type: str
     index: int | None = None
@@ -19,17 +20,6 @@ class Device(NamedTuple):
             ")" if self.index is None else f", index={self.index})"
         )
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, str):
-            return str(self) == other
-        return tuple.__eq__(self, other) if isinstance(other, tuple) else NotImplemented
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
 
 CPU = Device("cpu")
 
@@ -40,7 +30,7 @@ def as_device(device: Device | str | None) -> Device:
     Raises:
         RuntimeError: the name is not a device that mpgrad knows.
     """
-    if device is None or device == "cpu":
+    if device is None or str(device) == "cpu":
         return CPU
     if isinstance(device, Device):
         return device

@@ -43,8 +43,7 @@ class OperatorNode(Node):
         self._saved: dict[str, Any] | None = {}
 
     def name(self) -> str:
-        words = self.operator.name.split("_")
-        return "".join(word[:1].upper() + word[1:] for word in words) + "Backward"
+        return self.operator.node_name
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def _record(
     needs: Sequence[bool],
     attributes: dict[str, Any],
 ) -> None:
-    differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind in "fc"]
+    differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind == "f"]
     if not differentiable:
         return
     node = OperatorNode(operator, inputs, needs)

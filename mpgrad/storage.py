@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.cpu import LARGE_BYTES
 from mpgrad.shm.arena import client_arena
 
-#: Below this size an array travels by copy faster than the arena can allot a block for it.
-ARENA_THRESHOLD_BYTES = 32 * 1024
 
 
 class VersionCounter:
@@ -34,7 +33,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     """
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < ARENA_THRESHOLD_BYTES:
+    if nbytes < LARGE_BYTES:
         return np.empty(shape, dtype)
     return client_arena().empty(shape, dtype)
 

@@ -123,10 +123,10 @@ class Tensor(TensorMembers):
                 "computed variable in a subgraph that doesn't require differentiation use "
                 "var_no_grad = var.detach()."
             )
-        if value and self._array.dtype.kind not in "fc":
+        if value and self._array.dtype.kind != "f":
             raise RuntimeError(
-                "only Tensors of floating point and complex dtype can require gradients, not "
-                f"{self._array.dtype}"
+                "only Tensors of floating point dtype can require gradients (complex dtypes are "
+                f"not supported yet), not {self._array.dtype}"
             )
         self._requires_grad = bool(value)
 
@@ -204,9 +204,7 @@ class Tensor(TensorMembers):
         edge = gradient_edge(self)
         return edge.function.hooks_for(edge.input_nr).add(hook)
 
-    def register_post_accumulate_grad_hook(
-        self, hook: Callable[[Tensor], None]
-    ) -> RemovableHandle:
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call ``hook(tensor)`` right after this leaf's ``.grad`` was updated.
 
         Raises:

@@ -89,6 +89,10 @@ def _binary(name: str, ufunc: np.ufunc) -> Callable[..., Tensor]:
     def method(self: Tensor, other: Any) -> Tensor:
         check_in_place(self, name, other)
         array = self._array
+        if ufunc is np.true_divide and array.dtype.kind not in "fc":
+            raise RuntimeError(
+                f"{name}_: result type Float can't be cast to the desired output type {array.dtype}"
+            )
         ufunc(array, _operand_array(self, name, other), out=array, casting="same_kind")
         return _changed(self)
 

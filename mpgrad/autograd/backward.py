@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd import costs, engine_slot
-from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink, RetainSink, Sink, freeze
+from mpgrad.autograd.accumulate_grad import AccumulateGrad
+from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink, Sink, freeze
 from mpgrad.autograd.node import Edge, InputMetadata
 from mpgrad.autograd.validate_outputs import validate_output
 from mpgrad.dispatch import cpu
@@ -49,7 +50,7 @@ def backward(
         if not inputs:
             raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
     edges, seeds = _roots(roots, _seed_tuple(grad_tensors, len(roots)))
-    wanted = None if inputs is None else [_wanted(tensor, None) for tensor in inputs]
+    wanted = None if inputs is None else [_accumulated(t) for t in dict.fromkeys(inputs)]
     _refuse_create_graph(create_graph)
     frozen = _freeze(edges, seeds, wanted, retain_graph)
     commit(frozen, engine_slot.execute(frozen))
@@ -87,7 +88,9 @@ def grad(
     if allow_unused is None:
         allow_unused = materialize_grads
     edges, seeds = _roots(roots, _seed_tuple(grad_outputs, len(roots)))
-    wanted = [_wanted(tensor, index) for index, tensor in enumerate(wanted_tensors)]
+    wanted: list[tuple[Edge, Sink | None]] = [
+        (_edge_of_input(tensor), ResultSink(number)) for number, tensor in enumerate(wanted_tensors)
+    ]
     _refuse_create_graph(create_graph)
     frozen = _freeze(edges, seeds, wanted, retain_graph)
     results = _results(frozen, engine_slot.execute(frozen), len(wanted_tensors))
@@ -113,7 +116,7 @@ def _refuse_create_graph(create_graph: bool) -> None:
 def _freeze(
     edges: list[Edge],
     seeds: list[Any],
-    wanted: list[tuple[Edge, Sink]] | None,
+    wanted: list[tuple[Edge, Sink | None]] | None,
     retain_graph: bool | None,
 ) -> FrozenGraph:
     return freeze(edges, seeds, wanted=wanted, keep_graph=bool(retain_graph), cost=costs.estimate)
@@ -165,9 +168,7 @@ def _seed(tensor: Tensor, seed: Any) -> Any:
             )
         return np.ones(tensor.shape, tensor.dtype)
     if not isinstance(seed, Tensor):
-        raise TypeError(
-            f"gradients can be either Tensors or None, but got {type(seed).__name__}"
-        )
+        raise TypeError(f"gradients can be either Tensors or None, but got {type(seed).__name__}")
     if seed.shape != tensor.shape:
         raise RuntimeError(
             f"Mismatch in shape: grad_output has a shape of {seed.shape} and output has a shape of "
@@ -182,16 +183,19 @@ def _seed(tensor: Tensor, seed: Any) -> Any:
     return validate_output("", 0, seed._array, InputMetadata(*expected), cpu)
 
 
-def _wanted(tensor: Tensor, index: int | None) -> tuple[Edge, Sink]:
+def _edge_of_input(tensor: Tensor) -> Edge:
     if not tensor._requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    edge = gradient_edge(tensor)
-    if index is not None:
-        return edge, ResultSink(index)
-    if tensor._grad_fn is None:
-        return edge, LeafSink(edge.function)  # type: ignore[arg-type]
+    return gradient_edge(tensor)
+
+
+def _accumulated(tensor: Tensor) -> tuple[Edge, Sink | None]:
+    """An input whose ``.grad`` is wanted; a non-leaf keeps it as after ``retain_grad()``."""
+    edge = _edge_of_input(tensor)
+    if isinstance(edge.function, AccumulateGrad):
+        return edge, LeafSink(edge.function)
     tensor.retain_grad()
-    return edge, RetainSink(tensor)
+    return edge, None
 
 
 # ---------------------------------------------------------------------- results
@@ -203,7 +207,7 @@ def _results(
     results: list[Tensor | None] = [None] * count
     for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True):
         if isinstance(sink, ResultSink) and array is not None:
-            results[sink.index] = Tensor(array if exclusive else adopt(array))
+            results[sink.number] = Tensor(array if exclusive else adopt(array))
     commit(frozen, captured)
     return results
 

@@ -7,7 +7,7 @@ neither changes a bit of the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from typing import Any
 
 from mpgrad.autograd.function_node import FunctionNode
 from mpgrad.autograd.node import Node
@@ -27,18 +27,13 @@ UNKNOWN_FUNCTION_US = 1000.0
 model = CostModel()
 
 
-def key_of(node: Node) -> Hashable:
+def key_of(node: Node) -> Any:
     """What the cost of ``node`` depends on, as far as can be seen."""
     if isinstance(node, FunctionNode):
         return (node.function, node.input_metadata, node.ctx._inputs)
     if isinstance(node, OperatorNode):
         return (node.operator.name, node.input_metadata, node.input_info)
     return type(node)
-
-
-def is_known(node: Node) -> bool:
-    """False for a custom Function that was never measured."""
-    return not isinstance(node, FunctionNode) or model.get(key_of(node)) is not None
 
 
 def estimate(node: Node) -> float:

@@ -32,9 +32,9 @@ class RetainSink(NamedTuple):
 
 
 class ResultSink(NamedTuple):
-    """A capture that is result ``index`` of ``grad()``."""
+    """A capture that is result ``number`` of ``grad()``."""
 
-    index: int
+    number: int
 
 
 Sink: TypeAlias = LeafSink | RetainSink | ResultSink
@@ -61,7 +61,7 @@ def freeze(
     roots: Sequence[Edge],
     seeds: Sequence[Any],
     *,
-    wanted: Sequence[tuple[Edge, Sink]] | None = None,
+    wanted: Sequence[tuple[Edge, Sink | None]] | None = None,
     keep_graph: bool,
     cost: Cost,
 ) -> FrozenGraph:
@@ -70,7 +70,8 @@ def freeze(
     Args:
         roots: where the seeds flow.
         seeds: gradients of the roots (arrays or None).
-        wanted: the edges whose gradients are asked for; None means every leaf.
+        wanted: the edges whose gradients are asked for, each once, and what becomes of them (None:
+            ``retain_grad`` takes care of it); without it, every leaf.
         keep_graph: whether saved tensors stay.
         cost: expected run time of a Node.
     """
@@ -97,28 +98,26 @@ class _Tables:
         self.front: dict[int, int] = {}
 
     def _walk(self, roots: Sequence[Edge]) -> None:
-        pending = []
-        for edge in roots:
-            if edge.function not in self.index:
-                self._add(edge.function)
-                pending.append(edge.function)
+        pending: list[Node] = []
+        for root in roots:
+            self._find(root.function, pending)
         while pending:
             node = pending.pop()
             targets = self.edges[self.index[node]]
             for edge in node.next_edges:
                 if edge is None:
                     targets.append(None)
-                    continue
-                at = self.index.get(edge.function)
-                if at is None:
-                    at = self._add(edge.function)
-                    pending.append(edge.function)
-                targets.append((at, edge.input_nr))
+                else:
+                    targets.append((self._find(edge.function, pending), edge.input_nr))
 
-    def _add(self, node: Node) -> int:
-        at = self.index[node] = len(self.nodes)
-        self.nodes.append(node)
-        self.edges.append([])
+    def _find(self, node: Node, pending: list[Node]) -> int:
+        """The index of ``node``; a new one is still to be walked from."""
+        at = self.index.get(node)
+        if at is None:
+            at = self.index[node] = len(self.nodes)
+            self.nodes.append(node)
+            self.edges.append([])
+            pending.append(node)
         return at
 
     # ------------------------------------------------------------------ what is wanted
@@ -130,10 +129,10 @@ class _Tables:
             self._want_retained(at, node)
 
     def _want_leaf(self, at: int, node: AccumulateGrad) -> None:
-        if node.variable._post_accumulate_hooks:
+        self.runs[at] = bool(node.variable._post_accumulate_hooks)
+        if self.runs[at]:
             self.nodes[at] = PostAccumulate(node)
         else:
-            self.runs[at] = False
             self.captures.append(((at, 0), LeafSink(node)))
 
     def _want_retained(self, at: int, node: Node) -> None:
@@ -142,26 +141,24 @@ class _Tables:
             if tensor is not None:
                 self.captures.append(((at, input_nr), RetainSink(tensor)))
 
-    def want_only(self, wanted: Sequence[tuple[Edge, Sink]]) -> None:
+    def want_only(self, wanted: Sequence[tuple[Edge, Sink | None]]) -> None:
         """Keep what leads to ``wanted``; a wanted Node itself runs only if more lies behind it."""
-        found = [(self.index.get(edge.function), edge, sink) for edge, sink in wanted]
-        leads = reaches(self.edges, [at for at, _, _ in found if at is not None])
+        found = [
+            (self.index[edge.function], edge.input_nr, sink)
+            for edge, sink in wanted
+            if edge.function in self.index
+        ]
+        leads = reaches(self.edges, [at for at, _, _ in found])
         for at, targets in enumerate(self.edges):
             targets[:] = [t if t is not None and leads[t[0]] else None for t in targets]
             self.runs[at] = any(target is not None for target in targets)
-        accumulated = set()
-        for at, edge, sink in found:
-            if at is None:
-                continue
-            if isinstance(sink, LeafSink) and sink.accumulator.variable._post_accumulate_hooks:
-                if at not in accumulated:
-                    self.nodes[at], self.runs[at] = PostAccumulate(sink.accumulator), True
-            elif not isinstance(sink, LeafSink) or at not in accumulated:
-                self.captures.append(((at, edge.input_nr), sink))
-            accumulated.add(at)
-        for at, node in enumerate(self.nodes):
             if leads[at]:
-                self._want_retained(at, node)
+                self._want_retained(at, self.nodes[at])
+        for at, input_nr, sink in found:
+            if isinstance(sink, LeafSink):
+                self._want_leaf(at, sink.accumulator)
+            elif sink is not None:
+                self.captures.append(((at, input_nr), sink))
         self._drop([at for at, leading in enumerate(leads) if not leading])
 
     def _drop(self, unwanted: Sequence[int]) -> None:
@@ -182,22 +179,19 @@ class _Tables:
     # ------------------------------------------------------------------ hooks
 
     def insert_client_nodes(self) -> None:
+        """Put a Node that runs the tensor hooks before each Node that has some."""
         for at in range(len(self.nodes)):
             node = self.nodes[at]
-            if isinstance(node, PostAccumulate):
-                node_with_hooks: Node = node.accumulator
-            else:
-                node_with_hooks = node
-            if node_with_hooks.tensor_hooks and any(node_with_hooks.tensor_hooks.values()):
-                front = len(self.nodes)
-                self.nodes.append(TensorHooks(node_with_hooks))
+            hooked = node.accumulator if isinstance(node, PostAccumulate) else node
+            if hooked.tensor_hooks and any(hooked.tensor_hooks.values()):
+                self.front[at] = len(self.nodes)
+                self.nodes.append(TensorHooks(hooked))
                 self.runs.append(True)
                 self.edges.append([(at, nr) for nr in range(len(node.input_metadata))])
-                self.front[at] = front
         if self.front:
-            for at in range(len(self.edges)):
+            for at, targets in enumerate(self.edges):
                 if not isinstance(self.nodes[at], TensorHooks):
-                    self.edges[at] = [self._redirect(target) for target in self.edges[at]]
+                    targets[:] = [self._redirect(target) for target in targets]
 
     def _redirect(self, target: Target | None) -> Target | None:
         if target is None:
@@ -209,12 +203,12 @@ class _Tables:
     def result(
         self, roots: Sequence[Edge], seeds: Sequence[Any], keep_graph: bool, cost: Cost
     ) -> FrozenGraph:
-        kept = [(edge, seed) for edge, seed in zip(roots, seeds, strict=True)
-                if edge.function in self.index]
-        targets = tuple(
-            (self.front.get(at, at), edge.input_nr)
-            for edge, at in ((edge, self.index[edge.function]) for edge, _ in kept)
-        )
+        kept = [
+            (self.index[edge.function], edge.input_nr, seed)
+            for edge, seed in zip(roots, seeds, strict=True)
+            if edge.function in self.index
+        ]
+        targets = tuple((self.front.get(at, at), input_nr) for at, input_nr, _ in kept)
         specs = tuple(
             NodeSpec(
                 node.name(),
@@ -236,7 +230,7 @@ class _Tables:
             tuple(self.nodes),
             tuple(self.runs),
             spec,
-            tuple(seed for _, seed in kept),
+            tuple(seed for _, _, seed in kept),
             tuple(sink for _, sink in self.captures),
             keep_graph,
         )

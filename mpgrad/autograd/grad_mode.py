@@ -52,7 +52,7 @@ class _GradMode:
         return wrapper  # type: ignore[return-value]
 
 
-class no_grad(_GradMode):  # noqa: N801  (PyTorch's name)
+class no_grad(_GradMode):
     """Nothing is recorded inside; use as ``with no_grad():`` or ``@no_grad()``."""
 
     _value = False
@@ -68,13 +68,13 @@ class no_grad(_GradMode):  # noqa: N801  (PyTorch's name)
         super().__init__()
 
 
-class enable_grad(no_grad):  # noqa: N801
+class enable_grad(no_grad):
     """Operations inside are recorded again, within an outer ``no_grad``."""
 
     _value = True
 
 
-class set_grad_enabled(_GradMode):  # noqa: N801
+class set_grad_enabled(_GradMode):
     """Sets the mode at once; as a context manager, restores it at the end."""
 
     def __init__(self, mode: bool) -> None:

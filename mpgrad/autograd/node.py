@@ -163,4 +163,3 @@ def release_chain(node: Node) -> None:
         if sys.getrefcount(child) <= 2 and child.next_edges:
             pending.extend(edge.function for edge in child.next_edges if edge is not None)
             child.next_edges = ()
-

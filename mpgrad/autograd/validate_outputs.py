@@ -57,6 +57,5 @@ def _can_sum_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     if len(target) > len(shape):
         return False
     return all(
-        wanted in (1, got)
-        for got, wanted in zip(reversed(shape), reversed(target), strict=False)
+        wanted in (1, got) for got, wanted in zip(reversed(shape), reversed(target), strict=False)
     )

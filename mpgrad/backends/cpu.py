@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import cpu_windows
+from mpgrad.backends import cpu_special, cpu_windows
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -142,11 +142,8 @@ class CpuBackend:
         return half
 
     def erf(self, x: Array) -> Array:
-        """The error function, element by element from the C library."""
-        out = self.empty(x.shape, x.dtype)
-        flat = out.reshape(-1)
-        flat[...] = [math.erf(value) for value in x.ravel().tolist()]
-        return out
+        """The error function."""
+        return cpu_special.erf(x, self._place(x.shape, x.dtype))
 
     def where(self, condition: Array, a: Any, b: Any) -> Array:
         dtype = np.result_type(a, b)
@@ -210,12 +207,10 @@ class CpuBackend:
     # ------------------------------------------------------------------ shape
 
     def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
-        if x.nbytes < LARGE_BYTES or x.flags.c_contiguous:
-            return x.reshape(shape)
-        try:
-            return x.reshape(shape, copy=False)
-        except ValueError:
-            return self.copy(x).reshape(shape)
+        result = x.reshape(shape)
+        if x.nbytes < LARGE_BYTES or np.may_share_memory(result, x):
+            return result
+        return self.copy(result)
 
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
         return x.transpose(axes)

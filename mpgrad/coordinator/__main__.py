@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from mpgrad.coordinator.process import main
+from mpgrad.coordinator.bootstrap import main
 
 main(int(sys.argv[1]))

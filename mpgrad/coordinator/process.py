@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import os
 import shutil
-import signal
 from typing import Any
 
 from mpgrad.coordinator.perform import send_instruction
@@ -23,39 +22,21 @@ from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.segment import Segment
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.setup import CoordinatorSetup, receive_setup
+from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Hub
-from mpgrad.wire.zeromq import ZmqHub
-
-
-def main(descriptor: int) -> None:
-    """Run until the client closes the engine or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    setup = receive_setup(descriptor, CoordinatorSetup)
-    try:
-        client = os.pidfd_open(setup.client_pid)
-    except ProcessLookupError:
-        return
-    if os.getppid() != setup.client_pid:
-        return  # the client died before it could be watched
-    coordinator = Coordinator(setup, ZmqHub(setup.directory), client)
-    try:
-        coordinator.run()
-    finally:
-        coordinator.close()
 
 
 class Coordinator:
     """The shell around CoordinatorState."""
 
-    def __init__(self, setup: CoordinatorSetup, hub: Hub, client_pidfd: int) -> None:
-        self._setup, self._hub, self._client = setup, hub, client_pidfd
+    def __init__(self, setup: CoordinatorSetup, hub: Hub, supervisor: Supervisor) -> None:
+        self._setup, self._hub, self._supervisor = setup, hub, supervisor
+        self._client = -1
         self._arena = FreeList(
             os.fstat(setup.engine_arena_fd).st_size, setup.shm_limit, "engine arena"
         )
         segment = Segment.attach(os.dup(setup.engine_arena_fd))
         self._state = CoordinatorState(Backing(segment, self._arena, map_here=False))
-        self._supervisor = Supervisor(setup)
         #: Lanes on which a worker has said Hello; it is ready when it has on all of them.
         self._greeted: dict[str, set[str]] = {}
         #: Sessions that wait for their Welcome until the workers are ready.
@@ -64,11 +45,16 @@ class Coordinator:
         self._unavailable: str | None = None
         self._stopping = False
 
-    def run(self) -> None:
-        """The loop; blocks without using the CPU while nothing happens."""
-        self._hub.watch(self._client)
-        for slot in range(self._setup.cpu_workers):
-            self._start_worker(slot)
+    def run(self, client: int, workers: list[int]) -> None:
+        """The loop; blocks without using the CPU while nothing happens.
+
+        Args:
+            client: pidfd of the client.
+            workers: pidfds of the workers that have been started.
+        """
+        self._client = client
+        for descriptor in (client, *workers):
+            self._hub.watch(descriptor)
         while not self._stopping:
             received = self._hub.receive(None)
             # Messages before deaths: a reply that was sent before its sender died still counts.

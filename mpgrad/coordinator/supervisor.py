@@ -5,6 +5,7 @@ It decides nothing about tasks; a death becomes a WorkerLost event for the core.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,16 +59,15 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
         )
         os.close(reader)
-        worker = WorkerProcess(
-            f"w{slot}.{incarnation}", slot, process, os.pidfd_open(process.pid)
-        )
+        worker = WorkerProcess(f"w{slot}.{incarnation}", slot, process, os.pidfd_open(process.pid))
         self._by_pidfd[worker.pidfd] = self._by_peer[worker.peer] = worker
         self._send_setup(writer, worker)
         return worker
 
     def _send_setup(self, writer: int, worker: WorkerProcess) -> None:
         setup = self._setup
-        try:
+        # If it died at once, its pidfd tells.
+        with contextlib.suppress(BrokenPipeError):
             send_setup(
                 writer,
                 WorkerSetup(
@@ -82,8 +82,6 @@ class Supervisor:
                     environment=setup.worker_environment,
                 ),
             )
-        except BrokenPipeError:
-            pass  # it died at once; its pidfd tells
 
     def _environment(self) -> dict[str, str]:
         """BLAS reads its thread count when it is loaded, so it has to stand here."""

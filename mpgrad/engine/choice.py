@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.scheduler.plan import Plan, plan
 
@@ -25,10 +24,11 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(frozen: FrozenGraph, workers: int, *, is_running: bool) -> Choice:
+def choose(frozen: FrozenGraph, workers: int) -> Choice:
     """Compare the predicted makespans of both modes.
 
-    A Function that was never measured is first run locally, unless the engine is up already.
+    A Function that was never measured counts as expensive. Where the workers are not up yet, the
+    engine runs such a graph locally while they start, and so measures it.
     """
     work_us = sum(spec.cost_us for spec in frozen.spec.nodes)
     if work_us < WORTH_A_LOOK_US:
@@ -41,8 +41,6 @@ def choose(frozen: FrozenGraph, workers: int, *, is_running: bool) -> Choice:
         return Choice(
             "local", f"workers would take about {predicted:.0f} us, this process {work_us:.0f} us"
         )
-    if not is_running and not all(map(costs.is_known, frozen.nodes)):
-        return Choice("local", "a Function is measured on its first run while the workers start")
     return Choice(
         "process", f"workers take about {predicted:.0f} us, this process {work_us:.0f} us"
     )

@@ -3,7 +3,6 @@ travel. Same executor, same inputs, same form of reply as on a worker."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -77,13 +76,10 @@ class ClientWorker:
     ) -> Iterator[tuple[int, int, Array | None]]:
         for slot, (refs, meta) in enumerate(zip(dispatch.inputs, head.inputs, strict=True)):
             for ref in refs:
-                if ref is not None:
-                    yield 0, slot, self._open(ref, meta.shape, meta.dtype)
+                yield 0, slot, self._open(ref, meta.shape, meta.dtype)
 
-    def _open(self, ref: Block | bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def _open(self, ref: GradientRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
         """The user's own copy of a gradient: a hook may keep it, or change it."""
-        if isinstance(ref, bytes):
-            return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape).copy()
-        if ref.arena != ENGINE_ARENA:
-            return self._handover.open(ref, shape, dtype)
-        return adopt(self._arena.open(ref, shape, dtype, writeable=False))
+        if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
+            return adopt(self._arena.open(ref, shape, dtype, writeable=False))
+        return self._handover.open(ref, shape, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -116,9 +117,10 @@ class Engine:
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph; see ``autograd.engine_slot``."""
         self._check_open()
-        choice = self._choose(frozen)
-        if choice.mode == "process":
-            return self._process.execute(frozen)
+        if self._choose(frozen).mode == "process":
+            if self._effective_mode() == "process" or self._process.is_running:
+                return self._process.execute(frozen)
+            self._start_in_background()  # `auto` does not wait for it
         self._local_count += 1
         try:
             with blas_limit(self.blas_threads):
@@ -134,11 +136,7 @@ class Engine:
         mode = self._effective_mode()
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self.mode}")')
-        choice = choose(frozen, self.cpu_workers, is_running=self._process.is_running)
-        if choice.mode == "process" and not self._process.is_running:
-            self._start_in_background()
-            return Choice("local", "the workers are still starting")
-        return choice
+        return choose(frozen, self.cpu_workers)
 
     def _start_in_background(self) -> None:
         """Start the processes beside this and the next local backward."""
@@ -223,10 +221,9 @@ def _starter_name(engine: Engine) -> str:
 
 
 def _start_quietly(process: ProcessEngine) -> None:
-    try:
+    # Whoever needs the processes starts them again and gets the error.
+    with contextlib.suppress(Exception):
         process.start()
-    except Exception:
-        pass  # whoever needs the processes starts them again and gets the error
 
 
 # ---------------------------------------------------------------------- the current engine

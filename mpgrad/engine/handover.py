@@ -7,6 +7,7 @@ the copies are counted. Everything packed stays alive until ``close``.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -104,9 +105,13 @@ class Handover:
         self._kept.append(array)
         return Block(CLIENT_ARENA, place[1], array.nbytes, place[2])
 
-    def open(self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A copy of a gradient that this client handed over itself."""
-        return adopt(self._arena.open(block, shape, dtype, writeable=False))
+    def open(self, ref: GradientRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+        """A copy of a gradient that came inside a message, or that this client handed over."""
+        if ref is None:
+            return None
+        if isinstance(ref, bytes):
+            return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape).copy()
+        return adopt(self._arena.open(ref, shape, dtype, writeable=False))
 
     def _store(self, data: bytes) -> Array:
         """``data`` in a block of the arena."""
@@ -167,7 +172,7 @@ class Handover:
                 for meta in output_metadata(frozen, member.node)
             ),
             tuple(
-                tuple(route) if isinstance(route, InnerTarget) else route
+                (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
                 for route in member.routes
             ),
             member.captures,
@@ -191,8 +196,7 @@ class Handover:
             if isinstance(value, tuple):
                 is_array = [isinstance(v, np.ndarray) for v in value]
                 several[name] = tuple(
-                    self.array(v) if here else None
-                    for v, here in zip(value, is_array, strict=True)
+                    self.array(v) if here else None for v, here in zip(value, is_array, strict=True)
                 )
                 if not all(is_array):
                     plain[name] = tuple(

@@ -15,6 +15,9 @@ from mpgrad.autograd.node import InputMetadata
 from mpgrad.dispatch import cpu
 from mpgrad.workers.executor import Step, run_steps
 
+#: Steps that were expected to be and are this short teach nothing, in microseconds.
+NEGLIGIBLE_US = 25.0
+
 #: References to an array that nobody but us holds, when ``is_exclusive`` looks at it: the list of
 #: results, the argument, and that of ``getrefcount``.
 _OWN_REFERENCES = 3
@@ -82,10 +85,12 @@ def _release(frozen: FrozenGraph, index: int) -> Callable[[], None] | None:
 
 
 def _learn(frozen: FrozenGraph, timings: list[float]) -> None:
-    """Tell the cost model what the steps took."""
+    """Tell the cost model what the steps took, where it matters to a plan."""
     ran = (index for index in frozen.spec.order if frozen.runs[index])
     for index, seconds in zip(ran, timings, strict=True):
-        costs.observe(frozen.nodes[index], seconds * 1e6)
+        microseconds = seconds * 1e6
+        if max(microseconds, frozen.spec.nodes[index].cost_us) > NEGLIGIBLE_US:
+            costs.observe(frozen.nodes[index], microseconds)
 
 
 def _appearing_twice(arrays: list[Any]) -> set[int]:
@@ -103,7 +108,5 @@ def _drained(arrays: list[Any]) -> Any:
 def is_exclusive(array: np.ndarray[Any, Any]) -> bool:
     """Whether only the caller holds ``array``, so that ``.grad`` may become it."""
     return (
-        array.flags.owndata
-        and array.flags.writeable
-        and sys.getrefcount(array) <= _OWN_REFERENCES
+        array.flags.owndata and array.flags.writeable and sys.getrefcount(array) <= _OWN_REFERENCES
     )

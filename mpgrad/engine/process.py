@@ -7,7 +7,6 @@ are started when the first graph needs them, and again after the coordinator was
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 from collections import Counter
@@ -20,13 +19,14 @@ import numpy as np
 
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.node import InputMetadata
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import place
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed, SharedMemoryExhausted, WorkerLost
-from mpgrad.handles import Block, GradientRef
+from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler.events import GraphSubmitted
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan import Plan, plan
@@ -36,6 +36,15 @@ from mpgrad.wire.schema import Processes
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _graph_numbers = itertools.count(1)
+
+
+class _Nesting(threading.local):
+    """How many backwards of this thread are waiting for the one that it starts now."""
+
+    depth = 0
+
+
+_nesting = _Nesting()
 
 
 @dataclass
@@ -190,7 +199,7 @@ class ProcessEngine:
                 self._note(frozen, planned, handover, outcome)
                 if isinstance(outcome, FailGraph):
                     raise self._error(frozen, planned, outcome, client)
-                results = self._open_results(session, frozen, outcome)
+                results = self._open_results(session, frozen, outcome, handover)
         finally:
             handover.close()
         if not frozen.keep_graph:
@@ -221,50 +230,38 @@ class ProcessEngine:
         )
         client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
         submission = GraphSubmitted(
-            session.peer, next(_graph_numbers), 0, tasks, seeds, len(frozen.sinks)
+            session.peer, next(_graph_numbers), _nesting.depth, tasks, seeds, len(frozen.sinks)
         )
-        return session.run(submission, client.run), client
+        _nesting.depth += 1
+        try:
+            return session.run(submission, client.run), client
+        finally:
+            _nesting.depth -= 1
 
     def _open_results(
-        self, session: Session, frozen: FrozenGraph, outcome: CompleteGraph
+        self, session: Session, frozen: FrozenGraph, outcome: CompleteGraph, handover: Handover
     ) -> list[tuple[Any, bool]]:
+        """The captures as arrays; blocks of the engine's arena become leases of ``session``."""
         opened: dict[Block, Array] = {}
         results: list[tuple[Any, bool]] = []
         for (node, input_nr), ref, exclusive in zip(
             frozen.spec.captures, outcome.captures, outcome.exclusive, strict=True
         ):
             meta = frozen.nodes[node].input_metadata[input_nr]
-            array = self._open(session, ref, meta.shape, meta.dtype, opened)
-            is_own = exclusive or isinstance(ref, bytes)
-            results.append((array, is_own))
+            if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
+                if ref not in opened:
+                    opened[ref] = self._lease(session, ref, meta)
+                results.append((opened[ref], exclusive))
+            else:
+                results.append((handover.open(ref, meta.shape, meta.dtype), True))
         return results
 
-    def _open(
-        self,
-        session: Session,
-        ref: GradientRef,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        opened: dict[Block, Array],
-    ) -> Array | None:
-        if ref is None:
-            return None
-        if isinstance(ref, bytes):
-            return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape).copy()
-        if ref not in opened:
-            opened[ref] = self._open_block(session, ref, shape, dtype)
-        return opened[ref]
-
-    def _open_block(
-        self, session: Session, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Array:
+    def _lease(self, session: Session, block: Block, meta: InputMetadata) -> Array:
         coordinator = self._coordinator
         if coordinator is None:
             raise EngineClosed("the engine was closed by another thread")
-        if block.arena != coordinator.arena.number:
-            return Handover().open(block, shape, dtype)  # a seed of ours, passed through
         self._leased[block.offset, block.generation] = (session, block)
-        return coordinator.arena.open(block, shape, dtype, writeable=True, track=True)
+        return coordinator.arena.open(block, meta.shape, meta.dtype, writeable=True, track=True)
 
     # ------------------------------------------------------------------ what came of it
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import mpgrad
 from mpgrad.handles import ENGINE_ARENA
 from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.segment import Segment
@@ -99,6 +98,6 @@ class CoordinatorProcess:
 
 def _python_path() -> str:
     """Lets the children find this very mpgrad; they take over ``sys.path`` themselves later."""
-    home = str(Path(mpgrad.__file__).parent.parent)
+    home = str(Path(__file__).parents[2])
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([home, inherited]) if inherited else home

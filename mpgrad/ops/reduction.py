@@ -313,14 +313,13 @@ def _without(shape: tuple[int, ...], dim: Dims) -> tuple[int, ...]:
     return () if dim is None else tuple(n for i, n in enumerate(shape) if i not in dim)
 
 
-_logsumexp = operator(
-    "logsumexp",
-    _logsumexp_of,
-    input=lambda xp, grad, input, result, dim: xp.multiply(
-        _keep(xp, grad, input.shape, dim),
-        xp.exp(xp.subtract(input, _keep(xp, result, input.shape, dim))),
-    ),
-)
+def _logsumexp_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims) -> Any:
+    # Where all elements are -inf, so is the result, and -inf - -inf would be NaN.
+    total = _keep(xp, xp.where(xp.equal(result, -math.inf), 0.0, result), input.shape, dim)
+    return xp.multiply(_keep(xp, grad, input.shape, dim), xp.exp(xp.subtract(input, total)))
+
+
+_logsumexp = operator("logsumexp", _logsumexp_of, input=_logsumexp_grad)
 
 
 def logsumexp(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:

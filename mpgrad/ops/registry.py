@@ -31,7 +31,6 @@ This file knows neither Nodes nor arrays.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +38,10 @@ Formula = Callable[..., Any]
 
 #: All operators by name: what a worker looks a rule up in.
 OPERATORS: dict[str, Operator] = {}
+
+#: The flag of code objects with a ``*`` parameter (``inspect.CO_VARARGS``; importing ``inspect``
+#: and building signatures would double the time that the operators take to load).
+_VARARGS = 0x04
 
 _PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "index", "needs"})
 
@@ -55,6 +58,9 @@ class Operator:
         outputs: int,
     ) -> None:
         self.name = name
+        #: What its Nodes are called: ``LogSoftmaxBackward`` for "log_softmax".
+        self.node_name = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+        self.node_name += "Backward"
         self.forward = forward
         #: How many leading outputs are differentiable; later ones (indices, masks) are not.
         self.outputs = outputs
@@ -154,15 +160,15 @@ def operator(
 
 def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
     """Input names, whether the last is variadic, attribute names."""
-    inputs, attributes, variadic = [], [], False
-    for parameter in list(inspect.signature(forward).parameters.values())[1:]:
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            attributes.append(parameter.name)
-        else:
-            inputs.append(parameter.name)
-            variadic = variadic or parameter.kind is parameter.VAR_POSITIONAL
-    return tuple(inputs), variadic, tuple(attributes)
+    code = forward.__code__
+    names = code.co_varnames
+    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    attributes = names[positional : positional + keyword_only]
+    variadic = bool(code.co_flags & _VARARGS)
+    rest = (names[positional + keyword_only],) if variadic else ()
+    return names[1:positional] + rest, variadic, attributes
 
 
 def _wanted(formula: Formula) -> frozenset[str]:
-    return frozenset(list(inspect.signature(formula).parameters)[1:])
+    code = formula.__code__
+    return frozenset(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])

@@ -157,7 +157,10 @@ class CoordinatorState:
     def _blame(self, graph: GraphTask, task: int, event: ev.WorkerLost) -> None:
         """The worker died while it ran this very task: a few times is the task's fault."""
         graph.deaths[task] = deaths = graph.deaths.get(task, 0) + 1
-        if deaths >= (KILLS_MAX if event.killed else DEATHS_MAX):
+        kills = graph.kills.get(task, 0)
+        if event.killed:
+            graph.kills[task] = kills = kills + 1
+        if kills >= KILLS_MAX or deaths - kills >= DEATHS_MAX:
             self._drain(graph, "lost", task, f"{event.cause} ({deaths} times)".encode())
 
     def _release_row(self, member: MemberRecord) -> None:
@@ -171,6 +174,8 @@ class CoordinatorState:
     def _on_graph_submitted(self, event: ev.GraphSubmitted) -> None:
         if self.membership.get(event.peer) is None:
             return
+        if (event.peer, event.graph) in self._numbers:
+            raise ProtocolError(f"{event.peer} submitted graph {event.graph} twice")
         number = self._next_number
         self._next_number += 1
         graph = GraphTask(number, event.peer, event.graph, event.depth, event.capture_count)
@@ -331,7 +336,10 @@ class CoordinatorState:
         if member is None or flight is None:
             return
         graph = self.graphs[key.graph]
-        self._check_reply(event, graph.specs[key.task], flight, member)
+        wanted = len(graph.specs[key.task].outputs)
+        if len(event.outputs) != wanted:
+            raise ProtocolError(f"{event.peer} returned {len(event.outputs)} outputs, not {wanted}")
+        flight.check_reply(member, event.outputs, event.kept)
         del member.flights[key]
         self._deaths_without_progress = 0
         self._keep(member, event.kept)
@@ -360,7 +368,7 @@ class CoordinatorState:
         if member is None or flight is None:
             return
         graph = self.graphs[key.graph]
-        self._check_kept(event.kept, flight)
+        flight.check_reply(member, (), event.kept)
         del member.flights[key]
         self._deaths_without_progress = 0
         self._keep(member, event.kept)
@@ -384,28 +392,6 @@ class CoordinatorState:
         key = FlightKey(event.graph, event.task, event.attempt)
         member = self.membership.get(event.peer)
         return member, key, None if member is None else member.flights.get(key)
-
-    def _check_reply(
-        self, event: ev.NodeTaskDone, spec: Any, flight: Flight, member: MemberRecord
-    ) -> None:
-        """A reply may name only blocks that the task was lent or given."""
-        if len(event.outputs) != len(spec.outputs):
-            raise ProtocolError(
-                f"{event.peer} returned {len(event.outputs)} outputs, not {len(spec.outputs)}"
-            )
-        self._check_kept(event.kept, flight)
-        owned = flight.owned()
-        for ref in event.outputs:
-            from_client = isinstance(ref, Block) and ref.arena != ENGINE_ARENA
-            if isinstance(ref, Block) and ref not in owned:
-                if from_client and not member.is_worker:
-                    continue
-                raise ProtocolError(f"{event.peer} published a block that is not its own: {ref}")
-
-    def _check_kept(self, kept: tuple[Block, ...], flight: Flight) -> None:
-        foreign = [block for block in kept if block not in flight.owned()]
-        if foreign:
-            raise ProtocolError(f"a reply keeps a block that is not its own: {foreign[0]}")
 
     def _keep(self, member: MemberRecord, kept: tuple[Block, ...]) -> None:
         for block in kept:

@@ -50,9 +50,11 @@ class GraphTask:
         self.buffers: dict[int, InputBuffer] = {}
         #: Arrivals (task, slot, place, reference; slot -1: control) before the task's tables came.
         self.early: list[tuple[int, int, int, GradientRef]] = []
-        #: Attempts begun, and deaths of workers that were running it, per task (absent: none).
+        #: Per task (absent: none) attempts begun, deaths of workers that were running it, and how
+        #: many of these deaths were by SIGKILL.
         self.attempts: dict[int, int] = {}
         self.deaths: dict[int, int] = {}
+        self.kills: dict[int, int] = {}
         #: The results, None until captured (or for an undefined gradient).
         self.captures: list[GradientRef] = [None] * captures
         self.ran: list[tuple[int, int, int, int]] = []

@@ -62,7 +62,8 @@ class FailGraph(NamedTuple):
     """The graph ended without a result and holds nothing any more.
 
     ``kind`` is "error" (``error`` as in NodeTaskFailed), "lost", "memory" or "cancelled"
-    (``error`` is UTF-8 text; for "memory": bytes asked for, used and allowed). ``task`` is -1 where no single task is to blame.
+    (``error`` is UTF-8 text; for "memory": bytes asked for, used and allowed). ``task`` is -1 where
+    no single task is to blame.
     """
 
     peer: str

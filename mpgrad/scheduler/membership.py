@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from mpgrad.handles import Block, GradientRef
+from mpgrad.errors import ProtocolError
+from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 
 #: Tasks that a worker holds at most: one running, one prefetched.
 WORKER_CREDIT = 2
@@ -32,6 +33,23 @@ class Flight(NamedTuple):
         lent = {block for block in self.blocks if block is not None}
         read = {ref for slot in self.inputs for ref in slot if isinstance(ref, Block)}
         return frozenset(lent | read)
+
+    def check_reply(
+        self, member: MemberRecord, outputs: tuple[GradientRef, ...], kept: tuple[Block, ...]
+    ) -> None:
+        """A reply may name only blocks that the task was lent or given.
+
+        The client may also publish blocks of its own arena, which nobody counts.
+
+        Raises:
+            ProtocolError: it names another block.
+        """
+        owned = self.owned()
+        for ref in (*outputs, *kept):
+            if not isinstance(ref, Block) or ref in owned:
+                continue
+            if member.is_worker or ref.arena == ENGINE_ARENA:
+                raise ProtocolError(f"{member.peer} names a block that is not its own: {ref}")
 
 
 class MemberRecord:

@@ -47,8 +47,10 @@ class Expectations:
         self._numbers: dict[tuple[str, int], int] = {}
         self._ended: set[int] = set()
         self._runs: set[tuple[int, int, int]] = set()
-        #: Per (program, task): workers that died in it, and whether its graph must fail for that.
-        self._deaths: Counter[tuple[int, int]] = Counter()
+        #: Per (program, task): workers that crashed in it, or were killed in it, and the tasks
+        #: whose graphs must fail for that.
+        self._crashes: Counter[tuple[int, int]] = Counter()
+        self._kills: Counter[tuple[int, int]] = Counter()
         self._fatal: set[tuple[int, int]] = set()
 
     def add_program(self, peer: str, name: int, graph: TracedGraph, plan: Plan) -> int:
@@ -72,10 +74,12 @@ class Expectations:
 
     def on_death(self, event: ev.WorkerLost, running: do.DispatchNodeTask | None) -> None:
         """A worker that was ready has died, in the middle of ``running`` if that is given."""
-        if running is not None:
-            self._deaths[running.payload] += 1
-            if self._deaths[running.payload] >= (KILLS_MAX if event.killed else DEATHS_MAX):
-                self._fatal.add(running.payload)
+        if running is None:
+            return
+        task = running.payload
+        (self._kills if event.killed else self._crashes)[task] += 1
+        if self._crashes[task] >= DEATHS_MAX or self._kills[task] >= KILLS_MAX:
+            self._fatal.add(task)
 
     def check_ending(self, end: do.CompleteGraph | do.FailGraph) -> None:
         """A graph ends once; it fails for a planted reason, and completes for want of one."""

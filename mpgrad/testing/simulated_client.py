@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 TO_CLIENT = (*get_args(do.ToClient), do.CancelGraph)
 TASK_US_MAX = 100
+#: What the caller writes into a result that is its own alone.
+ADOPTED: Content = (-2, -2)
 
 
 class SimulatedClient:
@@ -225,13 +227,16 @@ class SimulatedClient:
                 content == wanted,
                 f"capture {number} of graph {name} is {content}, in a serial engine {wanted}",
             )
+        for ref, is_exclusive in zip(end.captures, end.exclusive, strict=True):
             if isinstance(ref, Block):
+                if is_exclusive and self._world.rng.random() < 0.5:
+                    # The caller makes it its own and adds to it in place: nobody may see that.
+                    self._world.memory.overwrite(ref, ADOPTED)
                 self._hold(ref)
-        on_workers = sum(not task.on_client for task in self._plans[name].tasks)
-        require(
-            len(end.ran) == on_workers,
-            f"graph {name} reports {len(end.ran)} tasks of workers, and has {on_workers}",
-        )
+        tasks = self._plans[name].tasks
+        on_workers = [number for number, task in enumerate(tasks) if not task.on_client]
+        ran = sorted(number for number, _, _, _ in end.ran)
+        require(ran == on_workers, f"graph {name} reports tasks {ran} of workers, not {on_workers}")
 
     def _look_at(self, ref: GradientRef) -> Content | None:
         if isinstance(ref, Block):

@@ -87,6 +87,10 @@ class SimulatedMemory:
             raise MemoryFault(f"written twice: {block}")
         cell.content = content
 
+    def overwrite(self, block: Block, content: Content) -> None:
+        """A write by the one who is alone with the block."""
+        self._cell(block, "overwritten").content = content
+
     def _cell(self, block: Block, verb: str) -> _Cell:
         cell = self._cells.get((block.arena, block.offset))
         if cell is None:

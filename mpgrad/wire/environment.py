@@ -1,7 +1,8 @@
-"""WorkerEnvironment: what a worker takes over from the client, so that user code finds its world."""
+"""WorkerEnvironment: what a worker takes over from the client: user code finds its world."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -33,7 +34,7 @@ def capture_environment() -> bytes:
         filters=tuple(
             (action, _pattern(message), category, _pattern(module), line)
             for action, message, category, module, line in warnings.filters
-            if _is_importable(category)
+            if isinstance(category, type) and _is_importable(category)
         ),
         log_level=logging.getLogger().getEffectiveLevel(),
         numpy_errors=dict(np.geterr()),
@@ -49,10 +50,9 @@ def restore_environment(data: bytes) -> WorkerEnvironment:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = environment.python_path
-    try:
+    # The directory may have been removed meanwhile; what needs it will say so.
+    with contextlib.suppress(OSError):
         os.chdir(environment.directory)
-    except OSError:
-        pass  # it was removed meanwhile; what needs it will say so
     warnings.resetwarnings()
     for action, message, category, module, line in reversed(environment.filters):
         warnings.filterwarnings(

@@ -47,9 +47,7 @@ def encode_error(error: BaseException, where: str) -> bytes:
         except Exception:
             by_value = b""
     return msgspec.msgpack.encode(
-        RemoteError(
-            kind.__module__, kind.__qualname__, str(error), text, state, by_value, where
-        )
+        RemoteError(kind.__module__, kind.__qualname__, str(error), text, state, by_value, where)
     )
 
 

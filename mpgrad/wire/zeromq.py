@@ -17,6 +17,10 @@ from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Arrival, Received
 
 
+#: Milliseconds between attempts to connect.
+RECONNECT_MS = 5
+
+
 def address(directory: str, lane: str) -> str:
     """The endpoint of ``lane`` in the session's private (0700) directory."""
     return f"ipc://{directory}/{lane}"
@@ -65,7 +69,7 @@ class ZmqHub:
         return Received(arrivals, [item for item in ready if isinstance(item, int)])
 
     def _drain(self, lane: str, socket: zmq.Socket[bytes]) -> list[Arrival]:
-        arrivals = []
+        arrivals: list[Arrival] = []
         while True:
             try:
                 identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
@@ -103,6 +107,8 @@ class ZmqSpoke:
         for lane in lanes:
             socket = _socket(self._context, zmq.DEALER)
             socket.routing_id = peer.encode("latin-1")
+            # Whoever is up before the coordinator has bound its sockets tries again soon.
+            socket.reconnect_ivl = RECONNECT_MS
             socket.connect(address(directory, lane))
             self._poller.register(socket, zmq.POLLIN)
             self._sockets[lane] = socket

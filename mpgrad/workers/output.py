@@ -44,7 +44,7 @@ class OutputForwarder:
         """Redirect ``sys.stdout``, ``sys.stderr``, logging and warnings."""
         sys.stdout, sys.stderr = self._streams
         logging.basicConfig(handlers=[_Handler(self)], level=log_level, force=True)
-        warnings.showwarning = self._show_warning
+        warnings.showwarning = self._show_warning  # type: ignore[assignment]
 
     def flush(self) -> None:
         """Send lines that have no end yet."""

@@ -42,9 +42,7 @@ class TaskRunner:
         duration_us = (perf_counter_ns() - started) // 1000
         return NodeTaskDone(dispatch.peer, *name, outputs, kept, duration_us, copied), released
 
-    def _try(
-        self, dispatch: DispatchNodeTask
-    ) -> tuple[tuple[GradientRef, ...], int, bytes | None]:
+    def _try(self, dispatch: DispatchNodeTask) -> tuple[tuple[GradientRef, ...], int, bytes | None]:
         """Outputs and copied bytes, or the error; no reference to an array survives this frame."""
         nodes = "a NodeTask"
         try:

@@ -331,6 +331,13 @@ class TestContext:
         assert left is None
         assert right == 1
 
+    def test_needs_input_grad_of_an_outer_ctx(self):
+        outer = returning(None).apply(leaf(1), leaf(2)).grad_fn.ctx
+        inner = returning(lambda ctx, grad: seen.append(outer.needs_input_grad)).apply(leaf(1))
+        seen = []
+        backward(inner)
+        assert seen == [(True, True)]
+
     def test_mark_dirty_is_refused(self):
         function = returning(None, lambda ctx, x: ctx.mark_dirty(x))
         with pytest.raises(RuntimeError, match="mark_dirty is not supported"):

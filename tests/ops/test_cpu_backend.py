@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,16 @@ def test_max_pool_ties_and_padding_as_in_pytorch() -> None:
     )
     assert (values == theirs[0].numpy()).all()
     assert (indices == theirs[1].numpy()).all()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 5e-16), (np.float32, 3e-7)])
+def test_erf_is_exact_to_the_last_digits(dtype: Any, tolerance: float) -> None:
+    x = np.concatenate([np.linspace(-7, 7, 20001), [0.0, -0.0, np.inf, -np.inf, 1e-300, 1.0]])
+    ours = CpuBackend(np.empty).erf(x.astype(dtype))
+    exact = np.array([math.erf(value) for value in x.astype(dtype)])
+    assert ours.dtype == dtype
+    assert np.abs(ours - exact).max() <= tolerance
+    assert np.isnan(CpuBackend(np.empty).erf(np.array([np.nan], dtype))).all()
 
 
 def test_stable_where_naive_forms_overflow() -> None:

@@ -15,7 +15,8 @@ from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.graph_task import GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING, InputBuffer
-from mpgrad.scheduler.membership import MemberRecord
+from mpgrad.scheduler.lease_table import LeaseTable
+from mpgrad.scheduler.membership import Flight, MemberRecord
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.ready_queue import ReadyQueue
 from mpgrad.scheduler.worker_state import WorkerState
@@ -99,6 +100,11 @@ def captured_blocks_are_freed_at_the_end(patch):
     patch.setattr(CoordinatorState, "_complete_if_done", wrong)
 
 
+@bug
+def a_block_in_sight_of_others_is_given_away(patch):
+    patch.setattr(LeaseTable, "is_exclusive", lambda self, ref: ref in self._holders)
+
+
 # ----------------------------------------------------------------------- replies
 
 
@@ -136,7 +142,7 @@ def a_duplicate_reply_counts_twice(patch):
 
 @bug
 def a_forged_block_is_believed(patch):
-    forget(patch, CoordinatorState, "_check_reply")
+    forget(patch, Flight, "check_reply")
 
 
 @bug
@@ -160,6 +166,16 @@ def the_wrong_task_is_blamed_for_a_death(patch):
         right(self, event)
 
     patch.setattr(CoordinatorState, "_on_worker_lost", wrong)
+
+
+@bug
+def a_kill_from_outside_is_the_fault_of_the_task(patch):
+    right = CoordinatorState._blame
+    patch.setattr(
+        CoordinatorState,
+        "_blame",
+        lambda self, graph, task, event: right(self, graph, task, event._replace(killed=False)),
+    )
 
 
 @bug

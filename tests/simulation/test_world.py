@@ -53,9 +53,11 @@ def test_without_faults_every_graph_completes() -> None:
 
 @pytest.mark.parametrize("kind", [field.name for field in fields(Faults)])
 def test_each_fault_by_itself(kind: str) -> None:
-    faults = Faults(**{kind: getattr(ALL_FAULTS, kind), "stall": ALL_FAULTS.stall})
+    # A late reply needs a worker that stalls.
+    kinds = {kind, "stall"} if kind == "late_reply" else {kind}
+    faults = Faults(**{name: min(1.0, 3 * getattr(ALL_FAULTS, name)) for name in sorted(kinds)})
     injected = Counter[str]()
-    for seed in range(40):
+    for seed in range(30):
         injected.update(World(seed, workers=2, graphs=2, faults=faults).run().dice.injected)
     assert injected[kind] > 0
 
@@ -68,7 +70,11 @@ def test_the_log_does_not_depend_on_the_hash_seed() -> None:
     digests = [
         subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": hash_seed,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
             capture_output=True,
             text=True,
             check=True,

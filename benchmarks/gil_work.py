@@ -1,0 +1,57 @@
+"""Work that holds the GIL: one Python loop, the same for every contender."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_MODULUS = 65_536
+
+
+def spin(loops: int) -> float:
+    """Pure Python arithmetic; the result, in [0, 1), enters the gradients, so none can skip it."""
+    total = 1
+    for step in range(loops):
+        total = (total * 31 + step) % _MODULUS
+    return total / _MODULUS
+
+
+def loops_for(milliseconds: float) -> int:
+    """How many loops take that long here, from the fastest of some tries."""
+    tried = 50_000
+    fastest = min(_seconds(tried) for _ in range(7))
+    return max(1, round(tried * milliseconds / 1e3 / fastest))
+
+
+def _seconds(loops: int) -> float:
+    start = time.perf_counter()
+    spin(loops)
+    return time.perf_counter() - start
+
+
+def branch_input(branch: int, elements: int) -> Array:
+    """What branch number ``branch`` saves: float32, the same in every process."""
+    return np.random.default_rng(branch).standard_normal(elements, np.float32)
+
+
+class Branch:
+    """The Function of one branch, to be mixed with a library's ``Function``.
+
+    ``gradient = x * upstream * spin(loops)``: one multiplication after the loop, so that a large
+    ``x`` also means a large gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, loops: int) -> Any:
+        ctx.save_for_backward(x)
+        ctx.loops = loops
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return x * (grad * spin(ctx.loops)), None

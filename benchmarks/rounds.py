@@ -1,0 +1,184 @@
+"""Cases and how they are measured: all contenders in every round, so that noise hits them alike.
+
+A machine drifts (clock, neighbours, temperature). Contenders therefore take turns, A B C A B C,
+never all of A and then all of B, and ratios are formed within a round before their median is taken.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+#: Pause before each sample: threads that spin for work after a parallel loop have gone to sleep.
+SETTLE_S = 0.005
+#: Rounds that nobody looks at, the same number for all; the first one also checks the gradients.
+WARM_UP_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do a case's work.
+
+    Attributes:
+        name: the row of the table.
+        sample: does the work once and returns its seconds; None: the contender is not there.
+        gradients: what the last sample computed, compared between all contenders.
+        same_bits: members of a group so named must agree bit for bit.
+        remark: said beside the row, asked after the last round. For a contender that is not there,
+            the reason.
+    """
+
+    name: str
+    sample: Callable[[], float] | None
+    gradients: Callable[[], Sequence[Array]] | None = None
+    same_bits: str = ""
+    remark: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What ``contender`` should reach, per round.
+
+    ``at_least``: so many times the speed of ``against``. ``at_most``: so many times its time, or,
+    without ``against``, so much in the case's unit.
+    """
+
+    contender: str
+    against: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One piece of work and who does it.
+
+    Attributes:
+        name: unique in its workload.
+        contenders: in the order in which they take turns.
+        baselines: names of contenders that get a ratio column.
+        rounds: how often each is measured.
+        unit, per_second: samples are multiplied by ``per_second`` to be in ``unit``.
+        targets: what should be reached here.
+    """
+
+    name: str
+    contenders: Sequence[Contender]
+    baselines: Sequence[str]
+    rounds: int
+    unit: str = "ms"
+    per_second: float = 1e3
+    targets: Sequence[Target] = ()
+
+
+@dataclass
+class CaseResult:
+    """What was measured; ``samples`` by contender, one per round, in ``unit``."""
+
+    name: str
+    unit: str
+    baselines: Sequence[str]
+    targets: Sequence[Target]
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
+
+
+class WrongGradient(AssertionError):
+    """Two contenders do not compute the same."""
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that ``work`` takes, after the garbage of what came before is gone."""
+    gc.collect()
+    time.sleep(SETTLE_S)
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def backward(build: Callable[[], Any]) -> Callable[[], float]:
+    """A sample that times ``backward()`` alone of the graph that ``build`` records."""
+
+    def sample() -> float:
+        root = build()
+        return timed(root.backward)
+
+    return sample
+
+
+def measure(case: Case, rounds: int | None = None, tick: Callable[[], None] = bool) -> CaseResult:
+    """Check that all compute the same, warm up, then measure in turns.
+
+    Args:
+        case: what to measure.
+        rounds: instead of the case's own number.
+        tick: called after each sample, for a progress bar.
+
+    Raises:
+        WrongGradient: the contenders do not agree.
+    """
+    result = CaseResult(case.name, case.unit, case.baselines, case.targets)
+    present = [(one, one.sample) for one in case.contenders if one.sample is not None]
+    with _collector_off():
+        for _ in range(WARM_UP_ROUNDS):
+            for _, sample in present:
+                sample()
+                tick()
+        _check([one for one, _ in present])
+        for _ in range(case.rounds if rounds is None else rounds):
+            for one, sample in present:
+                result.samples.setdefault(one.name, []).append(sample() * case.per_second)
+                tick()
+    for one in case.contenders:
+        result.remarks[one.name] = one.remark() if one.remark is not None else ""
+    return result
+
+
+def sample_count(case: Case, rounds: int | None = None) -> int:
+    """How many samples :func:`measure` takes."""
+    present = sum(one.sample is not None for one in case.contenders)
+    return present * (WARM_UP_ROUNDS + (case.rounds if rounds is None else rounds))
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """No cyclic collection inside a sample; ``timed`` collects before each one."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _check(contenders: Sequence[Contender]) -> None:
+    """Every contender's gradients are those of the first, up to rounding."""
+    computed = [
+        (one, [np.array(array) for array in one.gradients()])
+        for one in contenders
+        if one.gradients is not None
+    ]
+    for index, (one, mine) in enumerate(computed):
+        for other, theirs in computed[:index]:
+            exact = bool(one.same_bits) and one.same_bits == other.same_bits
+            _compare(f"{one.name} and {other.name}", mine, theirs, exact=exact)
+
+
+def _compare(who: str, mine: list[Array], theirs: list[Array], *, exact: bool) -> None:
+    if len(mine) != len(theirs) or not mine:
+        raise WrongGradient(f"{who} have {len(mine)} and {len(theirs)} gradients")
+    for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        if a.shape != b.shape:
+            raise WrongGradient(f"{who}: gradient {number} has the shapes {a.shape} and {b.shape}")
+        # Sums of float32 in another order differ in proportion to the largest value.
+        tolerance = 0.0 if exact else 1e-4 * float(np.abs(b).max(initial=0.0))
+        if not np.allclose(a, b, rtol=0.0, atol=tolerance):
+            raise WrongGradient(f"{who}: gradient {number} differs by {np.abs(a - b).max():.3g}")

@@ -1,0 +1,127 @@
+"""Runners: the same program run by mpgrad's engines and by torch, each behind one interface."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import mpgrad as mg
+from benchmarks.rounds import Contender, backward
+from mpgrad.autograd import engine_slot
+from mpgrad.engine.engine import current_engine
+
+#: Every workload is measured with two workers: the targets are for two cores.
+WORKERS = 2
+NOT_INSTALLED = "not installed"
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Who runs a program.
+
+    Attributes:
+        name: the row of the table.
+        library: ``mpgrad`` or ``torch``, whose names are the same; None: not installed.
+        select: makes this runner the one that the next backward uses.
+        same_bits: runners with the same text here must give the same bits.
+        engine: for mpgrad.
+    """
+
+    name: str
+    library: Any
+    select: Callable[[], None]
+    same_bits: str = ""
+    engine: mg.Engine | None = None
+
+    def contender(self, make: Callable[[Any], Program]) -> Contender:
+        """The program that ``make`` writes for this runner's library; timed is ``backward()``."""
+        if self.library is None:
+            return Contender(self.name, None, remark=lambda: NOT_INSTALLED)
+        program = make(self.library)
+
+        def build() -> Any:
+            self.select()
+            for leaf in program.leaves:
+                leaf.grad = None
+            return program.forward()
+
+        return Contender(
+            self.name,
+            backward(build),
+            lambda: [leaf.grad for leaf in program.leaves],
+            self.same_bits,
+            self._remark,
+        )
+
+    def _remark(self) -> str:
+        """Where ``auto`` went; the others have no choice."""
+        if self.engine is None or self.engine.mode != "auto":
+            return ""
+        counts = self.engine.statistics()
+        return f"so far {counts.backwards_process} in workers, {counts.backwards_local} local"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A forward pass that can be run again and again, and the leaves whose gradients count."""
+
+    leaves: list[Any]
+    forward: Callable[[], Any]
+
+
+@contextmanager
+def mpgrad_runners(*modes: str, workers: int = WORKERS) -> Iterator[list[Runner]]:
+    """One runner per engine mode; the engines are closed at the end."""
+    engines = [mg.Engine(mode=mode, cpu_workers=workers) for mode in modes]
+    try:
+        yield [
+            Runner(f"mpgrad {engine.mode}", mg, _selection(engine), "mpgrad", engine)
+            for engine in engines
+        ]
+    finally:
+        engine_slot.install(lambda frozen: current_engine().execute(frozen))
+        for engine in engines:
+            engine.close()
+
+
+def _selection(engine: mg.Engine) -> Callable[[], None]:
+    # Entering an engine's `with` block ends it on leaving; here several live side by side.
+    return lambda: engine_slot.install(engine.execute)
+
+
+def torch_runners(*threads: int) -> list[Runner]:
+    """torch on the CPU with so many threads each."""
+    torch = find_torch()
+    if torch is None:
+        return [Runner(f"torch {_threads(count)}", None, bool) for count in threads]
+    return [
+        Runner(f"torch {_threads(count)}", torch, lambda count=count: torch.set_num_threads(count))
+        for count in threads
+    ]
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+@cache
+def find_torch() -> Any:
+    """The module, or None."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+def start_auto(runner: Runner, contender: Contender, patience_s: float = 10.0) -> None:
+    """Run until ``auto`` has once chosen the workers: it starts them beside its first backwards."""
+    if runner.engine is None or contender.sample is None:
+        return
+    end = time.monotonic() + patience_s
+    while runner.engine.statistics().backwards_process == 0 and time.monotonic() < end:
+        contender.sample()

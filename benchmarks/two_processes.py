@@ -1,0 +1,118 @@
+"""The two-process limit: what two processes can do that have nothing to manage.
+
+Each already holds its half of the branches, gets one byte through a pipe, computes, writes its
+gradients where the caller can read them, and answers with one byte. No engine can be faster than
+that by more than luck, so it says how much of a second core is there at all.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gil_work import Array, branch_input, spin
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class TwoProcesses:
+    """Two processes with ``branches`` branches between them; a context manager.
+
+    Args:
+        branches: how many in all.
+        loops: what each spins.
+        elements: float32 elements of each gradient.
+    """
+
+    def __init__(self, branches: int, loops: int, elements: int) -> None:
+        nbytes = branches * elements * 4
+        self._fd = os.memfd_create("benchmark-gradients")
+        os.ftruncate(self._fd, nbytes)
+        self._memory = mmap.mmap(self._fd, nbytes)
+        self._gradients = np.frombuffer(self._memory, np.float32).reshape(branches, elements)
+        half = branches // 2
+        self._children = [
+            self._start(loops, elements, branches, list(mine))
+            for mine in (range(half), range(half, branches))
+        ]
+        for child in self._children:
+            _read(child)  # it is ready
+
+    def _start(
+        self, loops: int, elements: int, branches: int, mine: list[int]
+    ) -> subprocess.Popen[bytes]:
+        setup = {
+            "fd": self._fd,
+            "shape": [branches, elements],
+            "mine": mine,
+            "loops": loops,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.two_processes", json.dumps(setup)],
+            pass_fds=(self._fd,),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            cwd=_ROOT,
+        )
+
+    def __enter__(self) -> TwoProcesses:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """A child ends when its pipe does."""
+        for child in self._children:
+            _, _ = child.communicate()
+        os.close(self._fd)
+
+    def run(self) -> None:
+        """All branches once."""
+        for child in self._children:
+            self._write(child)
+        for child in self._children:
+            _read(child)
+
+    def ping(self) -> None:
+        """One byte to the first process and back, after its share of the work."""
+        self._write(self._children[0])
+        _read(self._children[0])
+
+    @staticmethod
+    def _write(child: subprocess.Popen[bytes]) -> None:
+        assert child.stdin is not None
+        child.stdin.write(b"g")
+
+    def gradients(self) -> list[Array]:
+        """What the last run computed, one per branch."""
+        return list(self._gradients)
+
+
+def _read(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdout is not None
+    if child.stdout.read(1) != b"d":
+        raise RuntimeError("a process of the two-process limit has died; its message is above")
+
+
+def _serve(setup: dict[str, Any]) -> None:
+    """The child: branches in, gradients out, until the pipe closes."""
+    rows, elements = setup["shape"]
+    memory = mmap.mmap(setup["fd"], rows * elements * 4)
+    gradients = np.frombuffer(memory, np.float32).reshape(rows, elements)
+    held = [(branch_input(branch, elements), gradients[branch]) for branch in setup["mine"]]
+    loops = setup["loops"]
+    os.write(1, b"d")
+    while os.read(0, 1):
+        for x, gradient in held:
+            np.multiply(x, np.float32(spin(loops)), out=gradient)
+        os.write(1, b"d")
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))

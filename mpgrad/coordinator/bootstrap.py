@@ -1,0 +1,32 @@
+"""What the coordinator does first: start the workers, so that their imports run beside its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from mpgrad.coordinator.supervisor import Supervisor
+from mpgrad.wire.setup import CoordinatorSetup, receive_setup
+
+
+def main(descriptor: int) -> None:
+    """Run until the client closes the engine or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setup = receive_setup(descriptor, CoordinatorSetup)
+    try:
+        client = os.pidfd_open(setup.client_pid)
+    except ProcessLookupError:
+        return
+    if os.getppid() != setup.client_pid:
+        return  # the client died before it could be watched
+    supervisor = Supervisor(setup)
+    workers = [supervisor.start(slot) for slot in range(setup.cpu_workers)]
+
+    from mpgrad.coordinator.process import Coordinator
+    from mpgrad.wire.zeromq import ZmqHub
+
+    coordinator = Coordinator(setup, ZmqHub(setup.directory), supervisor)
+    try:
+        coordinator.run(client, [worker.pidfd for worker in workers])
+    finally:
+        coordinator.close()

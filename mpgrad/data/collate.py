@@ -1,0 +1,62 @@
+"""default_collate: a list of samples becomes one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mpgrad import storage
+from mpgrad.ops.creation import tensor
+from mpgrad.ops.shape import stack
+from mpgrad.tensor import Tensor
+
+
+def default_collate(samples: list[Any]) -> Any:
+    """Stack tensors, arrays and numbers along a new first dimension, keeping their structure.
+
+    Args:
+        samples: of one structure: Tensors, arrays, numbers, strings (kept as a list), or tuples,
+            lists and dicts of these.
+
+    Raises:
+        TypeError: a sample holds something else.
+        RuntimeError: samples of different lengths or shapes.
+    """
+    first = samples[0]
+    if isinstance(first, Tensor):
+        return stack(samples, 0)
+    if isinstance(first, np.ndarray):
+        return _stack_arrays(samples)
+    if isinstance(first, bool | int | float | np.generic):
+        # As PyTorch: a Python float keeps its precision in a batch.
+        return tensor(samples, dtype=np.float64 if isinstance(first, float) else None)
+    if isinstance(first, str | bytes):
+        return samples
+    if isinstance(first, Mapping):
+        return {key: default_collate([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple | list):
+        return _collate_rows(samples)
+    raise TypeError(
+        "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
+        f"{type(first).__name__}. Give the DataLoader a collate_fn that knows it."
+    )
+
+
+def _stack_arrays(samples: list[Any]) -> Tensor:
+    shapes = {sample.shape for sample in samples}
+    if len(shapes) != 1:
+        raise RuntimeError(f"stack expects each array to be equal size, but got {sorted(shapes)}")
+    batch = storage.empty((len(samples), *samples[0].shape), samples[0].dtype)
+    return Tensor(np.stack(samples, out=batch))
+
+
+def _collate_rows(samples: list[Any]) -> Any:
+    first = samples[0]
+    if any(len(sample) != len(first) for sample in samples):
+        raise RuntimeError("each element in list of batch should be of equal size")
+    columns = [default_collate(list(column)) for column in zip(*samples, strict=True)]
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*columns)
+    return columns

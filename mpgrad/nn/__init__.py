@@ -1,0 +1,37 @@
+"""Neural networks: Module, layers and losses, with PyTorch's names."""
+
+from __future__ import annotations
+
+# Layers hand out Tensors, which must have their methods.
+import mpgrad.tensor_methods  # noqa: F401  isort: skip
+
+from mpgrad.nn import functional, init
+from mpgrad.nn.activations import ReLU, Sigmoid, Tanh
+from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d
+from mpgrad.nn.containers import ModuleList, Sequential
+from mpgrad.nn.layers import AvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d
+from mpgrad.nn.losses import CrossEntropyLoss, MSELoss
+from mpgrad.nn.module import Module
+from mpgrad.nn.parameter import Parameter
+
+__all__ = [
+    "functional",
+    "init",
+    "Module",
+    "Parameter",
+    "Sequential",
+    "ModuleList",
+    "Linear",
+    "Conv2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "ReLU",
+    "Tanh",
+    "Sigmoid",
+    "Flatten",
+    "Dropout",
+    "MaxPool2d",
+    "AvgPool2d",
+    "CrossEntropyLoss",
+    "MSELoss",
+]

@@ -1,0 +1,125 @@
+"""BatchNorm1d and BatchNorm2d: standardise each channel, with running statistics for eval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpgrad.nn import functional as F
+from mpgrad.nn import init
+from mpgrad.nn.module import Module
+from mpgrad.nn.parameter import Parameter
+from mpgrad.ops.creation import empty, ones, zeros
+from mpgrad.tensor import Tensor
+
+
+class _BatchNorm(Module):
+    """Ioffe and Szegedy, "Batch normalization", 2015.
+
+    Args:
+        num_features: channels.
+        eps: added to the variance.
+        momentum: weight of a batch in the running statistics; None for their plain average.
+        affine: learn a scale and a shift per channel.
+        track_running_stats: keep running statistics; else batch statistics serve eval too.
+    """
+
+    _dimensions: tuple[int, ...] = ()
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        for name in ("weight", "bias"):
+            values = Parameter(empty(num_features, dtype=dtype)) if affine else None
+            self.register_parameter(name, values)
+        tracked = track_running_stats
+        self.register_buffer("running_mean", zeros(num_features, dtype=dtype) if tracked else None)
+        self.register_buffer("running_var", ones(num_features, dtype=dtype) if tracked else None)
+        self.register_buffer("num_batches_tracked", zeros((), dtype=np.int64) if tracked else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Scale 1, shift 0, and running statistics of mean 0 and variance 1."""
+        if self.affine:
+            init.ones_(self.weight)
+            init.zeros_(self.bias)
+        if self.running_mean is None or self.running_var is None:
+            return
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+        self.num_batches_tracked.zero_()  # type: ignore[union-attr]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, ...) -> the same.
+
+        Raises:
+            ValueError: another number of dimensions or of channels.
+        """
+        self._check(input)
+        momentum = self._count_batch() if self.training else 0.0
+        return F.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or self.running_mean is None,
+            momentum,
+            self.eps,
+        )
+
+    def _count_batch(self) -> float:
+        """Count this batch; its weight in the running statistics."""
+        if self.num_batches_tracked is None:
+            return 0.0
+        self.num_batches_tracked.add_(1)
+        if self.momentum is not None:
+            return self.momentum
+        return 1.0 / self.num_batches_tracked.item()  # type: ignore[no-any-return]
+
+    def _check(self, input: Tensor) -> None:
+        if input.ndim not in self._dimensions:
+            expected = " or ".join(f"{n}D" for n in self._dimensions)
+            raise ValueError(f"expected {expected} input (got {input.ndim}D input)")
+        if input.shape[1] != self.num_features:
+            raise ValueError(
+                f"{type(self).__name__}: expected {self.num_features} channels, got input of shape "
+                f"{tuple(input.shape)}"
+            )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+
+class BatchNorm1d(_BatchNorm):
+    """For (batch, channels) and (batch, channels, length)."""
+
+    _dimensions = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """For (batch, channels, height, width)."""
+
+    _dimensions = (4,)
+
+
+for _layer in (BatchNorm1d, BatchNorm2d):
+    _layer.__doc__ = f"{_layer.__doc__}\n\n    {_BatchNorm.__doc__}"
+del _layer

@@ -1,0 +1,48 @@
+"""``mg.nn.functional``: PyTorch's names for the operators that layers are made of."""
+
+from __future__ import annotations
+
+from mpgrad.ops.activation import elu, gelu, leaky_relu, log_softmax, silu, softmax, softplus
+from mpgrad.ops.convolution import conv2d
+from mpgrad.ops.dropout import dropout
+from mpgrad.ops.linalg import linear
+from mpgrad.ops.loss import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+    smooth_l1_loss,
+)
+from mpgrad.ops.normalization import batch_norm, layer_norm
+from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from mpgrad.ops.transcendental import relu, sigmoid, tanh
+
+__all__ = [
+    "linear",
+    "conv2d",
+    "max_pool2d",
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+    "batch_norm",
+    "layer_norm",
+    "dropout",
+    "relu",
+    "leaky_relu",
+    "elu",
+    "gelu",
+    "silu",
+    "softplus",
+    "sigmoid",
+    "tanh",
+    "softmax",
+    "log_softmax",
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+]

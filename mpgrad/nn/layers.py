@@ -1,0 +1,190 @@
+"""Layers with weights, and those that only reshape or thin out: Linear, Conv2d, pools, Dropout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mpgrad.nn import functional as F
+from mpgrad.nn import init
+from mpgrad.nn.module import Module
+from mpgrad.nn.parameter import Parameter
+from mpgrad.ops.convolution import Pair, pair
+from mpgrad.ops.creation import empty
+from mpgrad.ops.shape import flatten
+from mpgrad.tensor import Tensor
+
+
+class _Weighted(Module):
+    """A layer with a ``weight`` of shape (out, in, *kernel) and perhaps a ``bias``."""
+
+    weight: Parameter
+    bias: Parameter | None
+
+    def _make_parameters(self, shape: tuple[int, ...], bias: bool, dtype: Any) -> None:
+        self.weight = Parameter(empty(shape, dtype=dtype))
+        if bias:
+            self.bias = Parameter(empty(shape[0], dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within ``1 / sqrt(fan_in)``, PyTorch's default (LeCun et al., 1998)."""
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(max(init.fans(self.weight)[0], 1))
+            init.uniform_(self.bias, -bound, bound)
+
+
+class Linear(_Weighted):
+    """``input @ weight.T + bias``.
+
+    Args:
+        in_features: length of the input's last dimension.
+        out_features: length of the output's.
+        bias: add one.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self._make_parameters((out_features, in_features), bias, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return F.linear(input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+class Conv2d(_Weighted):
+    """``weight`` slides over images; see ``mg.nn.functional.conv2d`` for the arguments.
+
+    Raises:
+        ValueError: the channels cannot be divided into ``groups``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Pair,
+        stride: int | Pair = 1,
+        padding: int | Pair | str = 0,
+        dilation: int | Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if groups < 1 or channels % groups:
+                raise ValueError(f"{name} must be divisible by groups, got {channels} and {groups}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride = pair(kernel_size), pair(stride)
+        self.padding = padding if isinstance(padding, str) else pair(padding)
+        self.dilation, self.groups = pair(dilation), groups
+        shape = (out_channels, in_channels // groups, *self.kernel_size)
+        self._make_parameters(shape, bias, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, in_channels, height, width) -> (batch, out_channels, height', width')."""
+        return F.conv2d(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+        )
+
+    def extra_repr(self) -> str:
+        parts = [
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}",
+            f"stride={self.stride}",
+        ]
+        if self.padding != (0, 0):
+            parts.append(f"padding={self.padding!r}")
+        if self.dilation != (1, 1):
+            parts.append(f"dilation={self.dilation}")
+        if self.groups != 1:
+            parts.append(f"groups={self.groups}")
+        return ", ".join(parts if self.bias is not None else [*parts, "bias=False"])
+
+
+class Flatten(Module):
+    """Joins dimensions ``start_dim`` to ``end_dim``; by default all but the batch."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, a, b, ...) -> (batch, a * b * ...)."""
+        return flatten(input, self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Dropout(Module):
+    """Zeroes random elements while training; see ``mg.nn.functional.dropout``.
+
+    Raises:
+        ValueError: ``p`` is no probability.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        self.p = p
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Same shape."""
+        return F.dropout(input, self.p, self.training)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class _Pool2d(Module):
+    """A window, its step and the padding around the image."""
+
+    def __init__(
+        self,
+        kernel_size: int | Pair,
+        stride: int | Pair | None = None,
+        padding: int | Pair = 0,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.padding = kernel_size, padding
+        self.stride = kernel_size if stride is None else stride
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class MaxPool2d(_Pool2d):
+    """The largest element of each window; see ``mg.nn.functional.max_pool2d``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> (batch, channels, height', width')."""
+        return F.max_pool2d(input, self.kernel_size, self.stride, self.padding)  # type: ignore[no-any-return]
+
+
+class AvgPool2d(_Pool2d):
+    """The mean of each window; see ``mg.nn.functional.avg_pool2d``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> (batch, channels, height', width')."""
+        return F.avg_pool2d(input, self.kernel_size, self.stride, self.padding)

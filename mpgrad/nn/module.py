@@ -1,0 +1,311 @@
+"""Module: a tree of layers with their parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.nn.parameter import Parameter
+from mpgrad.tensor import Tensor
+
+Self = TypeVar("Self", bound="Module")
+
+
+class IncompatibleKeys(NamedTuple):
+    """What ``load_state_dict(strict=False)`` could not match."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Module:
+    """Base class of layers and networks.
+
+    A subclass calls ``super().__init__()`` first, assigns Parameters, Modules and (with
+    ``register_buffer``) buffers as attributes, and defines ``forward``. Names are paths of
+    attributes, as in ``"features.0.weight"``.
+    """
+
+    training: bool
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module | None]
+    _non_persistent: set[str]
+
+    def __init__(self) -> None:
+        vars(self).update(
+            training=True, _parameters={}, _buffers={}, _modules={}, _non_persistent=set()
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the output; subclasses define it."""
+        raise NotImplementedError(
+            f'Module [{type(self).__name__}] is missing the required "forward" function'
+        )
+
+    # ------------------------------------------------------------------ attributes
+
+    def _tables(self) -> tuple[dict[str, Any], ...]:
+        return self._parameters, self._modules, self._buffers
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_parameters" not in vars(self):
+            if isinstance(value, Parameter | Module):
+                raise AttributeError(
+                    f"cannot assign {name!r} before Module.__init__() call; call "
+                    "super().__init__() first"
+                )
+            object.__setattr__(self, name, value)
+            return
+        table = self._table_for(name, value)
+        if table is None:
+            object.__setattr__(self, name, value)
+            return
+        vars(self).pop(name, None)
+        for other in self._tables():
+            if other is not table:
+                other.pop(name, None)
+        table[name] = value
+
+    def _table_for(self, name: str, value: Any) -> dict[str, Any] | None:
+        """Where ``value`` is registered under ``name``; None for a plain attribute."""
+        if isinstance(value, Parameter):
+            return self._parameters
+        if isinstance(value, Module):
+            return self._modules
+        for table, kind in (
+            (self._parameters, Parameter),
+            (self._modules, Module),
+            (self._buffers, Tensor),
+        ):
+            if name in table:
+                if value is not None and not isinstance(value, kind):
+                    raise TypeError(
+                        f"cannot assign {type(value).__name__!r} as {name!r} "
+                        f"({kind.__name__} or None expected)"
+                    )
+                return table
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called where normal lookup failed; pickle and copy ask before __init__ has run.
+        for table in ("_parameters", "_buffers", "_modules"):
+            entries = vars(self).get(table, {})
+            if name in entries:
+                return entries[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        for table in self._tables():
+            if name in table:
+                del table[name]
+                self._non_persistent.discard(name)
+                return
+        object.__delattr__(self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(name for table in self._tables() for name in table)})
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Add a Parameter; None says that there could be one (as for ``bias=False``)."""
+        self._check_name(name, self._parameters)
+        self._parameters[name] = param
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a Tensor that is state but not trained; ``state_dict`` holds persistent ones."""
+        self._check_name(name, self._buffers)
+        self._buffers[name] = tensor
+        if not persistent:
+            self._non_persistent.add(name)
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Add a child."""
+        self._check_name(name, self._modules)
+        self._modules[name] = module
+
+    def _check_name(self, name: str, table: dict[str, Any]) -> None:
+        if "." in name or not name:
+            raise KeyError(f'a name in a Module can\'t contain "." or be empty, got {name!r}')
+        if name not in table and hasattr(self, name):
+            raise KeyError(f"attribute {name!r} already exists")
+
+    # ------------------------------------------------------------------ walking the tree
+
+    def children(self) -> Iterator[Module]:
+        """Direct children."""
+        return (child for _, child in self.named_children())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Direct children with their names, each once."""
+        seen: set[int] = set()
+        for name, child in self._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                yield name, child
+
+    def modules(self) -> Iterator[Module]:
+        """This Module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """The same with names; this Module's own name is ``prefix``."""
+        seen: set[int] = set()
+        for name, module in self._walk(prefix):
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Module]]:
+        """Every place in the tree, parents first; a Module in two places comes twice."""
+        yield prefix, self
+        for name, child in self._modules.items():
+            if child is not None:
+                yield from child._walk(f"{prefix}.{name}" if prefix else name)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """All Parameters, each once; without ``recurse`` only those of this Module itself."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """The same with names."""
+        return self._named_entries("_parameters", prefix, recurse)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """All buffers, each once."""
+        return (buffer for _, buffer in self.named_buffers(recurse=recurse))
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """The same with names."""
+        return self._named_entries("_buffers", prefix, recurse)
+
+    def _named_entries(self, table: str, prefix: str, recurse: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
+            for name, value in vars(module)[table].items():
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield f"{path}.{name}" if path else name, value
+
+    def apply(self: Self, function: Callable[[Module], None]) -> Self:
+        """Call ``function`` on every Module below and then on this one."""
+        for child in self.children():
+            child.apply(function)
+        function(self)
+        return self
+
+    # ------------------------------------------------------------------ modes and gradients
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """Set ``training``, which dropout and batch normalisation look at, everywhere."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self: Self) -> Self:
+        """``train(False)``."""
+        return self.train(False)
+
+    def requires_grad_(self: Self, requires_grad: bool = True) -> Self:
+        """Train all Parameters, or freeze them."""
+        for parameter in self.parameters():
+            parameter.requires_grad = requires_grad
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every ``.grad``, or fill it with zeros."""
+        for parameter in self.parameters():
+            if parameter.grad is None:
+                continue
+            if set_to_none:
+                parameter.grad = None
+            else:
+                parameter.grad = parameter.grad.detach().zero_()
+
+    def to(self: Self, *args: Any, **kwargs: Any) -> Self:
+        """Move to a device or convert floating Parameters and buffers, as ``Tensor.to``."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            converted = tensor.detach().to(*args, **kwargs)
+            if tensor.dtype.kind == "f" or converted.dtype == tensor.dtype:
+                tensor.data = converted
+                if tensor._grad is not None:
+                    tensor.grad = tensor._grad.detach().to(*args, **kwargs)
+        return self
+
+    def double(self: Self) -> Self:
+        """In float64."""
+        return self.to(np.float64)
+
+    def float(self: Self) -> Self:
+        """In float32."""
+        return self.to(np.float32)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers by name; they share memory with the Module's."""
+        return {name: tensor.detach() for name, tensor in self._state()}
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        for path, module in self._walk(""):
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and name not in module._non_persistent:
+                    yield f"{path}.{name}" if path else name, tensor
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True
+    ) -> IncompatibleKeys:
+        """Copy Tensors or arrays into the Parameters and buffers of the same names.
+
+        Nothing is changed where something does not fit.
+
+        Raises:
+            RuntimeError: a shape differs, or ``strict`` and a name is missing or unknown.
+        """
+        own = dict(self._state())
+        missing = [name for name in own if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in own]
+        problems = [
+            f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from "
+            f"checkpoint, the shape in current model is {own[name].shape}"
+            for name, value in state_dict.items()
+            if name in own and tuple(value.shape) != own[name].shape
+        ]
+        if strict and unexpected:
+            problems.append(f"Unexpected key(s) in state_dict: {', '.join(unexpected)}")
+        if strict and missing:
+            problems.append(f"Missing key(s) in state_dict: {', '.join(missing)}")
+        if problems:
+            text = "\n\t".join(problems)
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self).__name__}:\n\t{text}"
+            )
+        with no_grad():
+            for name, tensor in own.items():
+                if name in state_dict:
+                    tensor.copy_(state_dict[name])
+        return IncompatibleKeys(missing, unexpected)
+
+    # ------------------------------------------------------------------ display
+
+    def extra_repr(self) -> str:
+        """What ``repr`` says in the parentheses."""
+        return ""
+
+    def __repr__(self) -> str:
+        head, extra = type(self).__name__, self.extra_repr()
+        rows = [
+            f"({name}): " + repr(child).replace("\n", "\n  ")
+            for name, child in self._modules.items()
+        ]
+        if not rows:
+            return f"{head}({extra})"
+        lines = [extra, *rows] if extra else rows
+        return f"{head}(\n  " + "\n  ".join(lines) + "\n)"

@@ -1,0 +1,34 @@
+"""Parameter: a leaf Tensor that a Module registers when it is assigned as an attribute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.ops.creation import empty, tensor
+from mpgrad.tensor import Tensor
+
+
+class Parameter(Tensor):
+    """A Tensor that is trained.
+
+    Args:
+        data: a Tensor, whose memory it shares, or anything that ``mg.tensor`` takes; without it,
+            the Parameter is empty.
+        requires_grad: record operations on it.
+
+    Raises:
+        RuntimeError: ``data`` holds integers and ``requires_grad`` is True.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, data: Any = None, requires_grad: bool = True) -> None:
+        if data is None:
+            data = empty(0)
+        elif not isinstance(data, Tensor):
+            data = tensor(data)
+        super().__init__(data._array, version_counter=data._version_counter)
+        self.requires_grad = requires_grad
+
+    def __repr__(self) -> str:
+        return "Parameter containing:\n" + super().__repr__()

@@ -1,0 +1,8 @@
+"""Optimizers: they update parameters in place from their ``.grad``."""
+
+from __future__ import annotations
+
+from mpgrad.optim.optimizer import Optimizer
+from mpgrad.optim.sgd import SGD
+
+__all__ = ["Optimizer", "SGD"]

@@ -1,0 +1,152 @@
+"""Optimizer: parameter groups, their options and their state; subclasses define ``step``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mpgrad.autograd.grad_mode import enable_grad
+from mpgrad.tensor import Tensor
+
+ParamGroup = dict[str, Any]
+
+
+class Optimizer:
+    """Base class of optimizers.
+
+    Args:
+        params: Tensors, or dicts that hold "params" and options of their own.
+        defaults: options of groups that do not set them.
+
+    Attributes:
+        param_groups: dicts with "params" and all options; options may be changed between steps.
+        state: what the optimizer remembers, by parameter.
+
+    Raises:
+        TypeError: a parameter is no Tensor.
+        ValueError: there are none, one is no leaf, or one comes twice.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[ParamGroup], defaults: dict[str, Any]
+    ) -> None:
+        self.defaults = defaults
+        self.param_groups: list[ParamGroup] = []
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        if isinstance(params, Tensor):
+            raise TypeError(
+                "params argument given to the optimizer should be an iterable of Tensors or dicts, "
+                "but got a Tensor; put it into a list"
+            )
+        given = list(params)
+        if not given:
+            raise ValueError("optimizer got an empty parameter list")
+        for group in given if isinstance(given[0], dict) else [{"params": given}]:
+            self.add_param_group(group)  # type: ignore[arg-type]
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a dict of "params" and the options in which it differs from the defaults."""
+        params = param_group["params"]
+        group = {**self.defaults, **param_group}
+        group["params"] = [params] if isinstance(params, Tensor) else list(params)
+        taken = {id(parameter) for other in self.param_groups for parameter in other["params"]}
+        for parameter in group["params"]:
+            if not isinstance(parameter, Tensor):
+                raise TypeError(
+                    f"optimizer can only optimize Tensors, but one of the params is "
+                    f"{type(parameter).__name__}"
+                )
+            if not parameter.is_leaf:
+                raise ValueError("can't optimize a non-leaf Tensor")
+            if id(parameter) in taken:
+                raise ValueError("some parameters appear in more than one parameter group")
+            taken.add(id(parameter))
+        self._check_options(group)
+        self.param_groups.append(group)
+
+    def _check_options(self, group: ParamGroup) -> None:
+        """Raise ValueError where an option of ``group`` is out of range."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a ``.grad``.
+
+        Args:
+            closure: computes the loss and its gradients again; called first.
+
+        Returns:
+            What ``closure`` returned, else None.
+        """
+        loss = None
+        if closure is not None:
+            with enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+                    parameter._version_counter.value += 1
+        return loss
+
+    def _update(self, parameter: Tensor, grad: Tensor, group: ParamGroup) -> None:
+        """Change ``parameter._array`` in place; ``grad`` must stay as it is."""
+        raise NotImplementedError
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every ``.grad``, or fill it with zeros."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if set_to_none:
+                    parameter.grad = None
+                else:
+                    parameter.grad = parameter.grad.detach().zero_()
+
+    # ------------------------------------------------------------------ state
+
+    def _numbered(self) -> list[Tensor]:
+        """All parameters; their positions are their names in a state dict."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Options and state, parameters named by their position; the state is not copied."""
+        numbers = {id(parameter): k for k, parameter in enumerate(self._numbered())}
+        return {
+            "state": {numbers[id(parameter)]: dict(kept) for parameter, kept in self.state.items()},
+            "param_groups": [
+                {**group, "params": [numbers[id(parameter)] for parameter in group["params"]]}
+                for group in self.param_groups
+            ],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over options and a copy of the state of an optimizer of the same structure.
+
+        Raises:
+            ValueError: the groups or their sizes differ.
+        """
+        groups = state_dict["param_groups"]
+        sizes = [len(group["params"]) for group in self.param_groups]
+        if sizes != [len(group["params"]) for group in groups]:
+            raise ValueError(
+                "loaded state dict has parameter groups of other sizes: "
+                f"{[len(group['params']) for group in groups]}, expected {sizes}"
+            )
+        names = [name for group in groups for name in group["params"]]
+        parameter_of = dict(zip(names, self._numbered(), strict=True))
+        self.state = {
+            parameter_of[name]: copy.deepcopy(kept) for name, kept in state_dict["state"].items()
+        }
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group.update(
+                {name: value for name, value in copy.deepcopy(loaded).items() if name != "params"}
+            )
+
+    def __repr__(self) -> str:
+        groups = [
+            ", ".join(f"{name}={value}" for name, value in group.items() if name != "params")
+            + f", {len(group['params'])} params"
+            for group in self.param_groups
+        ]
+        return f"{type(self).__name__}({'; '.join(groups)})"

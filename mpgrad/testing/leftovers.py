@@ -1,0 +1,85 @@
+"""Leftovers: what an engine must not leave behind: processes, descriptors, shared memory, files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psutil
+
+#: Seconds after which nothing may be left.
+PATIENCE_S = 1.0
+_POLL_S = 0.005
+
+
+class Leftovers(NamedTuple):
+    """What is there at one moment."""
+
+    #: Descendants of this process that are no zombies.
+    processes: frozenset[int]
+    #: Open descriptors of this process.
+    descriptors: int
+    shared_memory: frozenset[str]
+    #: The engines' socket directories.
+    directories: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Leftovers:
+        """Look."""
+        gc.collect()
+        temporary = tempfile.gettempdir()
+        return cls(
+            descendants(os.getpid()),
+            len(os.listdir("/proc/self/fd")),
+            frozenset(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else frozenset(),
+            frozenset(name for name in os.listdir(temporary) if name.startswith("mpgrad-")),
+        )
+
+    def beyond(self, before: Leftovers) -> str:
+        """In words, what is here and was not there ``before``; empty if nothing."""
+        found = {
+            "processes": self.processes - before.processes,
+            "in /dev/shm": self.shared_memory - before.shared_memory,
+            "directories": self.directories - before.directories,
+        }
+        words = [f"{what} {sorted(names)}" for what, names in found.items() if names]
+        if self.descriptors > before.descriptors:
+            words.append(f"{self.descriptors - before.descriptors} descriptors")
+        return ", ".join(words)
+
+
+def left_since(before: Leftovers, patience_s: float = PATIENCE_S) -> str:
+    """What is still left beyond ``before`` after at most ``patience_s`` seconds, in words."""
+    wait_until(lambda: not Leftovers.now().beyond(before), patience_s)
+    return Leftovers.now().beyond(before)
+
+
+def descendants(pid: int) -> frozenset[int]:
+    """Process ids of the living children, grandchildren, ... of ``pid``."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return frozenset()
+    return frozenset(child.pid for child in children if is_alive(child.pid))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether ``pid`` runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], object], patience_s: float = 10.0) -> bool:
+    """Ask again and again until ``condition()`` is true; False after ``patience_s`` seconds."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,96 @@
+"""What the operator table cannot show: running statistics, random masks, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
+from mpgrad.ops import creation, random
+from mpgrad.ops.activation import log_softmax
+from mpgrad.ops.convolution import conv2d
+from mpgrad.ops.dropout import dropout
+from mpgrad.ops.loss import cross_entropy, mse_loss, nll_loss
+from mpgrad.ops.normalization import batch_norm, layer_norm
+from mpgrad.ops.pooling import max_pool2d
+from mpgrad.ops.reduction import logsumexp
+from tests.ops.serial_backward import gradients
+
+
+def test_batch_norm_updates_running_statistics_as_pytorch_does() -> None:
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).normal(size=(5, 3, 2))
+    mean, variance = np.array([0.5, 0.0, 1.0]), np.array([1.0, 2.0, 3.0])
+    ours = [creation.tensor(a) for a in (x, mean, variance)]
+    theirs = [torch.tensor(a) for a in (x, mean, variance)]
+    batch_norm(*ours, training=True, momentum=0.3)
+    torch.nn.functional.batch_norm(*theirs, training=True, momentum=0.3)
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-12)
+        assert one._version == 1
+
+
+def test_dropout_zeroes_a_share_and_scales_the_rest() -> None:
+    random.manual_seed(0)
+    x = creation.ones(100, 100, requires_grad=True)
+    y = dropout(x, 0.25)
+    values = set(np.unique(y._array).tolist())
+    assert values == {0.0, np.float32(1 / 0.75).item()}
+    assert abs(float((y._array == 0).mean()) - 0.25) < 0.02
+    (grad,) = gradients([y], [np.ones(y.shape, np.float32)], [x])
+    assert (grad == y._array).all()
+    random.manual_seed(0)
+    assert (dropout(x, 0.25)._array == y._array).all()
+    assert dropout(x, 0.25, training=False) is x
+
+
+def test_extreme_logits_stay_finite() -> None:
+    x = creation.tensor([[1000.0, 0.0], [-1000.0, -1000.0]], requires_grad=True)
+    with np.errstate(over="raise", invalid="raise"):
+        loss = cross_entropy(x, creation.tensor([0, 1]))
+        assert loss.item() == pytest.approx(np.log(2) / 2)
+        assert log_softmax(x, 1).tolist()[0] == [0.0, -1000.0]
+        assert logsumexp(x, 1).tolist() == pytest.approx([1000.0, -1000 + np.log(2)])
+
+
+def test_logsumexp_of_nothing_but_minus_infinity() -> None:
+    x = creation.tensor([-np.inf, -np.inf], requires_grad=True)
+    with np.errstate(divide="ignore"):
+        total = logsumexp(x, 0)
+    assert total.item() == -np.inf
+    (grad,) = gradients([total], [np.ones((), np.float32)], [x])
+    assert grad.tolist() == [0.0, 0.0]
+
+
+def _zeros(*shape: int) -> Any:
+    return creation.zeros(*shape)
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "words"),
+    [
+        (lambda: conv2d(_zeros(1, 2, 4, 4), _zeros(3, 3, 2, 2)), RuntimeError, "3 channels"),
+        (lambda: conv2d(_zeros(2, 4, 4), _zeros(3, 2, 2, 2)), RuntimeError, "expected 4D"),
+        (lambda: conv2d(_zeros(1, 1, 2, 2), _zeros(1, 1, 3, 3)), RuntimeError, "Kernel size"),
+        (lambda: max_pool2d(_zeros(1, 1, 4, 4), 2, padding=2), RuntimeError, "at most half"),
+        (
+            lambda: cross_entropy(_zeros(2, 3), creation.tensor([0, 3])),
+            IndexError,
+            "Target 3 is out of bounds",
+        ),
+        (lambda: nll_loss(_zeros(2, 3), creation.tensor([0])), ValueError, "Expected target size"),
+        (lambda: mse_loss(_zeros(2), _zeros(2), "average"), ValueError, "not a valid value"),
+        (lambda: dropout(_zeros(2), 1.5), ValueError, "between 0 and 1"),
+        (lambda: layer_norm(_zeros(2, 3), (4,)), RuntimeError, "normalized_shape"),
+        (
+            lambda: batch_norm(_zeros(1, 3), None, None, training=True),
+            ValueError,
+            "more than 1 value per channel",
+        ),
+    ],
+)
+def test_misuse_raises_what_pytorch_raises(action: Any, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        action()

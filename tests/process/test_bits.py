@@ -1,0 +1,88 @@
+"""Gradients of ``process`` equal those of ``local`` bit for bit, whatever the number of workers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.scheduler import plan
+from mpgrad.testing.random_programs import random_program
+
+pytestmark = pytest.mark.process
+
+PROGRAMS = 200
+
+
+def fingerprints(seed: int) -> list[str]:
+    """Of ``.grad`` of the leaves after backward(), and of grad() of a tensor in the middle."""
+    program = random_program(seed)
+    (inner,) = mg.grad(program.loss, program.inner, retain_graph=True)
+    program.loss.backward()
+    return [fingerprint(tensor.numpy()) for tensor in [inner, *(x.grad for x in program.leaves)]]
+
+
+def fingerprint(array: np.ndarray[Any, Any]) -> str:
+    assert np.isfinite(array).all()
+    return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
+
+
+@pytest.fixture(scope="module")
+def serial() -> list[list[str]]:
+    """What every program's gradients are, computed in this process."""
+    with mg.Engine("local"):
+        return [fingerprints(seed) for seed in range(PROGRAMS)]
+
+
+def differing(seeds: range, serial: list[list[str]]) -> list[int]:
+    return [seed for seed in seeds if fingerprints(seed) != serial[seed]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_random_programs(workers: int, serial: list[list[str]]) -> None:
+    with mg.Engine("process", cpu_workers=workers) as engine:
+        assert differing(range(PROGRAMS), serial) == []
+        # Two backwards a program; and the work was really done by workers.
+        statistics = engine.statistics()
+        assert (statistics.backwards_process, statistics.backwards_local) == (2 * PROGRAMS, 0)
+        assert sum(statistics.tasks.values()) > 4 * PROGRAMS
+
+
+@pytest.mark.slow
+def test_every_node_a_task(serial: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is fused with what must not show in the bits; here nothing is, and all workers share.
+    monkeypatch.setattr(plan, "FUSE_NODE_BELOW_US", 0.0)
+    with mg.Engine("process", cpu_workers=2) as engine:
+        assert differing(range(0, PROGRAMS, 4), serial) == []
+        assert len(engine.statistics().tasks) == 2
+
+
+def test_a_seed_and_an_unused_leaf() -> None:
+    def gradients() -> list[Any]:
+        x = mg.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+        unused = mg.tensor([1.0], requires_grad=True)
+        y = x.exp()
+        y.backward(mg.tensor([[0.1, 0.2], [0.3, 0.4]]))
+        return [x.grad.tolist(), unused.grad]
+
+    with mg.Engine("local"):
+        expected = gradients()
+    with mg.Engine("process", cpu_workers=1):
+        assert gradients() == expected
+    assert expected[1] is None
+
+
+def test_a_seed_that_is_a_leaf_s_gradient_as_it_is() -> None:
+    # The seed's block is passed through: .grad must be a tensor of its own all the same.
+    x = mg.zeros(100, 200, requires_grad=True)
+    seed = mg.ones(100, 200)
+    with mg.Engine("process", cpu_workers=1):
+        x.backward(seed)
+        seed.zero_()
+        assert x.grad.sum().item() == 20_000.0
+        x.backward(mg.ones(100, 200))
+        assert x.grad.sum().item() == 40_000.0

@@ -1,0 +1,278 @@
+"""Bad input and failing rules in process mode: PyTorch's error, no ``.grad`` changed, and the
+engine works on (the ``engine`` fixture tries after each test)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.errors import EngineClosed, RemoteTraceback, SharedMemoryExhausted
+
+pytestmark = pytest.mark.process
+
+
+class WantsArguments(Exception):
+    """Cannot be made from its ``args``."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"code {code}: {reason}")
+        self.code, self.reason = code, reason
+
+
+class Raises(mg.Function):
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, kind: str) -> Any:
+        ctx.kind = kind
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        if ctx.kind == "value":
+            raise ValueError("wrong value", 42)
+        if ctx.kind == "custom":
+            raise WantsArguments(7, reason="because")
+        if ctx.kind == "chained":
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise RuntimeError("while looking") from error
+        if ctx.kind == "local class":
+
+            class Local(ArithmeticError):
+                pass
+
+            raise Local("of a function")
+        if ctx.kind == "unpicklable":
+            error = LookupError("holds a lock")
+            error.lock = threading.Lock()  # type: ignore[attr-defined]
+            raise error
+        if ctx.kind == "exit":
+            raise SystemExit(3)
+        return np.zeros(7, np.float32), None
+
+
+class TooMany(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad, grad, grad
+
+
+@pytest.fixture
+def leaf(engine: mg.Engine) -> Any:
+    """A leaf with a gradient, which must be the same object with the same values afterwards."""
+    x = mg.tensor([1.0, 2.0], requires_grad=True)
+    (x * x).sum().backward()
+    before = x.grad
+    yield x
+    assert x.grad is before
+    assert x.grad.tolist() == [2.0, 4.0]
+
+
+def failure(tensor: mg.Tensor) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        tensor.sum().backward()
+    return caught.value
+
+
+def test_type_arguments_and_both_tracebacks(leaf: mg.Tensor) -> None:
+    error = failure(Raises.apply(leaf, "value"))
+    assert type(error) is ValueError
+    assert error.args == ("wrong value", 42)
+    assert isinstance(error.__cause__, RemoteTraceback)
+    assert 'raise ValueError("wrong value", 42)' in str(error.__cause__)
+    assert any("Raises" in note and "worker" in note for note in error.__notes__)
+
+
+def test_an_exception_with_an_init_of_its_own(leaf: mg.Tensor) -> None:
+    error = failure(Raises.apply(leaf, "custom"))
+    assert type(error) is WantsArguments
+    assert (error.code, error.reason, str(error)) == (7, "because", "code 7: because")
+
+
+def test_what_caused_the_exception(leaf: mg.Tensor) -> None:
+    error = failure(Raises.apply(leaf, "chained"))
+    assert type(error) is RuntimeError
+    assert "KeyError: 'missing'" in str(error.__cause__)
+
+
+def test_a_class_that_exists_in_no_module(leaf: mg.Tensor) -> None:
+    error = failure(Raises.apply(leaf, "local class"))
+    assert isinstance(error, ArithmeticError)
+    assert (type(error).__name__, str(error)) == ("Local", "of a function")
+
+
+def test_attributes_that_cannot_travel(leaf: mg.Tensor) -> None:
+    error = failure(Raises.apply(leaf, "unpicklable"))
+    assert type(error) is LookupError
+    assert str(error) == "holds a lock"
+
+
+def test_exiting_is_an_error_like_any_other(leaf: mg.Tensor, engine: mg.Engine) -> None:
+    pids = engine.worker_pids()
+    error = failure(Raises.apply(leaf, "exit"))
+    assert type(error) is SystemExit
+    assert error.code == 3
+    assert engine.worker_pids() == pids
+
+
+def test_a_gradient_of_a_wrong_shape(leaf: mg.Tensor) -> None:
+    error = failure(Raises.apply(leaf, "shape"))
+    assert type(error) is RuntimeError
+    assert "RaisesBackward returned an invalid gradient at index 0 - got [7]" in str(error)
+    assert "expected shape compatible with [2]" in str(error)
+
+
+def test_too_many_gradients(leaf: mg.Tensor) -> None:
+    error = failure(TooMany.apply(leaf))
+    assert type(error) is RuntimeError
+    assert str(error) == (
+        "function TooManyBackward returned an incorrect number of gradients (expected 1, got 3)"
+    )
+
+
+def test_a_branch_that_fails_takes_the_others_with_it(leaf: mg.Tensor) -> None:
+    other = mg.tensor([5.0], requires_grad=True)
+    error = failure(Raises.apply(leaf, "value").sum() + (other * leaf.exp()).sum())
+    assert type(error) is ValueError
+    assert other.grad is None
+
+
+def test_a_function_that_cannot_be_shipped(leaf: mg.Tensor) -> None:
+    lock = threading.Lock()
+
+    class Locked(mg.Function):
+        run_on = "worker"
+
+        @staticmethod
+        def forward(ctx: Any, x: mg.Tensor) -> Any:
+            return x.numpy() * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: mg.Tensor) -> Any:
+            with lock:
+                return grad * 2
+
+    error = failure(Locked.apply(leaf))
+    assert isinstance(error, TypeError | RuntimeError)
+    assert "Locked" in str(error)
+    assert "worker" in str(error)
+
+
+def test_a_ctx_that_cannot_be_shipped(leaf: mg.Tensor) -> None:
+    class Holds(mg.Function):
+        run_on = "worker"
+
+        @staticmethod
+        def forward(ctx: Any, x: mg.Tensor) -> Any:
+            ctx.lock = threading.Lock()
+            return x.numpy() * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: mg.Tensor) -> Any:
+            return grad * 2
+
+    error = failure(Holds.apply(leaf))
+    assert isinstance(error, TypeError | RuntimeError)
+    assert "Holds" in str(error)
+    assert "lock" in str(error)
+
+
+def test_a_seed_of_a_wrong_shape(leaf: mg.Tensor) -> None:
+    with pytest.raises(RuntimeError, match=r"Mismatch in shape: .*\(3,\).*\(2,\)"):
+        (leaf * 2).backward(mg.ones(3))
+
+
+def test_a_root_that_is_no_scalar(leaf: mg.Tensor) -> None:
+    with pytest.raises(RuntimeError, match="implicitly created only for scalar outputs"):
+        (leaf * 2).backward()
+
+
+def test_a_root_without_grad(engine: mg.Engine) -> None:
+    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
+        mg.tensor([1.0]).sum().backward()
+
+
+def test_a_graph_used_twice(leaf: mg.Tensor) -> None:
+    y = mg.tensor([1.0, 2.0], requires_grad=True)
+    z = y.exp().sum()
+    z.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        z.backward()
+
+
+def test_a_saved_tensor_changed_in_place(leaf: mg.Tensor) -> None:
+    y = leaf.exp()
+    z = (y * leaf).sum()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+
+
+def test_an_unknown_device(engine: mg.Engine) -> None:
+    with pytest.raises(RuntimeError, match="device"):
+        mg.tensor([1.0], device="quantum")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "remote"},
+        {"cpu_workers": 0},
+        {"cpu_workers": -1},
+        {"cpu_workers": 2.0},
+        {"cpu_workers": True},
+        {"gpus": "all of them"},
+        {"shm_limit": 0},
+        {"shm_limit": "much"},
+        {"blas_threads": 0},
+        {"recover": "everything"},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(ValueError, match=rf"Engine\({name}="):
+        mg.Engine(**settings)
+
+
+def test_an_engine_used_after_close() -> None:
+    engine = mg.Engine("process", cpu_workers=1)
+    with engine:
+        mg.tensor([1.0], requires_grad=True).exp().sum().backward()
+    with pytest.raises(EngineClosed, match="closed"):
+        engine.__enter__()
+    with pytest.raises(EngineClosed, match="closed"):
+        engine.explain(mg.tensor([1.0], requires_grad=True))
+    engine.close()
+
+
+def test_shared_memory_runs_out_and_is_there_again() -> None:
+    x = mg.ones(256, 256, requires_grad=True)
+    with mg.Engine("process", cpu_workers=1, shm_limit=600_000):
+        branches = [(x * number).exp().sum() for number in range(8)]
+        loss = mg.stack(branches).sum()
+        (x.sum() * 2).backward()
+        before = x.grad
+        heavy = mg.ones(512, 512, requires_grad=True)
+        with pytest.raises(SharedMemoryExhausted) as caught:
+            heavy.exp().sum().backward()
+        error = caught.value
+        assert (error.limit, error.requested >= heavy.nbytes) == (600_000, True)
+        assert "600,000" in str(error)
+        assert "shm_limit" in str(error)
+        assert heavy.grad is None
+        assert x.grad is before
+        # What fits once the others have gone is no error: tasks wait for memory.
+        x.grad = None
+        loss.backward()
+        assert np.isfinite(x.grad.numpy()).all()

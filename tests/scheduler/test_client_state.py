@@ -1,0 +1,52 @@
+"""A session's core: every graph ends once, every task that reaches the session is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpgrad.errors import InvariantViolated
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.client_state import ClientState
+
+PEER = "c1.0"
+END = do.CompleteGraph(PEER, 4, (), (), ())
+
+
+@pytest.fixture
+def core() -> ClientState:
+    core = ClientState(PEER)
+    core.submit(ev.GraphSubmitted(PEER, 4, 0, (), (), 0))
+    return core
+
+
+def test_an_end_becomes_an_outcome(core: ClientState) -> None:
+    assert core.running == [4]
+    assert core.handle_event(END) == []
+    assert core.running == []
+    assert core.outcomes == {4: END}
+
+
+def test_a_graph_ends_once(core: ClientState) -> None:
+    core.handle_event(END)
+    with pytest.raises(InvariantViolated, match="ended twice"):
+        core.handle_event(END)
+
+
+def test_only_a_running_graph_is_cancelled(core: ClientState) -> None:
+    assert core.cancel(4) == [ev.GraphCancelled(PEER, 4)]
+    core.handle_event(END)
+    assert core.cancel(4) == []
+
+
+def test_a_task_is_run_and_answered_even_if_its_graph_is_cancelled(core: ClientState) -> None:
+    task = do.DispatchNodeTask(PEER, 9, 2, 1, 4, 0, (0, 0), (), ())
+    assert core.handle_event(task) == [do.ExecuteNodeTask(task)]
+    assert core.handle_event(do.CancelGraph(PEER, 9)) == []
+    reply = ev.NodeTaskDone(PEER, 9, 2, 1, ())
+    assert core.handle_event(ev.NodeTaskFinished(reply)) == [reply]
+
+
+def test_output_of_workers_is_shown(core: ClientState) -> None:
+    output = do.ForwardOutput(PEER, 4, "stdout", b"hello")
+    assert core.handle_event(output) == [output]

@@ -1,0 +1,201 @@
+"""plan(): NodeTasks compute what the serial engine computes, in any order of readiness."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mpgrad.handles import INLINE_LIMIT_BYTES
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
+from mpgrad.scheduler.input_buffer import InputBuffer
+from mpgrad.scheduler.plan import (
+    CAPTURE,
+    FUSE_GROUP_BELOW_US,
+    FUSE_NODE_BELOW_US,
+    InnerTarget,
+    Plan,
+    plan,
+)
+from mpgrad.testing.path_counts import TracedGraph, Value, add, run_members, run_serially
+from mpgrad.testing.random_graphs import random_graph
+
+
+def node(*targets: int, cost: float = 1.0, inputs: int = 1, nbytes: int = 8, on_client=False):
+    """A Node whose outputs flow into input 0 of ``targets``."""
+    return NodeSpec("Node", 0, tuple((t, 0) for t in targets), (nbytes,) * inputs, cost, on_client)
+
+
+def graph(*nodes: NodeSpec, captures: tuple[int, ...] = ()) -> GraphSpec:
+    """Node 0 is the root; higher indices were recorded earlier."""
+    numbered = tuple(n._replace(sequence_nr=len(nodes) - at) for at, n in enumerate(nodes))
+    seeds = ((0, 0),)
+    return GraphSpec(
+        numbered, seeds, tuple((n, 0) for n in captures), serial_order(numbered, seeds)
+    )
+
+
+def groups(planned: Plan) -> list[list[int]]:
+    return [[member.node for member in members] for members in planned.groups]
+
+
+# ----------------------------------------------------------------------- any graph, any order
+
+
+def run_in_any_order(traced: TracedGraph, planned: Plan, rng: Random) -> list[Value | None]:
+    """Execute the tasks as they become ready, each time a random one."""
+    tasks = planned.tasks
+    buffers = [InputBuffer(task.places) for task in tasks]
+    waits = [task.dependencies for task in tasks]
+    captures: list[Value | None] = [None] * len(traced.spec.captures)
+    ready = []
+
+    def arrive(task: int) -> None:
+        waits[task] -= 1
+        if waits[task] == 0:
+            ready.append(task)
+
+    for (task, slot, place), value in zip(planned.seeds, traced.seeds, strict=True):
+        buffers[task].fill(slot, place, value)
+        arrive(task)
+    done = 0
+    while ready:
+        task = ready.pop(rng.randrange(len(ready)))
+        done += 1
+        sums: list[Value | None] = []
+        for contributions in buffers[task].inputs():
+            total: Value | None = None
+            for value in contributions:
+                total = add(total, value)
+            sums.append(total)
+        outputs = tasks[task].outputs
+        values = run_members(traced, planned.groups[task], sums, len(outputs))
+        for output, value in zip(outputs, values, strict=True):
+            if output.task == CAPTURE:
+                captures[output.slot] = value
+            else:
+                buffers[output.task].fill(output.slot, output.place, value)
+                arrive(output.task)
+        for successor in tasks[task].unlocks:
+            arrive(successor)
+    assert done == len(tasks), "some task never became ready: the contracted graph has a cycle"
+    return captures
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_ready_order_gives_the_serial_sums(seed: int) -> None:
+    rng = Random(seed)
+    traced = random_graph(rng, client_share=0.3)
+    expected = run_serially(traced)
+    for fuse in (True, False):
+        planned = plan(traced.spec, fuse=fuse)
+        for _ in range(3):
+            assert run_in_any_order(traced, planned, rng) == expected
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_plan_is_sound(seed: int) -> None:
+    spec = random_graph(Random(seed), client_share=0.2).spec
+    planned = plan(spec)
+    assert sorted(n for members in groups(planned) for n in members) == list(range(len(spec.nodes)))
+    for number, (task, members) in enumerate(zip(planned.tasks, groups(planned), strict=True)):
+        inside = members[1:]
+        fused_us = sum(spec.nodes[n].cost_us for n in inside)
+        assert fused_us <= FUSE_GROUP_BELOW_US
+        assert all(spec.nodes[n].cost_us < FUSE_NODE_BELOW_US for n in inside)
+        assert len(members) == 1 or not any(spec.nodes[n].on_client for n in members)
+        # Consumers come later: numbering the tasks is a topological order.
+        behind = [output.task for output in task.outputs if output.task != CAPTURE]
+        assert all(later > number for later in [*behind, *task.unlocks])
+        assert task.priority >= max((planned.tasks[t].priority for t in behind), default=0.0)
+        for output in task.outputs:
+            assert output.nbytes == 0 or output.nbytes > INLINE_LIMIT_BYTES
+
+
+def test_without_fusing_every_node_is_a_task() -> None:
+    spec = random_graph(Random(1)).spec
+    assert groups(plan(spec, fuse=False)) == [[n] for n in spec.order]
+
+
+# ----------------------------------------------------------------------- what is fused
+
+
+def test_a_chain_of_cheap_nodes_is_one_task() -> None:
+    planned = plan(graph(node(1), node(2), node(3), node(), captures=(3,)))
+    assert groups(planned) == [[0, 1, 2, 3]]
+    assert planned.groups[0][0].routes == (InnerTarget(1, 0),)
+    assert [output.task for output in planned.tasks[0].outputs] == [CAPTURE]
+
+
+def test_nothing_is_fused_around_a_node() -> None:
+    """0 -> 1 -> 2 and 0 -> 2, where 1 is too expensive to be fused."""
+    planned = plan(graph(node(1, 2), node(2, cost=500.0), node()))
+    assert groups(planned) == [[0], [1], [2]]
+
+
+def test_a_diamond_of_cheap_nodes_is_one_task() -> None:
+    assert groups(plan(graph(node(1, 2), node(3), node(3), node()))) == [[0, 1, 2, 3]]
+
+
+def test_an_expensive_node_begins_a_task_and_cheap_ones_join_it() -> None:
+    planned = plan(graph(node(1), node(2, cost=500.0), node()))
+    assert groups(planned) == [[0], [1, 2]]
+
+
+def test_a_group_has_a_bound() -> None:
+    cost = 90.0
+    chain = [node(at + 1, cost=cost) for at in range(20)]
+    planned = plan(graph(*chain, node(cost=cost)))
+    assert max(len(members) for members in groups(planned)) == 1 + FUSE_GROUP_BELOW_US // cost
+
+
+def test_a_seeded_node_is_not_fused() -> None:
+    spec = graph(node(1), node())
+    assert groups(plan(spec._replace(seeds=((0, 0), (1, 0))))) == [[0], [1]]
+
+
+def test_client_nodes_stand_alone_and_in_serial_order() -> None:
+    planned = plan(
+        graph(node(1, 2, 3), node(4, on_client=True), node(4), node(4, on_client=True), node())
+    )
+    by_node = {members[0]: number for number, members in enumerate(groups(planned))}
+    assert groups(planned)[by_node[1]] == [1]
+    assert groups(planned)[by_node[3]] == [3]
+    assert planned.tasks[by_node[1]].unlocks == (by_node[3],)
+    assert planned.tasks[by_node[3]].dependencies == 2
+
+
+# ----------------------------------------------------------------------- what is wired
+
+
+def test_places_follow_the_serial_order_of_producers() -> None:
+    """Two branches meet in node 3; the one recorded later (1) is added first."""
+    spec = graph(node(2, 1), node(3), node(3), node())
+    planned = plan(spec, fuse=False)
+    places = {
+        groups(planned)[number][0]: output.place
+        for number, task in enumerate(planned.tasks)
+        for output in task.outputs
+        if output.task == 3
+    }
+    assert places == {1: 0, 2: 1}
+    assert planned.tasks[3].places == (2,)
+
+
+def test_seeds_come_before_all_producers() -> None:
+    spec = graph(node(1), node())._replace(seeds=((1, 0), (0, 0), (1, 0)))
+    planned = plan(spec)
+    assert planned.seeds == ((1, 0, 0), (0, 0, 0), (1, 0, 1))
+    assert planned.tasks[0].outputs[0].place == 2
+
+
+def test_only_large_outputs_get_blocks() -> None:
+    limit = INLINE_LIMIT_BYTES
+    spec = graph(node(1, 2), node(nbytes=limit), node(nbytes=limit + 1))
+    assert [o.nbytes for o in plan(spec, fuse=False).tasks[0].outputs] == [0, limit + 1]
+
+
+def test_priority_is_the_length_of_the_path_that_is_left() -> None:
+    planned = plan(graph(node(1, 2, cost=10.0), node(cost=300.0), node(cost=200.0)), fuse=False)
+    assert [task.priority for task in planned.tasks] == [310.0, 300.0, 200.0]
+    assert (planned.critical_path_us, planned.work_us) == (310.0, 510.0)
