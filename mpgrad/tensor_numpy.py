@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.ops import arithmetic, linalg, reduction, shape, transcendental
 from mpgrad.tensor import Tensor
 
@@ -137,9 +138,10 @@ def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
         force: detach first.
 
     Raises:
-        RuntimeError: the tensor requires grad, so that changes would escape the record.
+        RuntimeError: the tensor requires grad and recording is on (inside ``Function.forward`` and
+            ``no_grad()`` it is off), so that changes would escape the record.
     """
-    if self._requires_grad and not force:
+    if self._requires_grad and not force and is_grad_enabled():
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
         )

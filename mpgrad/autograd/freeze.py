@@ -216,7 +216,8 @@ class _Tables:
                 tuple(edges) if runs else (),
                 tuple(meta.nbytes for meta in node.input_metadata),
                 cost(node) if runs else 0.0,
-                isinstance(node, TensorHooks | PostAccumulate),
+                on_client=isinstance(node, TensorHooks | PostAccumulate),
+                is_sink=not runs,
             )
             for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
         )

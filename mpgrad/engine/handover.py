@@ -213,18 +213,21 @@ class Handover:
         def out_of_band(buffer: Any) -> None:
             buffers.append(self.array(np.frombuffer(buffer.raw(), np.uint8)))
 
-        pickled = cloudpickle.dumps(
-            (
-                dict(context.attributes),
-                tuple(item is not None and item.requires_grad for item in context.saved),
-                context.needs_input_grad,
-                context.materialize_grads,
-                context.inputs,
-                context.outputs,
-            ),
-            protocol=5,
-            buffer_callback=out_of_band,
+        state = (
+            dict(context.attributes),
+            tuple(item is not None and item.requires_grad for item in context.saved),
+            context.needs_input_grad,
+            context.materialize_grads,
+            context.inputs,
+            context.outputs,
         )
+        try:
+            pickled = cloudpickle.dumps(state, protocol=5, buffer_callback=out_of_band)
+        except Exception as error:
+            raise TypeError(
+                f"{node.name()} cannot be sent to a worker: what its ctx holds cannot be pickled "
+                f"({error}). Set run_on = 'client' on the Function, or keep it off ctx"
+            ) from error
         return FunctionRule(
             code.code_id,
             self.array(_bytes_of(code)),

@@ -29,6 +29,8 @@ class NodeSpec(NamedTuple):
     cost_us: float
     #: True where only the client may run it (hooks, closures).
     on_client: bool = False
+    #: True where no rule runs: its complete inputs are only captured (AccumulateGrad).
+    is_sink: bool = False
 
 
 class GraphSpec(NamedTuple):

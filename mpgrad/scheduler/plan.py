@@ -78,6 +78,8 @@ class Plan(NamedTuple):
 
     tasks: tuple[NodeTaskSpec, ...]
     groups: tuple[tuple[Member, ...], ...]
+    #: For each node its task.
+    task_of: tuple[int, ...]
     #: For each seed: task, slot, place.
     seeds: tuple[tuple[int, int, int], ...]
     #: Serial cost, cost of the longest path: what any number of workers cannot beat.
@@ -112,6 +114,7 @@ def plan(spec: GraphSpec, *, fuse: bool = True) -> Plan:
     return Plan(
         tasks,
         tuple(tuple(members) for members in wiring.members),
+        tuple(group_of),
         wiring.seeds,
         work_us=sum(costs),
         critical_path_us=max(priorities, default=0.0),
@@ -170,16 +173,43 @@ class _Wiring:
     def __init__(self, spec: GraphSpec, group_of: list[int], groups: list[list[int]]) -> None:
         self._spec, self._group_of = spec, group_of
         self._head = [nodes[0] for nodes in groups]
-        self._rank = {node: at for nodes in groups for at, node in enumerate(nodes)}
         self.places = [[0] * len(spec.nodes[head].input_nbytes) for head in self._head]
         self.outputs: list[list[OutputSpec]] = [[] for _ in groups]
         self.members: list[list[Member]] = [[] for _ in groups]
         self.seeds = tuple(self._contribution(target) for target in spec.seeds)
-        captures: dict[int, list[tuple[int, int]]] = {}
+        #: Per node the captured inputs: (input number, result number).
+        self._captures: dict[int, list[tuple[int, int]]] = {}
         for number, (node, input_nr) in enumerate(spec.captures):
-            captures.setdefault(node, []).append((input_nr, number))
+            self._captures.setdefault(node, []).append((input_nr, number))
+        self._bypassed = self._find_bypassed()
+        #: Place of each node among the members of its group.
+        self._member = {
+            node: at
+            for nodes in groups
+            for at, node in enumerate(n for n in nodes if n not in self._bypassed)
+        }
         for node in spec.order:
-            self._wire(node, captures.get(node, []))
+            if node not in self._bypassed:
+                self._wire(node, self._captures.get(node, []))
+
+    def _find_bypassed(self) -> dict[int, int]:
+        """Sinks that one producer of their own group fills: node -> result number.
+
+        The producer's output leaves the task directly, so that it can be born in its block.
+        """
+        contributions = [0] * len(self._spec.nodes)
+        for node in self._spec.nodes:
+            for target in node.edges:
+                if target is not None:
+                    contributions[target[0]] += 1
+        return {
+            node: captured[0][1]
+            for node, captured in self._captures.items()
+            if self._spec.nodes[node].is_sink
+            and len(captured) == 1
+            and contributions[node] == 1
+            and self._head[self._group_of[node]] != node
+        }
 
     def _contribution(self, target: tuple[int, int]) -> tuple[int, int, int]:
         group = self._group_of[target[0]]
@@ -203,8 +233,10 @@ class _Wiring:
         for target in self._spec.nodes[node].edges:
             if target is None:
                 routes.append(None)
+            elif target[0] in self._bypassed:
+                routes.append(self._leaves(group, target, (CAPTURE, self._bypassed[target[0]], 0)))
             elif self._group_of[target[0]] == group:
-                routes.append(InnerTarget(self._rank[target[0]], target[1]))
+                routes.append(InnerTarget(self._member[target[0]], target[1]))
             else:
                 routes.append(self._leaves(group, target, self._contribution(target)))
         self.members[group].append(Member(node, tuple(routes), captured))

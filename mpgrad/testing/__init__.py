@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mpgrad.lazy import attach as _attach
 
+__all__ = ["World", "WorldFailure", "Faults"]
+
 __getattr__, __dir__ = _attach(
     __name__,
     {

@@ -1,7 +1,7 @@
 """Random backward graphs for the simulation: every shape that a real one can have, from one seed.
 
 Chains, diamonds, fan-out and fan-in, several edges to one consumer, inputs that nothing flows
-into, edges that nobody wants, seeds in the middle, captures anywhere, Nodes of the client.
+into, edges that nobody wants, seeds in the middle, captures anywhere, sinks, Nodes of the client.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def random_graph(rng: Random, *, client_share: float = 0.1, raising: bool = Fals
     passing = frozenset(
         node for node in range(count) if len(sizes[node]) == 1 and rng.random() < 0.3
     )
+    rules = [node for node in range(count) if not nodes[node].is_sink]
     values = tuple(None if rng.random() < 0.05 else seed_value(nr) for nr in range(len(seeds)))
     return TracedGraph(
-        spec, values, undefined, passing, raising=rng.randrange(count) if raising else -1
+        spec, values, undefined, passing, raising=rng.choice(rules) if raising else -1
     )
 
 
@@ -108,6 +109,7 @@ def _nodes(
             sizes[node],
             round(rng.uniform(*(DEAR_US if rng.random() < dear_share else CHEAP_US)), 1),
             on_client=has_client and rng.random() < client_share,
+            is_sink=not edges[node] and len(sizes[node]) == 1 and rng.random() < 0.7,
         )
     return tuple(node for node in nodes if node is not None)
 

@@ -10,7 +10,6 @@ same seed gives the same log, in any process and under any hash seed.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 import time as wall_clock
 from collections import Counter
@@ -31,7 +30,7 @@ from mpgrad.testing.random_graphs import random_graph
 from mpgrad.testing.simulated_client import SimulatedClient
 from mpgrad.testing.simulated_memory import MemoryFault, SimulatedMemory
 from mpgrad.testing.simulated_worker import SimulatedWorker
-from mpgrad.testing.story import story_line
+from mpgrad.testing.story import Story
 from mpgrad.testing.virtual_time import VirtualTime
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.schema import FROM_CLIENT, FROM_WORKER, EndSession, Hello
@@ -67,11 +66,10 @@ class World:
         faults: Faults = ALL_FAULTS,
     ) -> None:
         self.options = {"workers": workers, "graphs": graphs, "sessions": sessions}
-        self.seed, self.rng = seed, Random(seed)
+        self.seed, self.faults, self.rng = seed, faults, Random(seed)
         self.time = VirtualTime(self.rng)
         self.dice = FaultDice(faults, self.rng)
-        #: (microsecond, who, what): every event and every instruction, in order.
-        self.log: list[tuple[int, str, tuple[Any, ...]]] = []
+        self.log = Story()
         self.memory = SimulatedMemory(AMPLE_BYTES)
         self.core = CoordinatorState(self.memory)
         self.expected = Expectations()
@@ -130,7 +128,7 @@ class World:
                 "a worker did not stop when it was told to",
             )
         except Exception as error:
-            raise WorldFailure(self._story(error)) from error
+            raise WorldFailure(self._explain(error)) from error
         return self
 
     def _begin(self) -> None:
@@ -190,7 +188,7 @@ class World:
                 raise
             self.note("shell", f"fences {event.peer}: {error}")
             self._workers[event.peer].die("broke the protocol", killed=True)
-            return
+            instructions = []
         check_invariants(self.core)
         if len(self.log) % 16 == 0:
             self.memory.free_list.check()
@@ -293,26 +291,23 @@ class World:
     # ------------------------------------------------------------------ the log
 
     def note(self, who: str, *what: Any) -> None:
-        self.log.append((self.time.now, who, what))
+        self.log.note(self.time.now, who, *what)
 
-    def lines(self, last: int = 0) -> list[str]:
-        """The log as text, or its ``last`` lines: microsecond, who, what."""
-        return [story_line(*entry) for entry in self.log[-last:]]
-
-    def digest(self) -> str:
-        """A fingerprint of the whole log, with every field of every entry."""
-        return hashlib.sha256(repr(self.log).encode()).hexdigest()
-
-    def _story(self, error: Exception) -> str:
-        faults = ", ".join(f"{kind} {n}" for kind, n in sorted(self.dice.injected.items()))
-        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+    def _explain(self, error: Exception) -> str:
+        injected = ", ".join(f"{kind} {n}" for kind, n in sorted(self.dice.injected.items()))
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        if self.faults != ALL_FAULTS:
+            options += f", faults={self.faults}"
+            again = f'python -c "from mpgrad.testing import *; World({self.seed}{options}).run()"'
+        else:
+            again = f"python -m mpgrad.testing.world --seeds {self.seed}:{self.seed + 1}"
+            again += "".join(f" --{name} {value}" for name, value in self.options.items())
         return "\n".join(
             [
                 f"{type(error).__name__}: {error}",
-                f"World({self.seed}, {options}); faults so far: {faults or 'none'}",
-                *self.lines(last=STORY_LINES),
-                f"again: python -m mpgrad.testing.world --seeds {self.seed}:{self.seed + 1}"
-                + "".join(f" --{name} {value}" for name, value in self.options.items()),
+                f"World({self.seed}{options}); faults so far: {injected or 'none'}",
+                *self.log.lines(last=STORY_LINES),
+                f"again: {again}",
             ]
         )
 
@@ -331,12 +326,16 @@ def main(arguments: list[str] | None = None) -> int:
     graphs = events = 0
     start = wall_clock.perf_counter()
     for seed in range(first, last):
-        world = World.drawn(seed, **chosen).run()
+        try:
+            world = World.drawn(seed, **chosen).run()
+        except WorldFailure as failure:
+            print(failure)
+            return 1
         injected.update(world.dice.injected)
         graphs += world.options["graphs"]
         events += len(world.log)
         if show_log:
-            print(*world.lines(), world.digest(), sep="\n")
+            print(*world.log.lines(), world.log.digest(), sep="\n")
     seconds = wall_clock.perf_counter() - start
     print(f"{last - first} worlds, {graphs} graphs, {events} events: all as they must be")
     for kind, count in sorted(injected.items()):

@@ -1,7 +1,7 @@
 """An exception on its way from a worker to the caller: same type, same attributes, both tracebacks.
 
-The client rebuilds it without calling its ``__init__``, which may want other arguments. It trusts
-its own workers, which run nothing but the client's own code.
+The client rebuilds it without calling an ``__init__`` of the user's, which may want other arguments
+than ``args``. It trusts its own workers, which run nothing but the client's own code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RemoteError(msgspec.Struct, frozen=True, array_like=True):
     qualname: str
     message: str
     traceback: str
-    #: Pickled (args, __dict__), or empty if they cannot be pickled.
+    #: Pickled (arguments, attributes), or empty if they cannot be pickled.
     state: bytes
     #: The class itself by value, for classes that exist in no module.
     cls: bytes
@@ -37,7 +37,9 @@ def encode_error(error: BaseException, where: str) -> bytes:
     kind = type(error)
     text = "".join(traceback.format_exception(error))
     try:
-        state = cloudpickle.dumps((error.args, error.__dict__))
+        # The builtin class knows what it keeps outside __dict__ (OSError its file name).
+        _, *parts = _builtin_base(kind).__reduce__(error)
+        state = cloudpickle.dumps((parts[0], dict(parts[1]) if len(parts) > 1 else {}))
     except Exception:
         state = b""
     by_value = b""
@@ -67,11 +69,17 @@ def _rebuild(remote: RemoteError) -> BaseException:
         return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
     try:
         error = kind.__new__(kind, *args)
-        error.args = args
-        error.__dict__.update(attributes)
+        builtin = _builtin_base(kind)
+        builtin.__init__(error, *args)
+        builtin.__setstate__(error, attributes)  # type: ignore[attr-defined]
     except Exception:
         return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
     return error
+
+
+def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
+    """The interpreter's own class that ``kind`` is or derives from: its ``args`` fit that one."""
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
 
 
 def _state(remote: RemoteError) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -51,7 +51,7 @@ class TaskRunner:
             publication = _Publication(self._memory, dispatch)
             self._run_program(program, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too is the caller's, as in `local`
             return (), 0, encode_error(error, f"{nodes} on {self._where}")
 
     def _run_program(

@@ -21,9 +21,9 @@ from mpgrad.testing.path_counts import TracedGraph, Value, add, run_members, run
 from mpgrad.testing.random_graphs import random_graph
 
 
-def node(*targets: int, cost: float = 1.0, inputs: int = 1, nbytes: int = 8, on_client=False):
-    """A Node whose outputs flow into input 0 of ``targets``."""
-    return NodeSpec("Node", 0, tuple((t, 0) for t in targets), (nbytes,) * inputs, cost, on_client)
+def node(*targets: int, cost: float = 1.0, nbytes: int = 8, **flags: bool) -> NodeSpec:
+    """A Node of one input whose outputs flow into input 0 of ``targets``."""
+    return NodeSpec("Node", 0, tuple((t, 0) for t in targets), (nbytes,), cost, **flags)
 
 
 def graph(*nodes: NodeSpec, captures: tuple[int, ...] = ()) -> GraphSpec:
@@ -97,7 +97,10 @@ def test_any_ready_order_gives_the_serial_sums(seed: int) -> None:
 def test_every_plan_is_sound(seed: int) -> None:
     spec = random_graph(Random(seed), client_share=0.2).spec
     planned = plan(spec)
-    assert sorted(n for members in groups(planned) for n in members) == list(range(len(spec.nodes)))
+    for index, spec_node in enumerate(spec.nodes):
+        homes = [number for number, members in enumerate(groups(planned)) if index in members]
+        # A sink whose producer captures in its stead is in no task.
+        assert homes == [planned.task_of[index]] or (homes == [] and spec_node.is_sink)
     for number, (task, members) in enumerate(zip(planned.tasks, groups(planned), strict=True)):
         inside = members[1:]
         fused_us = sum(spec.nodes[n].cost_us for n in inside)
@@ -163,6 +166,22 @@ def test_client_nodes_stand_alone_and_in_serial_order() -> None:
     assert groups(planned)[by_node[3]] == [3]
     assert planned.tasks[by_node[1]].unlocks == (by_node[3],)
     assert planned.tasks[by_node[3]].dependencies == 2
+
+
+def test_a_producer_captures_for_a_fused_sink() -> None:
+    """So that the gradient is born in its block: no member, one output straight to the caller."""
+    spec = graph(node(1, 2), node(nbytes=4096, is_sink=True), node(is_sink=True), captures=(1, 2))
+    [task] = plan(spec).tasks
+    assert groups(plan(spec)) == [[0]]
+    assert [(o.nbytes, o.task, o.slot) for o in task.outputs] == [
+        (4096, CAPTURE, 0),
+        (0, CAPTURE, 1),
+    ]
+
+
+def test_a_sink_that_sums_stays_a_member() -> None:
+    spec = graph(node(1, 1), node(is_sink=True), captures=(1,))
+    assert groups(plan(spec)) == [[0, 1]]
 
 
 # ----------------------------------------------------------------------- what is wired

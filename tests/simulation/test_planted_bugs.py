@@ -20,7 +20,7 @@ from mpgrad.scheduler.membership import Flight, MemberRecord
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.ready_queue import ReadyQueue
 from mpgrad.scheduler.worker_state import WorkerState
-from mpgrad.testing import World, WorldFailure, simulated_client
+from mpgrad.testing import Faults, World, WorldFailure, simulated_client
 
 SEEDS = 300
 #: What a mistake in a planted bug itself would raise.
@@ -380,6 +380,16 @@ def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed, failure = found
     assert not isinstance(failure.__cause__, MISTAKES), failure
     World.drawn(seed).run()
+
+
+def test_a_failure_with_chosen_faults_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTS["inputs_are_not_released"](monkeypatch)
+    with pytest.raises(WorldFailure) as caught:
+        World(3, workers=1, faults=Faults(kill=1.0)).run()
+    again = str(caught.value).splitlines()[-1].partition('"')[2].rstrip('"')
+    with pytest.raises(WorldFailure) as repeated:
+        exec(again, {})
+    assert str(repeated.value) == str(caught.value)
 
 
 def test_a_failure_tells_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_five_thousand_graphs_with_every_fault() -> None:
 def test_without_faults_every_graph_completes() -> None:
     for seed in range(20):
         world = World(seed, workers=3, graphs=2, faults=NO_FAULTS).run()
-        ends = [str(type(what[0]).__name__) for _, _, what in world.log]
+        ends = [type(what[0]).__name__ for _, _, what in world.log.entries]
         assert ends.count("CompleteGraph") == 2
         assert "FailGraph" not in ends
 
@@ -65,7 +65,7 @@ def test_each_fault_by_itself(kind: str) -> None:
 def test_the_log_does_not_depend_on_the_hash_seed() -> None:
     code = (
         "from mpgrad.testing.world import World\n"
-        "print([World.drawn(seed).run().digest() for seed in range(24)])"
+        "print([World.drawn(seed).run().log.digest() for seed in range(24)])"
     )
     digests = [
         subprocess.run(
@@ -82,7 +82,7 @@ def test_the_log_does_not_depend_on_the_hash_seed() -> None:
         for hash_seed in ("1", "2")
     ]
     assert digests[0] == digests[1]
-    assert digests[0].strip() == str([World.drawn(seed).run().digest() for seed in range(24)])
+    assert digests[0].strip() == str([World.drawn(seed).run().log.digest() for seed in range(24)])
 
 
 def count_paths(graph: TracedGraph, node: int, input_nr: int, known: dict) -> int:

@@ -1,0 +1,134 @@
+"""docs/benchmarks.md: a run's tables, its targets, and what it has not reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.machine import is_busy
+from benchmarks.report import Run, figure, headings, rows
+from benchmarks.rounds import CaseResult
+from benchmarks.statistics import Verdict, verdict
+from benchmarks.workloads import WORKLOADS
+
+_INTRODUCTION = """\
+# Benchmarks
+
+Written by `scripts/bench --write docs/benchmarks.md`; nothing here is typed in by hand.
+
+All contenders of a case take turns in every round (A B C, A B C, ...), in one run on one machine.
+Before anything is timed, their gradients are compared: with each other up to rounding, between
+mpgrad's modes bit for bit. A ratio is formed within a round; shown are the median of the rounds and
+in brackets the smallest and largest. More than 1x is faster. Timed is `backward()` alone unless the
+workload says otherwise. The same for all: three rounds of warm-up, no cyclic garbage collection
+inside a sample in the measuring process, no process bound to a core. mpgrad has two CPU workers
+with one BLAS thread each, and its `local` mode one BLAS thread.
+Ratios of one run can be compared; milliseconds of different runs cannot."""
+
+#: Targets that no workload measures yet.
+_NOT_MEASURED = (
+    "`numpy_branches` beside HIPS autograd (target: 2.5x its speed); jax, TensorFlow, Ray and Dask.",
+    "A chain 1024 wide; tiny nodes up to 1,000,000.",
+    "Peak arena size (target: at most 1.25x the bytes of live saved tensors and gradients).",
+    "More than two workers; GPUs.",
+)
+
+
+def document(run: Run) -> str:
+    """The page, as Markdown."""
+    blocks = [_INTRODUCTION, *_warnings(run), _machine(run)]
+    for name, results in run.results.items():
+        blocks += [f"## {name}", WORKLOADS[name].about]
+        for result in results:
+            blocks += [f"### {name}: {result.name}", _table(result)]
+        targets = _targets(results)
+        if targets:
+            blocks += ["Targets:", targets]
+    blocks += ["## Not reached yet", _not_reached(run), "## Not measured here", _not_measured(run)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _warnings(run: Run) -> Iterator[str]:
+    if run.is_quick:
+        yield "**A quick run with few rounds: the figures are rough.**"
+    if is_busy(run.busy_share):
+        yield (
+            f"**Other programs used {run.busy_share:.0%} of the cores when this run began: the "
+            "figures are disturbed.**"
+        )
+
+
+def _machine(run: Run) -> str:
+    lines = {
+        **run.machine,
+        "load before": run.load_before,
+        "load after": run.load_after,
+        "duration": f"{run.seconds:.0f} s",
+    }
+    return _markdown_table(["machine", ""], [[name, text] for name, text in lines.items()])
+
+
+def _table(result: CaseResult) -> str:
+    table = [row.cells for row in rows(result)]
+    names = headings(result)
+    if not any(cells[-1] for cells in table):
+        names, table = names[:-1], [cells[:-1] for cells in table]
+    return _markdown_table(names, table)
+
+
+def _targets(results: Sequence[CaseResult]) -> str:
+    table = [
+        [result.name, found.wanted, _measured(found), _outcome(found)]
+        for result in results
+        for found in _verdicts(result)
+    ]
+    return _markdown_table(["case", "target", "measured", ""], table) if table else ""
+
+
+def _verdicts(result: CaseResult) -> list[Verdict]:
+    return [verdict(result, target) for target in result.targets]
+
+
+def _measured(found: Verdict) -> str:
+    if found.measured is None:
+        return "-"
+    median, low, high = map(figure, found.measured)
+    return f"{median} ({low} .. {high})"
+
+
+def _outcome(found: Verdict) -> str:
+    if found.measured is None:
+        return "not measured"
+    return "reached" if found.is_reached else f"**missed by {found.missed_by:.0%}**"
+
+
+def _not_reached(run: Run) -> str:
+    """Every target that was missed, furthest first."""
+    missed = [
+        (found.missed_by, f"- {name}, {result.name}: {found.wanted}; measured {_measured(found)}, "
+         f"missed by {found.missed_by:.0%}.")
+        for name, results in run.results.items()
+        for result in results
+        for found in _verdicts(result)
+        if found.measured is not None and not found.is_reached
+    ]  # fmt: skip
+    if not missed:
+        return "Every target that was measured in this run was reached."
+    return "\n".join(line for _, line in sorted(missed, key=lambda item: -item[0]))
+
+
+def _not_measured(run: Run) -> str:
+    """What is missing from this run, and from all runs so far."""
+    lines = [f"- {name}: left out of this run." for name in WORKLOADS if name not in run.results]
+    lines += [
+        f"- {name}, {result.name}: {found.wanted} (a contender was not there)."
+        for name, results in run.results.items()
+        for result in results
+        for found in _verdicts(result)
+        if found.measured is None
+    ]
+    return "\n".join([*lines, *(f"- {text}" for text in _NOT_MEASURED)])
+
+
+def _markdown_table(names: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *table]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

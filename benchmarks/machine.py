@@ -1,0 +1,91 @@
+"""What the figures were measured on: processor, memory, versions, and how busy it was."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from threadpoolctl import threadpool_info
+
+from mpgrad.machine import available_cpus
+
+#: The packages whose versions matter to the figures.
+_PACKAGES = ("mpgrad", "numpy", "pyzmq", "msgspec", "torch")
+#: Processes busier than this share of the cores disturb a measurement visibly.
+_BUSY = 0.15
+
+
+def describe() -> dict[str, str]:
+    """Lines for the header, in order."""
+    return {
+        "processor": f"{_cpu_model()}, {available_cpus()} of {os.cpu_count()} CPUs usable",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "packages": ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
+        "BLAS": _blas(),
+        "commit": _commit(),
+    }
+
+
+def load() -> str:
+    """How busy the machine is, ours included."""
+    one, five, fifteen = os.getloadavg()
+    return f"{one:.2f}, {five:.2f}, {fifteen:.2f} (1, 5, 15 minutes)"
+
+
+def busy_now() -> float:
+    """Share of all cores that is in use, over half a second: what others do before we begin."""
+    return psutil.cpu_percent(interval=0.5) / 100
+
+
+def is_busy(share: float) -> bool:
+    """Whether figures taken beside so much other work should not be quoted."""
+    return share > _BUSY
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        if package == "mpgrad":
+            import mpgrad
+
+            return mpgrad.__version__
+        return "not installed"
+
+
+def _blas() -> str:
+    """NumPy's; the thread count is what each process of the benchmark gets from its engine."""
+    found = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    return ", ".join(f"{info['internal_api']} {info['version']}" for info in found) or "none found"
+
+
+def _commit() -> str:
+    """The source's commit, marked where files differ from it."""
+    root = Path(__file__).resolve().parents[1]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

@@ -1,0 +1,146 @@
+"""A run's figures, on the terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rounds import CaseResult
+from benchmarks.statistics import Spread, speed_up, spread, verdict
+
+
+@dataclass
+class Run:
+    """Everything that one call of the command has measured.
+
+    Attributes:
+        machine: see ``machine.describe``.
+        load_before, load_after: see ``machine.load``.
+        busy_share: of all cores, in use by others just before.
+        is_quick: few rounds, rough figures.
+        seconds: what the whole run took.
+        results: by workload.
+    """
+
+    machine: Mapping[str, str]
+    load_before: str
+    busy_share: float
+    is_quick: bool
+    load_after: str = ""
+    seconds: float = 0.0
+    results: dict[str, list[CaseResult]] = field(default_factory=dict)
+
+
+class Row:
+    """One contender's cells, as text."""
+
+    def __init__(self, result: CaseResult, contender: str) -> None:
+        samples = result.samples.get(contender)
+        self.name = contender
+        self.remark = result.remarks.get(contender, "")
+        if not samples:
+            self.median, self.range = self.remark or "-", ""
+            self.ratios = [""] * len(result.baselines)
+            self.remark = ""
+            return
+        found = spread(samples)
+        self.median = figure(found.median)
+        self.range = f"{figure(found.low)} .. {figure(found.high)}"
+        self.ratios = [
+            ratio(None if contender == baseline else speed_up(result, contender, baseline))
+            for baseline in result.baselines
+        ]
+
+    @property
+    def cells(self) -> list[str]:
+        """In the order of :func:`headings`."""
+        return [self.name, self.median, self.range, *self.ratios, self.remark]
+
+
+def headings(result: CaseResult) -> list[str]:
+    """Of the table of a case."""
+    ratios = [f"speed / {baseline}" for baseline in result.baselines]
+    return ["", f"median, {result.unit}", "min .. max", *ratios, ""]
+
+
+def rows(result: CaseResult) -> list[Row]:
+    """One per contender, in the order in which they took turns."""
+    return [Row(result, contender) for contender in result.remarks]
+
+
+def figure(value: float) -> str:
+    """Three significant digits, no exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def ratio(found: Spread | None) -> str:
+    """Median of the paired ratios and their range."""
+    if found is None:
+        return "-"
+    return f"{found.median:.2f}x ({found.low:.2f} .. {found.high:.2f})"
+
+
+def show_header(console: Console, run: Run) -> None:
+    """Who measures, and how."""
+    for name, text in {**run.machine, "load": run.load_before}.items():
+        console.print(f"[dim]{name:>10}[/]  {text}", highlight=False, soft_wrap=True)
+
+
+def show_case(console: Console, workload: str, result: CaseResult) -> None:
+    """The table of one case and what became of its targets."""
+    count = max((len(samples) for samples in result.samples.values()), default=0)
+    table = Table(title=f"{workload}: {result.name} ({count} rounds)", title_justify="left")
+    for number, heading in enumerate(headings(result)):
+        table.add_column(heading, justify="right" if 0 < number < 3 else "left")
+    for row in rows(result):
+        table.add_row(*row.cells)
+    console.print()
+    console.print(table)
+    for target in result.targets:
+        found = verdict(result, target)
+        if found.measured is None:
+            console.print(f"   [dim]?[/] {found.wanted}: not measured", highlight=False)
+            continue
+        mark = "[green]reached[/]" if found.is_reached else f"[red]missed by {found.missed_by:.0%}[/]"
+        console.print(f"   {mark}  {found.wanted}: {figure(found.measured.median)}", highlight=False)
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """All of it, every sample included."""
+    return {
+        "machine": dict(run.machine),
+        "load_before": run.load_before,
+        "load_after": run.load_after,
+        "busy_share": run.busy_share,
+        "quick": run.is_quick,
+        "seconds": run.seconds,
+        "workloads": {
+            name: [_case_as_json(result) for result in results]
+            for name, results in run.results.items()
+        },
+    }
+
+
+def _case_as_json(result: CaseResult) -> dict[str, Any]:
+    return {
+        "case": result.name,
+        "unit": result.unit,
+        "samples": result.samples,
+        "remarks": result.remarks,
+        "median": {name: spread(samples).median for name, samples in result.samples.items()},
+        "speed_up": {
+            baseline: _speed_ups(result, baseline, list(result.samples))
+            for baseline in result.baselines
+        },
+        "targets": [verdict(result, target)._asdict() for target in result.targets],
+    }
+
+
+def _speed_ups(result: CaseResult, baseline: str, names: Sequence[str]) -> dict[str, Any]:
+    return {name: speed_up(result, name, baseline) for name in names}

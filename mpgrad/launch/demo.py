@@ -1,0 +1,178 @@
+"""``mpgrad demo``: trains a network on real images, then races 16 slow branches.
+
+Its parts: ``demo_digits`` (the network), ``demo_branches`` and ``demo_torch`` (the race) compute;
+this file only calls them and shows what came out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import mpgrad as mg
+from mpgrad.launch import demo_branches, demo_digits, demo_torch
+from mpgrad.launch.demo_branches import BRANCHES, Race
+from mpgrad.launch.demo_digits import Training
+from mpgrad.launch.large_letters import in_large_letters
+
+#: Work of one branch; calibrated on the machine that the demo runs on.
+BRANCH_MS = 20.0
+
+
+def main() -> int | None:
+    """Run the demo and print its results.
+
+    Returns:
+        1 where scikit-learn is missing, or where the modes gave different numbers; else None.
+    """
+    console = Console(highlight=False)
+    try:
+        digits = demo_digits.load()
+    except ImportError:
+        console.print('mpgrad demo needs scikit-learn: pip install "mpgrad[data]"', markup=False)
+        return 1
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    console.print(
+        f"[bold]mpgrad {mg.__version__}[/] on Python {platform.python_version()}, {cpus} CPUs\n"
+    )
+    same_network = _show_digits(console, digits)
+    same_branches = _show_branches(console)
+    return None if same_network and same_branches else 1
+
+
+# ---------------------------------------------------------------------------- the network
+
+
+def _show_digits(console: Console, digits: demo_digits.Digits) -> bool:
+    """Train in both modes; whether the parameters came out the same."""
+    console.print(
+        f"[bold]1. A convolutional network on {len(digits.train) + len(digits.test):,} handwritten "
+        f"digits[/]"
+    )
+    with _progress(console) as progress:
+        local = _train("local", digits, progress)
+        process = _train("process", digits, progress)
+    console.print(_indented(_training_table(local, process)))
+    same = local.parameters == process.parameters
+    console.print(
+        f"   parameters after {local.steps:,} steps ({len(local.parameters):,} bytes): "
+        f"{_same_or_not(same)}"
+    )
+    console.print(_verdict(local, process), "", sep="\n")
+    return same
+
+
+def _train(mode: str, digits: demo_digits.Digits, progress: Progress) -> Training:
+    task = progress.add_task(f"   {mode:<7}", total=demo_digits.steps(digits), loss="")
+
+    def after_step(loss: float) -> None:
+        progress.update(task, advance=1, loss=f"loss {loss:.4f}")
+
+    return demo_digits.train(mode, digits, after_step)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[loss]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _training_table(*trainings: Training) -> Table:
+    table = _table("mode", "forward", "backward", "optimizer", "accuracy", "tasks run by")
+    for training in trainings:
+        tasks = ", ".join(f"{who}: {count:,}" for who, count in training.tasks.items())
+        table.add_row(
+            training.mode,
+            f"{training.forward_s:.2f} s",
+            f"{training.backward_s:.2f} s",
+            f"{training.optimizer_s:.2f} s",
+            f"{training.accuracy:.1%}",
+            tasks or "this process",
+        )
+    return table
+
+
+def _verdict(local: Training, process: Training) -> str:
+    """One line about which mode was faster for this network, and why."""
+    per_step_ms = local.backward_s / local.steps * 1000
+    ratio = process.backward_s / local.backward_s
+    chosen = f'"auto", the default, would choose {local.auto_mode}'
+    if ratio <= 1.0:
+        return f"   process was {1 / ratio:.2f}x as fast in backward ({chosen})."
+    return (
+        f"   process took {ratio:.1f}x as long in backward: one of {per_step_ms:.1f} ms is too "
+        f"small to repay\n   the messages between processes ({chosen})."
+    )
+
+
+# ---------------------------------------------------------------------------- the race
+
+
+def _show_branches(console: Console) -> bool:
+    """Race the branches; whether the gradients came out the same."""
+    terms = demo_branches.calibrate(BRANCH_MS / 1000)
+    console.print(
+        f"[bold]2. {BRANCHES} branches, each with {BRANCH_MS:.0f} ms of pure Python in backward[/]"
+    )
+    with console.status("   all in turn, several rounds ..."):
+        race = demo_branches.race(terms, demo_torch.branches(terms))
+    console.print(_indented(_race_table(race)))
+    same = race.local.gradients == race.process.gradients
+    console.print(f"   gradients of local and process: {_same_or_not(same)}")
+    console.print(_speed_up(race))
+    return same
+
+
+def _race_table(race: Race) -> Table:
+    table = _table("one backward", "median", "the branches run in")
+    if race.torch is not None:
+        table.add_row("torch", _ms(race.torch.median_s), "one thread, which holds the GIL")
+    table.add_row("mpgrad local", _ms(race.local.median_s), "one thread, which holds the GIL")
+    table.add_row("mpgrad process", _ms(race.process.median_s), f"{race.workers} worker processes")
+    return table
+
+
+def _speed_up(race: Race) -> Panel:
+    other, name = (race.local, "mpgrad local") if race.torch is None else (race.torch, "torch")
+    number = f"{other.median_s / race.process.median_s:.2f}x"
+    return Panel(
+        f"[bold green]{in_large_letters(number)}[/]\n\n"
+        f"as fast as {name}, with {race.workers} workers",
+        title="one backward()",
+        expand=False,
+        padding=(1, 4),
+    )
+
+
+# ---------------------------------------------------------------------------- how it looks
+
+
+def _same_or_not(same: bool) -> str:
+    return "[bold green]identical bit for bit[/]" if same else "[bold red]they differ[/]"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _indented(table: Table) -> Padding:
+    return Padding(table, (0, 0, 0, 3))

@@ -1,0 +1,132 @@
+"""The demo's second part: many branches whose backward is slow, pure Python."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mpgrad as mg
+
+BRANCHES = 16
+ELEMENTS = 1_000
+WARM_UP_ROUNDS = 2
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The same 16 branches in one library.
+
+    Attributes:
+        leaves: the tensors that they start from; their ``.grad`` is the result.
+        make_loss: records all branches and returns a scalar whose ``backward()`` is timed.
+    """
+
+    leaves: Sequence[Any]
+    make_loss: Callable[[], Any]
+
+    def backward_seconds(self) -> float:
+        """Record the branches, then time their backward alone."""
+        loss = self.make_loss()
+        for leaf in self.leaves:
+            leaf.grad = None
+        start = time.perf_counter()
+        loss.backward()
+        return time.perf_counter() - start
+
+    def gradients(self) -> bytes:
+        """Of all leaves."""
+        return b"".join(leaf.grad.numpy().tobytes() for leaf in self.leaves)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one runner of the race reached.
+
+    Attributes:
+        median_s: seconds of one backward, the median of all rounds.
+        gradients: their bytes.
+    """
+
+    median_s: float
+    gradients: bytes
+
+
+@dataclass(frozen=True)
+class Race:
+    """The results of all runners; ``torch`` is None where it did not run."""
+
+    local: Result
+    process: Result
+    torch: Result | None
+    workers: int
+
+
+def slope_by_leibniz(terms: int) -> float:
+    """Pi as 4 - 4/3 + 4/5 - ...: stands for any backward that is a Python loop."""
+    total, numerator = 0.0, 4.0
+    for k in range(terms):
+        total += numerator / (2 * k + 1)
+        numerator = -numerator
+    return total
+
+
+class TimesPi(mg.Function):
+    """``x * pi``, whose derivative is found the slow way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, terms: int) -> mg.Tensor:
+        ctx.terms = terms
+        return x * math.pi
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> tuple[mg.Tensor, None]:
+        return grad * slope_by_leibniz(ctx.terms), None
+
+
+def calibrate(seconds: float) -> int:
+    """The number of terms that take ``seconds`` on this machine."""
+    probe = 20_000
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        slope_by_leibniz(probe)
+        times.append(time.perf_counter() - start)
+    return max(1, round(probe * seconds / min(times)))
+
+
+def branches(terms: int) -> Branches:
+    """The branches in mpgrad."""
+    leaves = [mg.full((ELEMENTS,), k + 1.0, requires_grad=True) for k in range(BRANCHES)]
+    return Branches(leaves, lambda: mg.cat([TimesPi.apply(leaf, terms) for leaf in leaves]).sum())
+
+
+def race(terms: int, in_torch: Branches | None) -> Race:
+    """Time the backward in both modes, and in PyTorch.
+
+    All run in turn in each round, so that whatever else this machine does slows all of them.
+    """
+    for_local, for_process = branches(terms), branches(terms)
+    times: dict[str, list[float]] = {"local": [], "process": [], "torch": []}
+    with mg.Engine(mode="process") as engine:
+        for _ in range(WARM_UP_ROUNDS + ROUNDS):
+            times["process"].append(for_process.backward_seconds())
+            with mg.Engine(mode="local"):
+                times["local"].append(for_local.backward_seconds())
+            if in_torch is not None:
+                times["torch"].append(in_torch.backward_seconds())
+        workers = len(engine.worker_pids())
+
+    def result(name: str, runner: Branches) -> Result:
+        return Result(statistics.median(times[name][WARM_UP_ROUNDS:]), runner.gradients())
+
+    return Race(
+        local=result("local", for_local),
+        process=result("process", for_process),
+        torch=None if in_torch is None else result("torch", in_torch),
+        workers=workers,
+    )

@@ -1,0 +1,179 @@
+"""What user code prints, logs or warns on a worker reaches the client, saying where it comes from."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+import mpgrad as mg
+
+pytestmark = pytest.mark.process
+
+
+class Speaks(mg.Function):
+    """Says ``text`` in one of several ways."""
+
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, how: str, text: str) -> Any:
+        ctx.how, ctx.text = how, text
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        if ctx.how == "print":
+            print(ctx.text)
+        elif ctx.how == "no newline":
+            print(ctx.text, end="")
+        elif ctx.how == "stderr":
+            sys.stderr.write(ctx.text)
+        elif ctx.how == "log":
+            logging.getLogger("speaks").warning("%s", ctx.text)
+        elif ctx.how == "log exception":
+            try:
+                {}["missing"]
+            except KeyError:
+                logging.getLogger("speaks").exception("%s", ctx.text)
+        elif ctx.how == "warn":
+            warnings.warn(ctx.text, DeprecationWarning, stacklevel=1)
+        elif ctx.how == "breakpoint":
+            breakpoint()  # noqa: T100
+        return grad * 2, None, None
+
+
+def speak(how: str, text: str) -> None:
+    x = mg.tensor([1.0], requires_grad=True)
+    Speaks.apply(x, how, text).sum().backward()
+    assert x.grad.tolist() == [2.0]
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_print(engine: mg.Engine, capsys: Captured) -> None:
+    speak("print", "hello")
+    out, err = capsys.readouterr()
+    assert out in ("[worker 0] hello\n", "[worker 1] hello\n")
+    assert err == ""
+
+
+def test_every_line_has_its_prefix(engine: mg.Engine, capsys: Captured) -> None:
+    speak("print", "one\ntwo\n\nfour")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[len("[worker 0] ") :] for line in lines] == ["one", "two", "", "four"]
+
+
+def test_a_line_without_an_end_is_ended(engine: mg.Engine, capsys: Captured) -> None:
+    speak("no newline", "first")
+    speak("no newline", "second")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[len("[worker 0] ") :] for line in lines] == ["first", "second"]
+
+
+def test_stderr(engine: mg.Engine, capsys: Captured) -> None:
+    speak("stderr", "complaint\n")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("] complaint\n")
+
+
+def test_more_than_a_message_should_hold(engine: mg.Engine, capsys: Captured) -> None:
+    speak("print", "x" * 3_000_000)
+    assert len(capsys.readouterr().out) > 3_000_000
+
+
+def test_logging(engine: mg.Engine, caplog: pytest.LogCaptureFixture) -> None:
+    speak("log", "50 % done")
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("speaks", "WARNING")
+    assert record.getMessage().endswith("] 50 % done")
+    assert record.funcName == "backward"
+
+
+def test_a_logged_exception(engine: mg.Engine, caplog: pytest.LogCaptureFixture) -> None:
+    speak("log exception", "oh no")
+    (record,) = caplog.records
+    assert "oh no\nTraceback" in record.getMessage()
+    assert "KeyError: 'missing'" in record.getMessage()
+
+
+def test_a_logger_that_is_off_stays_silent(
+    engine: mg.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "speaks"):
+        speak("log", "not wanted")
+    assert caplog.records == []
+
+
+def test_warnings(engine: mg.Engine) -> None:
+    with pytest.warns(DeprecationWarning, match="old way"):
+        speak("warn", "old way")
+
+
+def test_breakpoint_names_local_mode(engine: mg.Engine) -> None:
+    with pytest.raises(RuntimeError, match="local"):
+        speak("breakpoint", "")
+
+
+SCRIPT = """
+import mpgrad as mg
+
+class Prints(mg.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        print("in backward")
+        return grad * 2
+
+x = mg.tensor([1.0], requires_grad=True)
+Prints.apply(x).sum().backward()
+print(x.grad.tolist())
+assert sum(mg.current_engine().statistics().tasks.values()) > 0
+assert "client" not in mg.current_engine().statistics().tasks
+"""
+
+
+def test_a_script_without_a_main_guard(
+    run_script: Callable[..., CompletedProcess[str]],
+) -> None:
+    done = run_script(SCRIPT)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert done.stdout in ("[worker 0] in backward\n[2.0]\n", "[worker 1] in backward\n[2.0]\n")
+
+
+NOTEBOOK = """
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+shell = InteractiveShell.instance()
+with capture_output() as cell:
+    result = shell.run_cell({source!r})
+result.raise_error()
+assert "in backward" in cell.stdout, cell.stdout
+print("shown in the cell")
+# The class is edited and the cell run again: the new backward counts.
+with capture_output() as cell:
+    result = shell.run_cell({source!r}.replace("grad * 2", "grad * 5"))
+result.raise_error()
+assert "[5.0]" in cell.stdout, cell.stdout
+print("edited")
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_cell(run_script: Callable[..., CompletedProcess[str]]) -> None:
+    pytest.importorskip("IPython")
+    done = run_script(NOTEBOOK.format(source=SCRIPT))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "shown in the cell\nedited\n"
