@@ -38,20 +38,14 @@ def branch_input(branch: int, elements: int) -> Array:
     return np.random.default_rng(branch).standard_normal(elements, np.float32)
 
 
-class Branch:
-    """The Function of one branch, to be mixed with a library's ``Function``.
+def branch_forward(ctx: Any, x: Any, loops: int) -> Any:
+    """``forward`` of the branches' Function, in every library."""
+    ctx.save_for_backward(x)
+    ctx.loops = loops
+    return x.sum()
 
-    ``gradient = x * upstream * spin(loops)``: one multiplication after the loop, so that a large
-    ``x`` also means a large gradient.
-    """
 
-    @staticmethod
-    def forward(ctx: Any, x: Any, loops: int) -> Any:
-        ctx.save_for_backward(x)
-        ctx.loops = loops
-        return x.sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        return x * (grad * spin(ctx.loops)), None
+def branch_backward(ctx: Any, grad: Any) -> Any:
+    """``x * grad * spin(loops)``: one product after the loop; a large ``x``, a large gradient."""
+    (x,) = ctx.saved_tensors
+    return x * (grad * spin(ctx.loops)), None

@@ -68,6 +68,7 @@ class Case:
         rounds: how often each is measured.
         unit, per_second: samples are multiplied by ``per_second`` to be in ``unit``.
         targets: what should be reached here.
+        tolerance: how far gradients may differ between libraries, by norm.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Case:
     unit: str = "ms"
     per_second: float = 1e3
     targets: Sequence[Target] = ()
+    tolerance: float = 1e-5
 
 
 @dataclass
@@ -132,7 +134,7 @@ def measure(case: Case, rounds: int | None = None, tick: Callable[[], None] = bo
             for _, sample in present:
                 sample()
                 tick()
-        _check([one for one, _ in present])
+        _check([one for one, _ in present], case.tolerance)
         for _ in range(case.rounds if rounds is None else rounds):
             for one, sample in present:
                 result.samples.setdefault(one.name, []).append(sample() * case.per_second)
@@ -159,8 +161,8 @@ def _collector_off() -> Iterator[None]:
         gc.enable()
 
 
-def _check(contenders: Sequence[Contender]) -> None:
-    """Every contender's gradients are those of the first, up to rounding."""
+def _check(contenders: Sequence[Contender], tolerance: float) -> None:
+    """All contenders have the same gradients: up to rounding, or in a group bit for bit."""
     computed = [
         (one, [np.array(array) for array in one.gradients()])
         for one in contenders
@@ -169,16 +171,15 @@ def _check(contenders: Sequence[Contender]) -> None:
     for index, (one, mine) in enumerate(computed):
         for other, theirs in computed[:index]:
             exact = bool(one.same_bits) and one.same_bits == other.same_bits
-            _compare(f"{one.name} and {other.name}", mine, theirs, exact=exact)
+            _compare(f"{one.name} and {other.name}", mine, theirs, 0.0 if exact else tolerance)
 
 
-def _compare(who: str, mine: list[Array], theirs: list[Array], *, exact: bool) -> None:
+def _compare(who: str, mine: list[Array], theirs: list[Array], tolerance: float) -> None:
     if len(mine) != len(theirs) or not mine:
         raise WrongGradient(f"{who} have {len(mine)} and {len(theirs)} gradients")
     for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
         if a.shape != b.shape:
             raise WrongGradient(f"{who}: gradient {number} has the shapes {a.shape} and {b.shape}")
-        # Sums of float32 in another order differ in proportion to the largest value.
-        tolerance = 0.0 if exact else 1e-4 * float(np.abs(b).max(initial=0.0))
-        if not np.allclose(a, b, rtol=0.0, atol=tolerance):
-            raise WrongGradient(f"{who}: gradient {number} differs by {np.abs(a - b).max():.3g}")
+        distance = float(np.linalg.norm(a - b))
+        if not distance <= tolerance * float(np.linalg.norm(b)):
+            raise WrongGradient(f"{who}: gradient {number} differs, by norm, by {distance:.3g}")

@@ -42,6 +42,7 @@ class Tensor(TensorMembers):
         "_array",
         "_grad",
         "_grad_fn",
+        "_leaf_hooks",
         "_output_nr",
         "_post_accumulate_hooks",
         "_requires_grad",
@@ -70,6 +71,8 @@ class Tensor(TensorMembers):
         self._version_counter = version_counter or VersionCounter()
         #: The leaf's AccumulateGrad, held weakly: the graph owns it (see gradient_edge).
         self._accumulator: weakref.ref[AccumulateGrad] | None = None
+        #: Hooks on a leaf's gradient. They stay with the tensor: its AccumulateGrad comes and goes.
+        self._leaf_hooks: Hooks | None = None
         self._post_accumulate_hooks: Hooks | None = None
 
     # ------------------------------------------------------------------ what it is
@@ -202,6 +205,8 @@ class Tensor(TensorMembers):
         if not self._requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         edge = gradient_edge(self)
+        if self._grad_fn is None and self._leaf_hooks is None:
+            self._leaf_hooks = edge.function.hooks_for(0)
         return edge.function.hooks_for(edge.input_nr).add(hook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import mpgrad as mg
-from benchmarks.gil_work import Branch, branch_input, loops_for
+from benchmarks.gil_work import branch_backward, branch_forward, branch_input, loops_for
 from benchmarks.rounds import Case, Contender, Target, timed
 from benchmarks.runners import Program, Runner, mpgrad_runners, start_auto, torch_runners
 from benchmarks.two_processes import TwoProcesses
@@ -25,8 +25,11 @@ PROCESS = "mpgrad process"
 TORCH = "torch 1 thread"
 
 
-class MpgradBranch(Branch, mg.Function):
+class MpgradBranch(mg.Function):
     """The branch as mpgrad sees it."""
+
+    forward = staticmethod(branch_forward)
+    backward = staticmethod(branch_backward)
 
 
 class _Grain(NamedTuple):
@@ -99,7 +102,10 @@ def _program(library: Any, loops: int, elements: int) -> Program:
 
 
 def _torch_branch(torch: Any) -> Any:
-    class TorchBranch(Branch, torch.autograd.Function):
+    class TorchBranch(torch.autograd.Function):
         """The branch as torch sees it."""
+
+        forward = staticmethod(branch_forward)
+        backward = staticmethod(branch_backward)
 
     return TorchBranch

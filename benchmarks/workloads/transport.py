@@ -161,24 +161,26 @@ def _one_node(library: Any) -> Program:
     return Program([leaf], lambda: function.apply(leaf))
 
 
-class Pass:
-    """The smallest Function, to be mixed with a library's ``Function``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2.0
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad * 2.0
+def _pass_forward(ctx: Any, x: Any) -> Any:
+    return x * 2.0
 
 
-class MpgradPass(Pass, mg.Function):
-    """It as mpgrad sees it."""
+def _pass_backward(ctx: Any, grad: Any) -> Any:
+    return grad * 2.0
+
+
+class MpgradPass(mg.Function):
+    """The smallest Function, as mpgrad sees it."""
+
+    forward = staticmethod(_pass_forward)
+    backward = staticmethod(_pass_backward)
 
 
 def _torch_pass(torch: Any) -> Any:
-    class TorchPass(Pass, torch.autograd.Function):
-        """It as torch sees it."""
+    class TorchPass(torch.autograd.Function):
+        """The smallest Function, as torch sees it."""
+
+        forward = staticmethod(_pass_forward)
+        backward = staticmethod(_pass_backward)
 
     return TorchPass

@@ -19,6 +19,8 @@ class AccumulateGrad(Node):
     def __init__(self, variable: Tensor) -> None:
         super().__init__((), (metadata_of(variable),), SEQUENCE_NR_MAX)
         self.variable = variable
+        if variable._leaf_hooks is not None:
+            self.tensor_hooks = {0: variable._leaf_hooks}
 
     def accumulate(self, grad: np.ndarray[Any, Any], *, exclusive: bool) -> None:
         """Add ``grad`` to ``variable.grad``, keeping the identity of a ``.grad`` that exists.

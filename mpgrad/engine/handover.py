@@ -163,6 +163,10 @@ class Handover:
         self, frozen: FrozenGraph, member: Member, code: dict[int, ShippedCode]
     ) -> NodeProgram:
         node = frozen.nodes[member.node]
+        if member.piece_of is not None:
+            name = f"Sum({node.name()})"
+            inputs = (_metadata(node.input_metadata[member.piece_of]),)
+            return NodeProgram(name, CaptureRule(), inputs, (), (), member.captures)
         return NodeProgram(
             frozen.spec.nodes[member.node].name,
             self._rule(frozen, member.node, code),

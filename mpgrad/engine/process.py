@@ -289,7 +289,7 @@ class ProcessEngine:
                 counters.tasks["client"] += on_client
             for task, _, microseconds, _ in outcome.ran:
                 members = planned.groups[task]
-                if len(members) == 1 or _is_dominated(frozen, members):
+                if members[0].piece_of is None and _is_dominated(frozen, members):
                     costs.observe(frozen.nodes[members[0].node], microseconds)
 
     def _error(

@@ -100,5 +100,7 @@ def explain(frozen: FrozenGraph, planned: Plan, mode: str, reason: str) -> Expla
         spec = frozen.spec.nodes[index]
         found = where(frozen.nodes[index], frozen.runs[index], spec.on_client)
         place = "client" if found.on_client or mode == "local" else "worker"
-        nodes.append(ExplainedNode(spec.name, planned.task_of[index], place, spec.cost_us, found.reason))
+        nodes.append(
+            ExplainedNode(spec.name, planned.task_of[index], place, spec.cost_us, found.reason)
+        )
     return Explanation(mode, reason, planned.work_us, planned.critical_path_us, tuple(nodes))

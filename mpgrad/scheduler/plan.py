@@ -1,10 +1,7 @@
-"""plan(): turn a GraphSpec into NodeTasks, the unit that is dispatched.
+"""plan(): turn a GraphSpec into NodeTasks, the unit that is dispatched, and wire them up.
 
-A message costs tens of microseconds and most Nodes a few, so cheap Nodes are fused into the task
-of their producer. A Node joins a group only if *all* its contributions come from that group; so a
-group is entered at its first Node alone, and the graph of groups cannot have a cycle: a path that
-leaves the group could come back only through that first Node, which would then depend on its own
-descendant. (A -> B -> C with A -> C: C joins A's group only if B did.)
+``fusion`` says which Nodes share a task, ``wide_sums`` which sums are taken in pieces; here every
+contribution gets its place.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -15,12 +12,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
+from mpgrad.scheduler.fusion import group
 from mpgrad.scheduler.graph_spec import GraphSpec
-
-#: Nodes cheaper than this may be fused into their producer's task ...
-FUSE_NODE_BELOW_US = 100.0
-#: ... as long as what was fused so far stays under this: urgent work waits at most that long.
-FUSE_GROUP_BELOW_US = 400.0
+from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
 #: ``OutputSpec.task`` of a result that goes to the caller.
 CAPTURE = -1
@@ -71,6 +65,9 @@ class Member(NamedTuple):
     routes: tuple[InnerTarget | int | None, ...]
     #: (input number, task output): complete gradients that the caller wants.
     captures: tuple[tuple[int, int], ...]
+    #: Set in a piece of a wide sum, which runs no rule: input 0 of the task is part of this input
+    #: of the node, and is passed on.
+    piece_of: int | None = None
 
 
 class Plan(NamedTuple):
@@ -89,17 +86,33 @@ class Plan(NamedTuple):
 
 def plan(spec: GraphSpec, *, fuse: bool = True) -> Plan:
     """Group the nodes of ``spec`` into NodeTasks and wire them up."""
-    group_of, groups = _group(spec, fuse)
+    group_of, groups = group(spec, fuse=fuse)
     wiring = _Wiring(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
     priorities = _critical_paths(costs, wiring.outputs)
+    wide = wiring.split_wide_sums()
+    tasks = _task_specs(spec, groups, wiring, priorities)
+    tasks += [_piece_spec(tasks[consumer], piece, nbytes) for consumer, nbytes, piece in wide]
+    return Plan(
+        tuple(tasks),
+        tuple(tuple(members) for members in wiring.members),
+        tuple(group_of),
+        wiring.seeds,
+        work_us=sum(costs),
+        critical_path_us=max(priorities, default=0.0),
+    )
+
+
+def _task_specs(
+    spec: GraphSpec, groups: list[list[int]], wiring: _Wiring, priorities: list[float]
+) -> list[NodeTaskSpec]:
     position = {node: at for at, node in enumerate(spec.order)}
     client_tasks = [g for g, nodes in enumerate(groups) if spec.nodes[nodes[0]].on_client]
     # Hooks run in the order of the serial engine, whatever finishes first: a chain of control
     # edges. It cannot deadlock, because that order is a topological one.
     successor = dict(pairwise(client_tasks))
     chained = set(successor.values())
-    tasks = tuple(
+    return [
         NodeTaskSpec(
             on_client=spec.nodes[nodes[0]].on_client,
             priority=priorities[g],
@@ -110,57 +123,19 @@ def plan(spec: GraphSpec, *, fuse: bool = True) -> Plan:
             unlocks=(successor[g],) if g in successor else (),
         )
         for g, nodes in enumerate(groups)
+    ]
+
+
+def _piece_spec(consumer: NodeTaskSpec, piece: Piece, nbytes: int) -> NodeTaskSpec:
+    """The task of one piece of a wide sum; as urgent as what waits for it."""
+    return NodeTaskSpec(
+        on_client=False,
+        priority=consumer.priority,
+        position=consumer.position,
+        dependencies=piece.places,
+        places=(piece.places,),
+        outputs=(OutputSpec(nbytes, *piece.consumer, 0),),
     )
-    return Plan(
-        tasks,
-        tuple(tuple(members) for members in wiring.members),
-        tuple(group_of),
-        wiring.seeds,
-        work_us=sum(costs),
-        critical_path_us=max(priorities, default=0.0),
-    )
-
-
-def _group(spec: GraphSpec, fuse: bool) -> tuple[list[int], list[list[int]]]:
-    """Assign each node to a group; groups and their nodes are in serial order."""
-    producers: list[list[int]] = [[] for _ in spec.nodes]
-    for index, node in enumerate(spec.nodes):
-        for target in node.edges:
-            if target is not None:
-                producers[target[0]].append(index)
-    seeded = {target[0] for target in spec.seeds}
-    group_of = [-1] * len(spec.nodes)
-    groups: list[list[int]] = []
-    fused_us: list[float] = []
-    for index in spec.order:
-        node = spec.nodes[index]
-        home = -1
-        if fuse and index not in seeded and node.cost_us < FUSE_NODE_BELOW_US:
-            home = _common_group(producers[index], group_of)
-        if home >= 0 and (
-            fused_us[home] + node.cost_us > FUSE_GROUP_BELOW_US
-            or node.on_client
-            or spec.nodes[groups[home][0]].on_client
-        ):
-            home = -1
-        if home < 0:
-            home = len(groups)
-            groups.append([])
-            fused_us.append(0.0)
-        else:
-            fused_us[home] += node.cost_us
-        groups[home].append(index)
-        group_of[index] = home
-    return group_of, groups
-
-
-def _common_group(producers: list[int], group_of: list[int]) -> int:
-    """The group that all producers belong to, or -1."""
-    home = group_of[producers[0]]
-    for producer in producers:
-        if group_of[producer] != home:
-            return -1
-    return home
 
 
 class _Wiring:
@@ -191,6 +166,39 @@ class _Wiring:
         for node in spec.order:
             if node not in self._bypassed:
                 self._wire(node, self._captures.get(node, []))
+
+    def split_wide_sums(self) -> list[tuple[int, int, Piece]]:
+        """Spread inputs with very many contributions over tasks of their own.
+
+        Returns:
+            For each new task: whose input it is part of, the input's bytes, the piece.
+        """
+        split: dict[tuple[int, int], WideSum] = {}
+        added: list[tuple[int, int, Piece]] = []
+        for task, head in enumerate(self._head):
+            for slot, nbytes in enumerate(self._spec.nodes[head].input_nbytes):
+                count = self.places[task][slot]
+                width = width_for(nbytes, count)
+                if width is not None:
+                    wide = WideSum((task, slot), count, width, len(self.members))
+                    split[task, slot] = wide
+                    self.places[task][slot] = wide.places_left
+                    member = Member(head, (), ((0, 0),), piece_of=slot)
+                    self.members += [[member] for _ in wide.pieces]
+                    added += [(task, nbytes, piece) for piece in wide.pieces]
+        if split:
+            self._redirect(split)
+        return added
+
+    def _redirect(self, split: dict[tuple[int, int], WideSum]) -> None:
+        for outputs in self.outputs:
+            for at, (nbytes, task, slot, place) in enumerate(outputs):
+                if (task, slot) in split:
+                    outputs[at] = OutputSpec(nbytes, *split[task, slot].redirect(place))
+        self.seeds = tuple(
+            split[task, slot].redirect(place) if (task, slot) in split else (task, slot, place)
+            for task, slot, place in self.seeds
+        )
 
     def _find_bypassed(self) -> dict[int, int]:
         """Sinks that one producer of their own group fills: node -> result number.
@@ -246,7 +254,7 @@ def _critical_paths(costs: list[float], outputs: list[list[OutputSpec]]) -> list
     """For each group, the cost of the longest path from it to the end, itself included."""
     longest = list(costs)
     # Groups are numbered in serial order of their first node, so consumers come later.
-    for group in range(len(costs) - 1, -1, -1):
-        behind = max((longest[o.task] for o in outputs[group] if o.task != CAPTURE), default=0.0)
-        longest[group] += behind
+    for at in range(len(costs) - 1, -1, -1):
+        behind = max((longest[o.task] for o in outputs[at] if o.task != CAPTURE), default=0.0)
+        longest[at] += behind
     return longest

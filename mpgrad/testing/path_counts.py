@@ -128,6 +128,8 @@ def run_members(
     ]
     sums[0] = list(inputs)
     outputs: list[Value | None] = [None] * output_count
+    if members[0].piece_of is not None:
+        return list(inputs)
     for at, member in enumerate(members):
         on_node(member.node)
         for input_nr, output in member.captures:

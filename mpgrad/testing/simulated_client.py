@@ -59,7 +59,7 @@ class SimulatedClient:
         self._send(Hello(self.peer, b"", PROTOCOL_VERSION))
         at = 0
         for name, graph in enumerate(self.graphs):
-            at += rng.randint(0, 2000)
+            at += rng.choice((0, rng.randint(0, 2000)))
             horizon = at + 200 * len(graph.spec.nodes)
             time.after(at, self._submit, name)
             if dice.strikes("cancel"):

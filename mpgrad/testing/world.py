@@ -38,7 +38,7 @@ from mpgrad.wire.schema import FROM_CLIENT, FROM_WORKER, EndSession, Hello
 #: A World that is not over after this many steps never will be.
 STEPS_MAX = 100_000
 STORY_LINES = 40
-AMPLE_BYTES, SMALL_BYTES = 1 << 30, (120_000, 250_000, 600_000)
+AMPLE_BYTES, SMALL_BYTES = 1 << 30, (50_000, 120_000, 400_000)
 
 
 class WorldFailure(AssertionError):

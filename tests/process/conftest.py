@@ -106,7 +106,7 @@ def script_environment() -> dict[str, str]:
     """Lets a script find this very mpgrad, in process mode with two workers."""
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "MPGRAD_ENGINE": "process",
         "MPGRAD_CPU_WORKERS": "2",
     }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.scheduler import plan
+from mpgrad.scheduler import fusion
 from mpgrad.testing.random_programs import random_program
 
 pytestmark = pytest.mark.process
@@ -55,7 +55,7 @@ def test_random_programs(workers: int, serial: list[list[str]]) -> None:
 @pytest.mark.slow
 def test_every_node_a_task(serial: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     # What is fused with what must not show in the bits; here nothing is, and all workers share.
-    monkeypatch.setattr(plan, "FUSE_NODE_BELOW_US", 0.0)
+    monkeypatch.setattr(fusion, "FUSE_NODE_BELOW_US", 0.0)
     with mg.Engine("process", cpu_workers=2) as engine:
         assert differing(range(0, PROGRAMS, 4), serial) == []
         assert len(engine.statistics().tasks) == 2

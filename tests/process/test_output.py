@@ -112,8 +112,17 @@ def test_a_logger_that_is_off_stays_silent(
     assert caplog.records == []
 
 
-def test_warnings(engine: mg.Engine) -> None:
-    with pytest.warns(DeprecationWarning, match="old way"):
+def test_warnings() -> None:
+    with pytest.warns(DeprecationWarning, match="old way") as caught:
+        # The workers take over the filters that hold when they start.
+        with mg.Engine("process", cpu_workers=1):
+            speak("warn", "old way")
+        assert [warned.filename for warned in caught] == [__file__]
+
+
+def test_a_filter_that_makes_warnings_errors(engine: mg.Engine) -> None:
+    # This is the filter that pytest was told to use.
+    with pytest.raises(DeprecationWarning, match="old way"):
         speak("warn", "old way")
 
 

@@ -7,12 +7,11 @@ from random import Random
 import pytest
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
+from mpgrad.scheduler.fusion import FUSE_GROUP_BELOW_US, FUSE_NODE_BELOW_US
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan import (
     CAPTURE,
-    FUSE_GROUP_BELOW_US,
-    FUSE_NODE_BELOW_US,
     InnerTarget,
     Plan,
     plan,
@@ -173,10 +172,8 @@ def test_a_producer_captures_for_a_fused_sink() -> None:
     spec = graph(node(1, 2), node(nbytes=4096, is_sink=True), node(is_sink=True), captures=(1, 2))
     [task] = plan(spec).tasks
     assert groups(plan(spec)) == [[0]]
-    assert [(o.nbytes, o.task, o.slot) for o in task.outputs] == [
-        (4096, CAPTURE, 0),
-        (0, CAPTURE, 1),
-    ]
+    leaving = [(output.nbytes, output.task, output.slot) for output in task.outputs]
+    assert leaving == [(4096, CAPTURE, 0), (0, CAPTURE, 1)]
 
 
 def test_a_sink_that_sums_stays_a_member() -> None:

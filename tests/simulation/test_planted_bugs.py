@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.scheduler import fusion
 from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.graph_task import GraphTask, TaskState
@@ -336,14 +337,14 @@ def places_do_not_follow_the_serial_order(patch):
             by_index = spec._replace(order=tuple(range(len(spec.nodes))))
             super().__init__(by_index, group_of, groups)
             for members in self.members:
-                members.sort(key=lambda member: self._rank[member.node])
+                members.sort(key=lambda member: self._member[member.node])
 
     patch.setattr(plan_module, "_Wiring", Wrong)
 
 
 @bug
 def nodes_are_fused_around_another(patch):
-    patch.setattr(plan_module, "_common_group", lambda producers, group_of: group_of[producers[-1]])
+    patch.setattr(fusion, "_common_group", lambda producers, group_of: group_of[producers[-1]])
 
 
 @bug

@@ -1,0 +1,329 @@
+"""Who dies, who notices, what the user sees: same bits, a named error, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.errors import CoordinatorLost, WorkerLost
+from mpgrad.testing.leftovers import descendants, is_alive, wait_until
+from tests.process.conftest import check_usable, script_command, script_environment
+
+pytestmark = pytest.mark.process
+
+
+class Dies(mg.Function):
+    """Doubles; on its way it tells its pid through a pipe and waits to be killed (once)."""
+
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, here: str, go_on: str) -> Any:
+        ctx.here, ctx.go_on = here, go_on
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        if not os.path.exists(ctx.go_on):
+            with open(ctx.here, "w") as pipe:
+                pipe.write(str(os.getpid()))
+            signal.pause()
+        return grad * 2, None, None
+
+
+class Crashes(mg.Function):
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return grad * 2
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def own_engine() -> Iterator[mg.Engine]:
+    """An engine that may be broken; it must work all the same before it is closed."""
+    with mg.Engine("process", cpu_workers=2) as engine:
+        yield engine
+        check_usable()
+
+
+def branches(x: mg.Tensor, *arguments: Any) -> mg.Tensor:
+    """Eight branches with sums at their ends; the third runs ``Dies``."""
+    values = [mg.tanh(x @ x.t() * (0.1 * number)) for number in range(8)]
+    if arguments:
+        values[2] = Dies.apply(values[2], *arguments)
+    else:
+        values[2] = values[2] * 2
+    return mg.stack([(value * value).mean() for value in values]).sum()
+
+
+def matrix() -> mg.Tensor:
+    values = np.random.default_rng(5).normal(size=(150, 150))
+    return mg.tensor(values.astype(np.float32), requires_grad=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> bytes:
+    x = matrix()
+    with mg.Engine("local"):
+        branches(x).backward()
+    return x.grad.numpy().tobytes()
+
+
+def beside(action: Callable[[], Any]) -> Any:
+    """Run ``action`` in another process while this one is busy (threads would be forked)."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return child
+
+
+def kill_when_told(pipe: Path, victim: Callable[[int], int], sent: signal.Signals) -> int:
+    """A child that waits for the pid in ``pipe`` and kills ``victim(pid)``."""
+
+    def action() -> None:
+        pid = int(pipe.read_text())
+        (pipe.parent / "go on").touch()
+        os.kill(victim(pid), sent)
+
+    return beside(action)
+
+
+# ---------------------------------------------------------------------- a worker
+
+
+def test_a_worker_killed_at_work(
+    own_engine: mg.Engine, pipe: Path, undisturbed: bytes
+) -> None:
+    x = matrix()
+    loss = branches(x, str(pipe), str(pipe.parent / "go on"))
+    child = kill_when_told(pipe, lambda pid: pid, signal.SIGKILL)
+    before = own_engine.worker_pids()
+    loss.backward()
+    os.waitpid(child, 0)
+    assert x.grad.numpy().tobytes() == undisturbed
+    statistics = own_engine.statistics()
+    assert (statistics.restarts, statistics.failed) == (1, 0)
+    assert len(set(before) & set(own_engine.worker_pids())) == 1
+
+
+def test_a_worker_killed_while_idle(own_engine: mg.Engine, undisturbed: bytes) -> None:
+    victim = own_engine.worker_pids()[0]
+    os.kill(victim, signal.SIGKILL)
+    assert wait_until(lambda: victim not in own_engine.worker_pids())
+    assert wait_until(lambda: len(own_engine.worker_pids()) == 2)
+    x = matrix()
+    branches(x).backward()
+    assert x.grad.numpy().tobytes() == undisturbed
+    assert own_engine.statistics().restarts == 1
+
+
+def test_all_workers_killed_at_once(own_engine: mg.Engine, undisturbed: bytes) -> None:
+    for pid in own_engine.worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    x = matrix()
+    branches(x).backward()
+    assert x.grad.numpy().tobytes() == undisturbed
+    assert own_engine.statistics().restarts == 2
+
+
+def test_a_function_that_always_kills_its_worker(own_engine: mg.Engine) -> None:
+    x = mg.tensor([1.0], requires_grad=True)
+    y = mg.tensor([1.0], requires_grad=True)
+    with pytest.raises(WorkerLost) as caught:
+        (Crashes.apply(x) + y.exp()).sum().backward()
+    assert "CrashesBackward" in str(caught.value)
+    assert "SIGSEGV" in str(caught.value)
+    assert (x.grad, y.grad) == (None, None)
+    assert own_engine.statistics().failed == 1
+
+
+# ---------------------------------------------------------------------- the coordinator
+
+
+def test_the_coordinator_killed_while_idle(own_engine: mg.Engine, undisturbed: bytes) -> None:
+    coordinator = own_engine.coordinator_pid
+    assert coordinator is not None
+    workers = own_engine.worker_pids()
+    os.kill(coordinator, signal.SIGKILL)
+    assert wait_until(lambda: not any(map(is_alive, workers)), 1.0)
+    x = matrix()
+    branches(x).backward()
+    assert x.grad.numpy().tobytes() == undisturbed
+    assert own_engine.coordinator_pid != coordinator
+
+
+def test_the_coordinator_killed_at_work(own_engine: mg.Engine, pipe: Path) -> None:
+    x = matrix()
+    branches(x).backward()
+    before = x.grad.numpy().tobytes()
+    loss = branches(x, str(pipe), str(pipe.parent / "go on"))
+    child = kill_when_told(pipe, parent_of, signal.SIGKILL)
+    with pytest.raises(CoordinatorLost, match=r"no \.grad was changed"):
+        loss.backward()
+    os.waitpid(child, 0)
+    assert x.grad.numpy().tobytes() == before
+
+
+def parent_of(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("PPid:"):
+            return int(line.split()[1])
+    raise LookupError(pid)
+
+
+# ---------------------------------------------------------------------- the client
+
+CLIENT = """
+import sys
+import mpgrad as mg
+from tests.process.test_deaths import branches, matrix
+
+x = matrix()
+if {busy}:
+    branches(x, {pipe!r}, {go_on!r}).backward()
+else:
+    branches(x).backward()
+    print("done", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_client_killed(tmp_path: Path, pipe: Path, busy: bool) -> None:
+    source = CLIENT.format(busy=busy, pipe=str(pipe), go_on=str(tmp_path / "go on"))
+    client = subprocess.Popen(
+        script_command(tmp_path, source),
+        env=script_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with client:
+        if busy:
+            assert int(pipe.read_text()) > 0
+        else:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"done\n"
+        family = descendants(client.pid)
+        assert len(family) == 3
+        client.kill()
+        client.wait()
+        assert wait_until(lambda: not any(map(is_alive, family)), 1.0)
+
+
+def test_a_script_that_fails(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_script(
+        "import mpgrad as mg, os\n"
+        "x = mg.tensor([1.0], requires_grad=True)\n"
+        "x.exp().sum().backward()\n"
+        "print(mg.current_engine().coordinator_pid, *mg.current_engine().worker_pids())\n"
+        "raise ValueError('in the script')\n"
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: in the script\n")
+    assert "mpgrad" not in done.stderr
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 3
+    assert wait_until(lambda: not any(map(is_alive, pids)), 1.0)
+
+
+INTERRUPTED = """
+import mpgrad as mg
+from tests.process.test_deaths import branches, matrix
+
+x = matrix()
+try:
+    branches(x, {pipe!r}, {go_on!r}).backward()
+except KeyboardInterrupt:
+    print("interrupted", x.grad)
+engine = mg.current_engine()
+pids = engine.worker_pids()
+branches(x).backward()
+print(engine.statistics().failed, engine.worker_pids() == pids, x.grad.shape)
+"""
+
+
+def test_ctrl_c(tmp_path: Path, pipe: Path) -> None:
+    # The interrupted task waits for a signal that it can handle; any will do.
+    go_on = tmp_path / "go on"
+    client = subprocess.Popen(
+        script_command(tmp_path, INTERRUPTED.format(pipe=str(pipe), go_on=str(go_on))),
+        env=script_environment(),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with client:
+        worker = int(pipe.read_text())
+        go_on.touch()
+        # As a terminal does it: the whole process group gets the signal.
+        os.killpg(client.pid, signal.SIGINT)
+        os.kill(worker, signal.SIGCONT)
+        assert client.stdout is not None
+        first = client.stdout.readline()
+        assert first == b"interrupted None\n"
+        assert client.stdout.read() == b"1 True (150, 150)\n"
+    assert client.returncode == 0
+
+
+# ---------------------------------------------------------------------- fork
+
+
+def test_a_forked_child_has_an_engine_of_its_own(
+    own_engine: mg.Engine, undisturbed: bytes
+) -> None:
+    x = matrix()
+    branches(x).backward()
+    before = own_engine.worker_pids()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(writer, "wb") as stream:
+            stream.write(in_the_child(own_engine, undisturbed).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        assert stream.read() == "the same bits, other workers"
+    os.waitpid(child, 0)
+    y = matrix()
+    branches(y).backward()
+    assert y.grad.numpy().tobytes() == undisturbed
+    assert own_engine.worker_pids() == before
+
+
+def in_the_child(engine: mg.Engine, undisturbed: bytes) -> str:
+    try:
+        before = set(engine.worker_pids())
+        x = matrix()
+        branches(x).backward()
+        same = x.grad.numpy().tobytes() == undisturbed
+        others = not before & set(engine.worker_pids())
+        engine.close()
+        return f"{'the same' if same else 'other'} bits, {'other' if others else 'the same'} workers"
+    except BaseException as error:
+        return repr(error)
+    finally:
+        sys.stdout.flush()
