@@ -63,18 +63,24 @@ ALL_FAULTS = Faults(
 )
 
 
+#: Faults that are drawn for every task.
+OF_TASKS = ("crash_before_reply", "crash_after_reply", "stall", "duplicate_reply", "forge")
+
+
 class FaultDice:
     """Throws for each fault, and counts those that happened."""
 
     def __init__(self, faults: Faults, rng: Random) -> None:
         # Each World leaves out about half of the kinds: where everything fails at once, little
         # gets far, and what two faults do to each other is never seen alone ("swarm testing",
-        # Groce et al., 2012). In one World of three the others strike four times as often, so
-        # that the same task is hit again and again.
+        # Groce et al., 2012). In one World of three, faults of single tasks strike four times
+        # as often, so that the same task is hit again and again.
         self._rng = rng
         intensity = rng.choice((1, 1, 4))
         self.rates = {
-            field.name: min(1.0, getattr(faults, field.name) * intensity * rng.randint(0, 1))
+            field.name: getattr(faults, field.name)
+            * (intensity if field.name in OF_TASKS else 1)
+            * rng.randint(0, 1)
             for field in fields(faults)
         }
         self.injected: Counter[str] = Counter()

@@ -60,7 +60,7 @@ class SimulatedClient:
         at = 0
         for name, graph in enumerate(self.graphs):
             at += rng.choice((0, rng.randint(0, 2000)))
-            horizon = at + 200 * len(graph.spec.nodes)
+            horizon = at + 80 * len(graph.spec.nodes)
             time.after(at, self._submit, name)
             if dice.strikes("cancel"):
                 time.after(rng.randint(at, horizon), self._cancel, name)

@@ -141,7 +141,7 @@ class World:
         for slot in range(self.options["workers"]):
             self._start_worker(slot)
             if self.dice.strikes("kill"):
-                self.time.after(rng.randint(0, 20_000), self._kill, slot)
+                self.time.after(rng.randint(0, 8_000), self._kill, slot)
         for client in self._clients.values():
             client.start()
 
