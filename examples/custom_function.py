@@ -27,11 +27,13 @@ class LogDeterminant(mg.Function):
         return grad * np.linalg.inv(matrix.numpy()).T
 
 
+calls = []
+
+
 class Counted(mg.Function):
     """The identity; counts its backwards in a list, so that it has to run in this process."""
 
     run_on = "client"
-    calls = []
 
     @staticmethod
     def forward(ctx, x):
@@ -39,12 +41,12 @@ class Counted(mg.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        Counted.calls.append(grad.shape)
+        calls.append(grad.shape)
         return grad
 
 
 mg.manual_seed(0)
-matrices = [(mg.randn(SIZE, SIZE, dtype=mg.float64)).requires_grad_() for _ in range(4)]
+matrices = [mg.randn(SIZE, SIZE, dtype=mg.float64, requires_grad=True) for _ in range(4)]
 
 with mg.Engine(mode="process") as engine:
     total = mg.stack([LogDeterminant.apply(Counted.apply(m)) for m in matrices]).sum()
@@ -52,7 +54,7 @@ with mg.Engine(mode="process") as engine:
     print(engine.explain(total))
     total.backward()
 
-print(f"\nCounted.backward ran {len(Counted.calls)} times in this process")
+print(f"\nCounted.backward ran {len(calls)} times in this process")
 
 # Compare one entry of the gradient with a central difference.
 first, step = matrices[0].detach().numpy(), 1e-6

@@ -95,9 +95,9 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_debug(text: str) -> int:
-    """How much to report, 0 to 3."""
-    if text not in ("0", "1", "2", "3"):
-        raise ValueError("expected 0, 1, 2 or 3")
+    """How much to report, 0 to 2."""
+    if text not in ("0", "1", "2"):
+        raise ValueError("expected 0, 1 or 2")
     return int(text)
 
 
@@ -137,8 +137,8 @@ DEBUG: Setting[int] = Setting(
     "MPGRAD_DEBUG",
     0,
     parse_debug,
-    "`0` to `3`",
-    "How much the engine reports about itself; 0 is nothing.",
+    "`0`, `1`, `2`",
+    "What the engine reports on stderr: nothing; the mode of each backward and why; every node.",
     "`0`",
 )
 

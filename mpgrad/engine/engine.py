@@ -117,7 +117,10 @@ class Engine:
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph; see ``autograd.engine_slot``."""
         self._check_open()
-        if self._choose(frozen).mode == "process":
+        choice = self._choose(frozen)
+        if config.debug():
+            _report(frozen, choice)
+        if choice.mode == "process":
             if self._effective_mode() == "process" or self._process.is_running:
                 return self._process.execute(frozen)
             self._start_in_background()  # `auto` does not wait for it
@@ -160,9 +163,7 @@ class Engine:
         self._check_open()
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        choice = self._choose(frozen)
-        placed, _ = place(frozen)
-        return explain(placed, plan(placed.spec), choice.mode, choice.reason)
+        return _explain(frozen, self._choose(frozen))
 
     def statistics(self) -> EngineStatistics:
         """Counters and memory figures as of now."""
@@ -201,6 +202,19 @@ class Engine:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
         return f"<Engine mode={self.mode!r} cpu_workers={self.cpu_workers} {state}>"
+
+
+def _explain(frozen: FrozenGraph, choice: Choice) -> Explanation:
+    placed, _ = place(frozen)
+    return explain(placed, plan(placed.spec), choice.mode, choice.reason)
+
+
+def _report(frozen: FrozenGraph, choice: Choice) -> None:
+    """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
+    text = f"{choice.mode} ({choice.reason})"
+    if config.debug() >= 2:
+        text = str(_explain(frozen, choice))
+    print(f"mpgrad: backward: {text}", file=sys.stderr)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

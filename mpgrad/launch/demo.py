@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import mpgrad as mg
+from mpgrad import machine
 from mpgrad.launch import demo_branches, demo_digits, demo_torch
 from mpgrad.launch.demo_branches import BRANCHES, Race
 from mpgrad.launch.demo_digits import Training
@@ -37,13 +38,16 @@ def main() -> int | None:
     except ImportError:
         console.print('mpgrad demo needs scikit-learn: pip install "mpgrad[data]"', markup=False)
         return 1
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    console.print(
-        f"[bold]mpgrad {mg.__version__}[/] on Python {platform.python_version()}, {cpus} CPUs\n"
-    )
+    console.print(f"[bold]mpgrad {mg.__version__}[/] on {_machine()}\n")
     same_network = _show_digits(console, digits)
     same_branches = _show_branches(console)
     return None if same_network and same_branches else 1
+
+
+def _machine() -> str:
+    """What the figures depend on: Python, CPUs, and how busy these are with other things."""
+    load = f", load {os.getloadavg()[0]:.1f} before the start" if hasattr(os, "getloadavg") else ""
+    return f"Python {platform.python_version()}, {machine.available_cpus()} CPUs{load}"
 
 
 # ---------------------------------------------------------------------------- the network
@@ -131,7 +135,7 @@ def _show_branches(console: Console) -> bool:
     console.print(_indented(_race_table(race)))
     same = race.local.gradients == race.process.gradients
     console.print(f"   gradients of local and process: {_same_or_not(same)}")
-    console.print(_speed_up(race))
+    console.print(_speed_up(race, ink="█" if console.encoding.startswith("utf") else "#"))
     return same
 
 
@@ -144,11 +148,11 @@ def _race_table(race: Race) -> Table:
     return table
 
 
-def _speed_up(race: Race) -> Panel:
+def _speed_up(race: Race, ink: str) -> Panel:
     other, name = (race.local, "mpgrad local") if race.torch is None else (race.torch, "torch")
     number = f"{other.median_s / race.process.median_s:.2f}x"
     return Panel(
-        f"[bold green]{in_large_letters(number)}[/]\n\n"
+        f"[bold green]{in_large_letters(number, ink)}[/]\n\n"
         f"as fast as {name}, with {race.workers} workers",
         title="one backward()",
         expand=False,

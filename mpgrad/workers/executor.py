@@ -131,7 +131,11 @@ def run_steps(
         if step.apply is None:
             continue
         started = perf_counter() if timings is not None else 0.0
-        results = _apply(step, values, xp, placement)
+        try:
+            results = _apply(step, values, xp, placement)
+        except Exception as error:
+            error.add_note(f"in the backward graph at {_describe(step)}")
+            raise
         if timings is not None:
             timings.append(perf_counter() - started)
         del buffer, values
@@ -142,6 +146,15 @@ def run_steps(
                 add(route[0], route[1], result)  # type: ignore[index]
         if step.release is not None:
             step.release()
+
+
+def _describe(step: Step) -> str:
+    """Name, and shapes of the gradients that flow in and out."""
+    inputs, outputs = (
+        ", ".join("-" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in metas)
+        for metas in (step.inputs, step.outputs)
+    )
+    return f"{step.name}({inputs}) -> ({outputs})"
 
 
 def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:

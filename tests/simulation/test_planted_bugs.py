@@ -1,6 +1,6 @@
 """A simulation that finds nothing proves nothing: each bug planted here, World must catch.
 
-One bug at a time goes into the cores or the planner. Some seed of the first 300 must fail with it,
+One bug at a time goes into the cores or the planner. Some seed of the first 500 must fail with it,
 and that seed must pass without it.
 """
 
@@ -23,7 +23,7 @@ from mpgrad.scheduler.ready_queue import ReadyQueue
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.testing import Faults, World, WorldFailure, simulated_client
 
-SEEDS = 300
+SEEDS = 500
 #: What a mistake in a planted bug itself would raise.
 MISTAKES = (TypeError, NameError, AttributeError)
 

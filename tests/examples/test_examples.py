@@ -1,0 +1,45 @@
+"""Every example runs as it is, in a process of its own, with a small size."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+#: Example -> (its argument, what it must print).
+EXPECTED = {
+    "quickstart.py": ("200", ["local", "process", "gradients: [0.9"]),
+    "train_digits.py": ("1", ["epoch  1  loss"]),
+    "custom_function.py": ("20", ["LogDeterminantBackward", "ran 4 times in this process"]),
+    "hooks.py": ("8", ["entry: 0.01", "'hidden (8, 64)', 'updated (1,)'", "without an optimizer"]),
+}
+
+
+def test_every_example_is_tried() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example(name: str) -> None:
+    if name == "train_digits.py":
+        pytest.importorskip("sklearn")
+    argument, said = EXPECTED[name]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), argument],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [words for words in said if words not in done.stdout] == []
+    assert done.stderr == ""

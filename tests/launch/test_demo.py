@@ -1,0 +1,66 @@
+"""``mpgrad demo``: its parts, and the whole of it with a small size."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from mpgrad.launch import demo, demo_branches, demo_digits
+from mpgrad.launch.large_letters import in_large_letters
+
+
+def test_without_scikit_learn_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert demo.main() == 1
+    said = capsys.readouterr().out
+    assert said == 'mpgrad demo needs scikit-learn: pip install "mpgrad[data]"\n'
+
+
+def test_the_network_learns() -> None:
+    pytest.importorskip("sklearn")
+    losses: list[float] = []
+    training = demo_digits.train("local", demo_digits.load(), losses.append, epochs=3)
+    assert training.steps == len(losses) == demo_digits.steps(demo_digits.load(), epochs=3)
+    assert training.accuracy > 0.9
+    assert training.tasks == {}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_whole_demo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(demo, "BRANCH_MS", 0.5)
+    assert demo.main() is None
+    said = capsys.readouterr().out
+    assert said.count("identical bit for bit") == 2
+    assert "\x1b" not in said  # no terminal, no colours
+    accuracies = [word for word in said.split() if word.endswith("%")]
+    assert len(accuracies) == 2
+    assert all(float(word[:-1]) >= 97 for word in accuracies)
+
+
+def test_slow_branches_have_the_gradient_they_claim() -> None:
+    branches = demo_branches.branches(terms=1000)
+    assert branches.backward_seconds() > 0
+    for leaf in branches.leaves:
+        assert leaf.grad.tolist() == pytest.approx([3.14159] * demo_branches.ELEMENTS, abs=2e-3)
+
+
+def test_calibrate_scales_with_the_time() -> None:
+    assert demo_branches.calibrate(1e-3) > 0
+    assert demo_branches.calibrate(0.0) == 1
+
+
+def test_large_letters() -> None:
+    lines = in_large_letters("1.9x", ink="@").splitlines()
+    assert len(lines) == 5
+    assert len({len(line) for line in lines}) == 1
+    assert lines[4] == " @@@   @@  @@@@@  @   @"
+    with pytest.raises(KeyError):
+        in_large_letters("y")
