@@ -23,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
     options = _parser().parse_args(arguments)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
     if options.list:
         for workload in WORKLOADS.values():
             console.print(f"[bold]{workload.name}[/]\n{workload.about}\n", highlight=False)
@@ -53,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="few rounds, rough figures")
     parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of every case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page of the documents")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the page of the documents"
+    )
     return parser
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.machine import is_busy
-from benchmarks.report import Run, figure, headings, rows
+from benchmarks.report import Run, cells_of, figure
 from benchmarks.rounds import CaseResult
 from benchmarks.statistics import Verdict, verdict
 from benchmarks.workloads import WORKLOADS
@@ -68,11 +68,7 @@ def _machine(run: Run) -> str:
 
 
 def _table(result: CaseResult) -> str:
-    table = [row.cells for row in rows(result)]
-    names = headings(result)
-    if not any(cells[-1] for cells in table):
-        names, table = names[:-1], [cells[:-1] for cells in table]
-    return _markdown_table(names, table)
+    return _markdown_table(*cells_of(result))
 
 
 def _targets(results: Sequence[CaseResult]) -> str:

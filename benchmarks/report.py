@@ -67,9 +67,13 @@ def headings(result: CaseResult) -> list[str]:
     return ["", f"median, {result.unit}", "min .. max", *ratios, ""]
 
 
-def rows(result: CaseResult) -> list[Row]:
-    """One per contender, in the order in which they took turns."""
-    return [Row(result, contender) for contender in result.remarks]
+def cells_of(result: CaseResult) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows, one per contender in their order; no column without anything in it."""
+    names = headings(result)
+    table = [Row(result, contender).cells for contender in result.remarks]
+    if not any(row[-1] for row in table):
+        names, table = names[:-1], [row[:-1] for row in table]
+    return names, table
 
 
 def figure(value: float) -> str:
@@ -96,10 +100,11 @@ def show_case(console: Console, workload: str, result: CaseResult) -> None:
     """The table of one case and what became of its targets."""
     count = max((len(samples) for samples in result.samples.values()), default=0)
     table = Table(title=f"{workload}: {result.name} ({count} rounds)", title_justify="left")
-    for number, heading in enumerate(headings(result)):
-        table.add_column(heading, justify="right" if 0 < number < 3 else "left")
-    for row in rows(result):
-        table.add_row(*row.cells)
+    names, cells = cells_of(result)
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if 0 < number < 3 else "left")
+    for row in cells:
+        table.add_row(*row)
     console.print()
     console.print(table)
     for target in result.targets:
@@ -107,8 +112,12 @@ def show_case(console: Console, workload: str, result: CaseResult) -> None:
         if found.measured is None:
             console.print(f"   [dim]?[/] {found.wanted}: not measured", highlight=False)
             continue
-        mark = "[green]reached[/]" if found.is_reached else f"[red]missed by {found.missed_by:.0%}[/]"
-        console.print(f"   {mark}  {found.wanted}: {figure(found.measured.median)}", highlight=False)
+        mark = (
+            "[green]reached[/]" if found.is_reached else f"[red]missed by {found.missed_by:.0%}[/]"
+        )
+        console.print(
+            f"   {mark}  {found.wanted}: {figure(found.measured.median)}", highlight=False
+        )
 
 
 def as_json(run: Run) -> dict[str, Any]:

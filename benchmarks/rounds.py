@@ -97,23 +97,34 @@ class WrongGradient(AssertionError):
     """Two contenders do not compute the same."""
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that ``work`` takes, after the garbage of what came before is gone."""
+def timed(work: Callable[[], object], repeats: int = 1) -> float:
+    """Seconds that ``work`` takes; see :func:`backward`."""
+    return _average(lambda: None, lambda _: work(), repeats)
+
+
+def backward(build: Callable[[], Any], repeats: int = 1) -> Callable[[], float]:
+    """A sample that times ``backward()`` alone of the graph that ``build`` records.
+
+    Args:
+        build: the forward pass; returns the root.
+        repeats: short work is done so often in a row, after once unseen, and averaged: else the
+            sample is mostly the cold caches that the collection before it leaves.
+    """
+    return lambda: _average(build, lambda root: root.backward(), repeats)
+
+
+def _average(prepare: Callable[[], Any], work: Callable[[Any], object], repeats: int) -> float:
     gc.collect()
     time.sleep(SETTLE_S)
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def backward(build: Callable[[], Any]) -> Callable[[], float]:
-    """A sample that times ``backward()`` alone of the graph that ``build`` records."""
-
-    def sample() -> float:
-        root = build()
-        return timed(root.backward)
-
-    return sample
+    if repeats > 1:
+        work(prepare())
+    seconds = 0.0
+    for _ in range(repeats):
+        prepared = prepare()
+        start = time.perf_counter()
+        work(prepared)
+        seconds += time.perf_counter() - start
+    return seconds / repeats
 
 
 def measure(case: Case, rounds: int | None = None, tick: Callable[[], None] = bool) -> CaseResult:
@@ -152,7 +163,7 @@ def sample_count(case: Case, rounds: int | None = None) -> int:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """No cyclic collection inside a sample; ``timed`` collects before each one."""
+    """No cyclic collection inside a sample; there is one before each."""
     gc.collect()
     gc.disable()
     try:

@@ -38,7 +38,7 @@ class Runner:
     same_bits: str = ""
     engine: mg.Engine | None = None
 
-    def contender(self, make: Callable[[Any], Program]) -> Contender:
+    def contender(self, make: Callable[[Any], Program], repeats: int = 1) -> Contender:
         """The program that ``make`` writes for this runner's library; timed is ``backward()``."""
         if self.library is None:
             return Contender(self.name, None, remark=lambda: NOT_INSTALLED)
@@ -52,7 +52,7 @@ class Runner:
 
         return Contender(
             self.name,
-            backward(build),
+            backward(build, repeats),
             lambda: [leaf.grad for leaf in program.leaves],
             self.same_bits,
             self._remark,
@@ -63,7 +63,7 @@ class Runner:
         if self.engine is None or self.engine.mode != "auto":
             return ""
         counts = self.engine.statistics()
-        return f"so far {counts.backwards_process} in workers, {counts.backwards_local} local"
+        return f"{counts.backwards_process} in workers, {counts.backwards_local} local, so far"
 
 
 @dataclass(frozen=True)

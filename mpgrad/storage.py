@@ -15,7 +15,6 @@ from mpgrad.backends.cpu import LARGE_BYTES
 from mpgrad.shm.arena import client_arena
 
 
-
 class VersionCounter:
     """Counts in-place changes; shared by a tensor, its views and its ``detach()``."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -39,21 +39,22 @@ class _Grain(NamedTuple):
     milliseconds: float
     elements: int
     rounds: int
+    repeats: int
     against_limit: float | None
     against_torch: float
 
 
 _GRAINS = (
-    _Grain("20 ms", 20.0, 16, 9, 0.95, 1.75),
-    _Grain("20 ms and 4 MB", 20.0, 1 << 20, 9, 0.93, 1.75),
-    _Grain("2 ms", 2.0, 16, 15, None, 1.8),
-    _Grain("0.2 ms", 0.2, 16, 25, None, 1.5),
-    _Grain("0.02 ms", 0.02, 16, 41, None, 1.0),
+    _Grain("20 ms", 20.0, 16, 9, 1, 0.95, 1.75),
+    _Grain("20 ms and 4 MB", 20.0, 1 << 20, 9, 1, 0.93, 1.75),
+    _Grain("2 ms", 2.0, 16, 15, 1, None, 1.8),
+    _Grain("0.2 ms", 0.2, 16, 21, 5, None, 1.5),
+    _Grain("0.02 ms", 0.02, 16, 31, 20, None, 1.0),
 )
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """All grains; ``quick`` halves the longest to 10 ms."""
+    """All grains; ``quick`` measures few rounds of each."""
     with mpgrad_runners("process", "local", "auto") as runners:
         runners += torch_runners(1)
         for grain in _GRAINS:
@@ -61,13 +62,11 @@ def cases(quick: bool) -> Iterator[Case]:
             with ExitStack() as stack:
                 limit = stack.enter_context(TwoProcesses(BRANCHES, loops, grain.elements))
                 contenders = [
-                    runner.contender(lambda library: _program(library, loops, grain.elements))
+                    runner.contender(_branches(loops, grain.elements), grain.repeats)
                     for runner in runners
                 ]
                 _warm_auto(runners, contenders)
-                contenders.append(
-                    Contender(LIMIT, lambda limit=limit: timed(limit.run), limit.gradients)
-                )
+                contenders.append(Contender(LIMIT, _sample(limit, grain.repeats), limit.gradients))
                 yield Case(
                     grain.name,
                     contenders,
@@ -75,6 +74,10 @@ def cases(quick: bool) -> Iterator[Case]:
                     3 if quick else grain.rounds,
                     targets=_targets(grain),
                 )
+
+
+def _sample(limit: TwoProcesses, repeats: int) -> Callable[[], float]:
+    return lambda: timed(limit.run, repeats)
 
 
 def _warm_auto(runners: list[Runner], contenders: list[Contender]) -> None:
@@ -88,6 +91,10 @@ def _targets(grain: _Grain) -> tuple[Target, ...]:
     if grain.against_limit is None:
         return (against_torch,)
     return (Target(PROCESS, LIMIT, at_least=grain.against_limit), against_torch)
+
+
+def _branches(loops: int, elements: int) -> Callable[[Any], Program]:
+    return lambda library: _program(library, loops, elements)
 
 
 def _program(library: Any, loops: int, elements: int) -> Program:

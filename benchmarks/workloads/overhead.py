@@ -22,7 +22,7 @@ TORCH = "torch 1 thread"
 AUTO = "mpgrad auto"
 ELEMENTS = 8
 #: Rounds by number of nodes: large graphs take long, small ones are noisy.
-_ROUNDS = {100: 31, 1_000: 15, 10_000: 5}
+_ROUNDS = {100: 15, 1_000: 15, 10_000: 5}
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -35,7 +35,10 @@ def cases(quick: bool) -> Iterator[Case]:
                     continue
                 yield Case(
                     f"{shape}, {nodes:,} nodes",
-                    [runner.contender(_sized(program, nodes)) for runner in runners],
+                    [
+                        runner.contender(_sized(program, nodes), 1000 // nodes or 1)
+                        for runner in runners
+                    ],
                     (TORCH,),
                     3 if quick else rounds,
                     "us per node",
@@ -46,9 +49,9 @@ def cases(quick: bool) -> Iterator[Case]:
         runners += torch_runners(1)
         yield Case(
             "digits MLP",
-            [runner.contender(_digits) for runner in runners],
+            [runner.contender(_digits, 20) for runner in runners],
             (TORCH,),
-            5 if quick else 51,
+            5 if quick else 31,
             targets=(Target(AUTO, at_most=0.35),),
         )
 

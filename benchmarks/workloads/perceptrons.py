@@ -48,7 +48,10 @@ def _cases(
         runners += torch_runners(1, 2)
         yield Case(
             name,
-            [runner.contender(lambda library: _program(library, count, layers)) for runner in runners],
+            [
+                runner.contender(lambda library: _program(library, count, layers))
+                for runner in runners
+            ],
             (LOCAL, TORCH_2),
             rounds,
             targets=targets,

@@ -77,9 +77,9 @@ def cases(quick: bool) -> Iterator[Case]:
         )
     with mpgrad_runners("process", "local") as runners, TwoProcesses(2, 0, 1) as idle:
         runners += torch_runners(1)
-        contenders = [runner.contender(_one_node) for runner in runners]
-        contenders.append(Contender("pipe, one byte", lambda: timed(idle.ping)))
-        yield Case("one node", contenders, ("pipe, one byte",), 11 if quick else 101, "us", 1e6)
+        contenders = [runner.contender(_one_node, 20) for runner in runners]
+        contenders.append(Contender("pipe, one byte", lambda: timed(idle.ping, 20)))
+        yield Case("one node", contenders, ("pipe, one byte",), 5 if quick else 31, "us", 1e6)
 
 
 def _array() -> Any:

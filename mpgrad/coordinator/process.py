@@ -91,7 +91,8 @@ class Coordinator:
                 self._on_client_message(message)
             elif not from_client and self._is_ready(arrival.peer):
                 self._handle(message)
-        except (ProtocolError, InvariantViolated) as error:
+        except (ProtocolError, InvariantViolated, LookupError) as error:
+            # LookupError: a task, slot or place that the sender's own tables do not have.
             self._cut_off(arrival, error)
 
     def _greet(self, arrival: Arrival, hello: schema.Hello) -> None:

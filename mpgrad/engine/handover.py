@@ -20,7 +20,7 @@ from mpgrad.autograd.node import InputMetadata
 from mpgrad.autograd.shipping import ShippedCode
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.local import output_metadata
-from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef
+from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef, TensorHandle
 from mpgrad.scheduler.plan import InnerTarget, Member
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.lease import byte_bounds
@@ -80,15 +80,7 @@ class Handover:
             return InlineArray(array.shape, array.strides, array.dtype.str, offset, data)
         copy = self._store(data)
         start, block, generation = self._located(copy)
-        return SharedArray(
-            CLIENT_ARENA,
-            start + offset,
-            block,
-            generation,
-            array.shape,
-            array.strides,
-            array.dtype.str,
-        )
+        return _shared(array, start + offset, block, generation)
 
     def gradient(self, array: Array | None) -> GradientRef:
         """A C-contiguous gradient that flows into the graph from here (a seed, a hook's result)."""
@@ -255,9 +247,8 @@ def _bytes_of(code: ShippedCode) -> Array:
 
 
 def _shared(array: Array, offset: int, block: int, generation: int) -> SharedArray:
-    return SharedArray(
-        CLIENT_ARENA, offset, block, generation, array.shape, array.strides, array.dtype.str
-    )
+    layout = (array.shape, array.strides, array.dtype.str)
+    return SharedArray(TensorHandle(CLIENT_ARENA, offset, block, generation, *layout))
 
 
 def _metadata(meta: InputMetadata) -> Metadata:

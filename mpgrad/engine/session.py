@@ -104,7 +104,7 @@ class Session:
             readable = self._spoke.wait(None)
         replies: list[Any] = []
         for frame in self._spoke.receive():
-            replies += self._receive(decode(frame))
+            replies += self._receive(decode(frame, schema.TO_CLIENT))
         self._send(*replies)
         if self._coordinator.pidfd in readable:
             raise CoordinatorLost(

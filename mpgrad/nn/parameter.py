@@ -31,4 +31,4 @@ class Parameter(Tensor):
         self.requires_grad = requires_grad
 
     def __repr__(self) -> str:
-        return "Parameter containing:\n" + super().__repr__()
+        return f"Parameter containing:\n{Tensor(self._array, requires_grad=self._requires_grad)!r}"

@@ -110,6 +110,6 @@ class StopProcess(NamedTuple):
 
 Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
 ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ShutDown
-ToClient: TypeAlias = DispatchNodeTask | CompleteGraph | FailGraph | ForwardOutput
+ToClient: TypeAlias = DispatchNodeTask | CancelGraph | CompleteGraph | FailGraph | ForwardOutput
 CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker
 WorkerInstruction: TypeAlias = Reply | ExecuteNodeTask | StopProcess

@@ -214,6 +214,7 @@ class _Wiring:
             node: captured[0][1]
             for node, captured in self._captures.items()
             if self._spec.nodes[node].is_sink
+            and len(self._spec.nodes[node].input_nbytes) == 1
             and len(captured) == 1
             and contributions[node] == 1
             and self._head[self._group_of[node]] != node

@@ -13,18 +13,13 @@ import msgspec
 import numpy as np
 
 from mpgrad.errors import ProtocolError
+from mpgrad.handles import TensorHandle
 
 
 class SharedArray(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """An array in an arena (the fields of ``handles.TensorHandle``)."""
+    """An array in an arena."""
 
-    arena: int
-    offset: int
-    block_offset: int
-    generation: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
+    handle: TensorHandle
 
 
 class InlineArray(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -106,6 +106,17 @@ FROM_CLIENT = (
     ev.NodeTaskDone,
     ev.NodeTaskFailed,
 )
+TO_WORKER = (do.DispatchNodeTask, do.CancelGraph, do.ShutDown)
+TO_CLIENT = (
+    Welcome,
+    Refused,
+    Processes,
+    do.DispatchNodeTask,
+    do.CancelGraph,
+    do.CompleteGraph,
+    do.FailGraph,
+    do.ForwardOutput,
+)
 FROM_WORKER = (
     Hello,
     ev.NodeTaskDone,

@@ -16,7 +16,6 @@ import zmq
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Arrival, Received
 
-
 #: Milliseconds between attempts to connect.
 RECONNECT_MS = 5
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, TensorHandle
+from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block
 from mpgrad.shm.arena import ForeignArena
 from mpgrad.wire.programs import InlineArray, PackedArray
 
@@ -47,20 +47,7 @@ class WorkerMemory:
         """A read-only array over something that forward saved."""
         if isinstance(packed, InlineArray):
             return open_inline(packed)
-        arena = self._arenas.get(packed.arena)
-        if arena is None:
-            raise ProtocolError(f"there is no arena {packed.arena}")
-        return arena.open_strided(
-            TensorHandle(
-                packed.arena,
-                packed.offset,
-                packed.block_offset,
-                packed.generation,
-                packed.shape,
-                packed.strides,
-                packed.dtype,
-            )
-        )
+        return self._arena(packed.handle.arena).open_strided(packed.handle)
 
     def read_bytes(self, offset: int, nbytes: int) -> memoryview:
         """Bytes of the client's arena: a task's program."""
@@ -85,9 +72,7 @@ class WorkerMemory:
     def _open_block(
         self, block: Block, shape: tuple[int, ...], dtype: Any, *, writeable: bool
     ) -> Array:
-        arena = self._arenas.get(block.arena)
-        if arena is None:
-            raise ProtocolError(f"there is no arena {block.arena}")
+        arena = self._arena(block.arena)
         track = block.arena == ENGINE_ARENA
         array = arena.open(block, shape, dtype, writeable=writeable, track=track)
         if track:
@@ -95,6 +80,11 @@ class WorkerMemory:
             self._open[token] += 1
             self._blocks[token] = block
         return array
+
+    def _arena(self, number: int) -> ForeignArena:
+        if number not in self._arenas:
+            raise ProtocolError(f"there is no arena {number}")
+        return self._arenas[number]
 
     # ------------------------------------------------------------------ what stays open
 

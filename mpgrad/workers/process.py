@@ -15,7 +15,7 @@ from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.environment import WorkerEnvironment
-from mpgrad.wire.schema import PROTOCOL_VERSION, Hello
+from mpgrad.wire.schema import PROTOCOL_VERSION, TO_WORKER, Hello
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.wire.transport import WORKER_LANES
 from mpgrad.wire.zeromq import ZmqSpoke
@@ -24,8 +24,6 @@ from mpgrad.workers.output import OutputForwarder
 from mpgrad.workers.task import TaskRunner
 
 Reply: TypeAlias = ev.NodeTaskDone | ev.NodeTaskFailed
-
-FROM_COORDINATOR = (do.DispatchNodeTask, do.CancelGraph, do.ShutDown)
 
 
 class Worker:
@@ -59,7 +57,7 @@ class Worker:
                 self._spoke.wait(None)
             instructions: list[Any] = []
             for frame in self._spoke.receive():
-                instructions += self._state.handle_event(decode(frame, FROM_COORDINATOR))
+                instructions += self._state.handle_event(decode(frame, TO_WORKER))
             if finished is not None:
                 instructions += self._state.handle_event(ev.NodeTaskFinished(finished))
             if any(isinstance(instruction, do.StopProcess) for instruction in instructions):

@@ -57,7 +57,7 @@ def test_values(
         (config.GPUS, "1,1", "twice"),
         (config.SHM_LIMIT, "4 apples", "K, M, G or T"),
         (config.SHM_LIMIT, "0", "more than 0"),
-        (config.DEBUG, "yes", "0, 1, 2 or 3"),
+        (config.DEBUG, "yes", "0, 1 or 2"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(

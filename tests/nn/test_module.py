@@ -56,7 +56,7 @@ def test_assigning_none_or_another_kind_moves_the_registration() -> None:
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(AttributeError, match="'Net' object has no attribute 'weigth'"):
         Net().weigth  # noqa: B018
-    with pytest.raises(NotImplementedError, match='Module .Module. is missing the required "forw'):
+    with pytest.raises(NotImplementedError, match='missing the required "forward"'):
         nn.Module()(1)
 
 
@@ -143,6 +143,11 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     for said in ("loading state_dict for Linear", "size mismatch for weight", "extra"):
         assert said in str(caught.value)
     np.testing.assert_array_equal(layer.bias.detach().numpy(), before)
+
+
+def test_a_missing_name_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: bias"):
+        nn.Linear(2, 2).load_state_dict({"weight": np.ones((2, 2))})
 
 
 def test_strict_false_reports_what_did_not_match() -> None:
