@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks import machine
 from benchmarks.document import document
 from benchmarks.report import Run, as_json, show_case, show_header
-from benchmarks.rounds import CaseResult, measure, sample_count
+from benchmarks.rounds import WARM_UP_ROUNDS, CaseResult, Effort, measure
 from benchmarks.workloads import WORKLOADS, Workload
 
 
@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"[bold]{workload.name}[/]\n{workload.about}\n", highlight=False)
         return 0
     chosen = [WORKLOADS[name] for name in options.workloads or WORKLOADS]
-    run = _run(console, chosen, is_quick=options.quick, rounds=options.rounds)
+    effort = Effort(options.rounds, 1 if options.quick else WARM_UP_ROUNDS)
+    run = _run(console, chosen, effort, is_quick=options.quick)
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(run), indent=1) + "\n")
     if options.write is not None:
@@ -73,9 +74,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _run(
-    console: Console, chosen: Sequence[Workload], *, is_quick: bool, rounds: int | None
-) -> Run:
+def _run(console: Console, chosen: Sequence[Workload], effort: Effort, *, is_quick: bool) -> Run:
     start = time.perf_counter()
     run = Run(machine.describe(), machine.load(), machine.busy_now(), is_quick)
     show_header(console, run)
@@ -84,7 +83,7 @@ def _run(
             f"[yellow]Other programs use {run.busy_share:.0%} of the cores; ratios will scatter.[/]"
         )
     for workload in chosen:
-        run.results[workload.name] = _measure_all(console, workload, run, rounds)
+        run.results[workload.name] = _measure_all(console, workload, run, effort)
     run.load_after = machine.load()
     run.seconds = time.perf_counter() - start
     console.print(f"\n{run.seconds:.0f} s", highlight=False)
@@ -92,7 +91,7 @@ def _run(
 
 
 def _measure_all(
-    console: Console, workload: Workload, run: Run, rounds: int | None
+    console: Console, workload: Workload, run: Run, effort: Effort
 ) -> list[CaseResult]:
     """All cases of a workload; what they need is closed even if one fails."""
     results = []
@@ -103,13 +102,11 @@ def _measure_all(
             with Progress(
                 *columns, console=console, transient=True, auto_refresh=False
             ) as progress:
-                bar = progress.add_task(
-                    f"{workload.name}: {case.name}", total=sample_count(case, rounds)
-                )
+                bar = progress.add_task(f"{workload.name}: {case.name}", total=effort.samples(case))
 
                 def tick(progress: Progress = progress, bar: int = bar) -> None:
                     progress.update(bar, advance=1, refresh=True)  # type: ignore[arg-type]
 
-                results.append(measure(case, rounds, tick))
+                results.append(measure(case, effort, tick))
             show_case(console, workload.name, results[-1])
     return results

@@ -19,14 +19,14 @@ All contenders of a case take turns in every round (A B C, A B C, ...), in one r
 Before anything is timed, their gradients are compared: with each other up to rounding, between
 mpgrad's modes bit for bit. A ratio is formed within a round; shown are the median of the rounds and
 in brackets the smallest and largest. More than 1x is faster. Timed is `backward()` alone unless the
-workload says otherwise. The same for all: three rounds of warm-up, no cyclic garbage collection
+workload says otherwise. The same for all: rounds of warm-up before, no cyclic garbage collection
 inside a sample in the measuring process, no process bound to a core. mpgrad has two CPU workers
 with one BLAS thread each, and its `local` mode one BLAS thread.
 Ratios of one run can be compared; milliseconds of different runs cannot."""
 
 #: Targets that no workload measures yet.
 _NOT_MEASURED = (
-    "`numpy_branches` beside HIPS autograd (target: 2.5x its speed); jax, TensorFlow, Ray and Dask.",
+    "`numpy_branches` beside HIPS autograd (target: 2.5x its speed); jax, Ray and Dask.",
     "A chain 1024 wide; tiny nodes up to 1,000,000.",
     "Peak arena size (target: at most 1.25x the bytes of live saved tensors and gradients).",
     "More than two workers; GPUs.",

@@ -19,7 +19,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Pause before each sample: threads that spin for work after a parallel loop have gone to sleep.
 SETTLE_S = 0.005
-#: Rounds that nobody looks at, the same number for all; the first one also checks the gradients.
+#: Rounds that nobody looks at; gradients are compared after them.
 WARM_UP_ROUNDS = 3
 
 
@@ -38,7 +38,7 @@ class Contender:
 
     name: str
     sample: Callable[[], float] | None
-    gradients: Callable[[], Sequence[Array]] | None = None
+    gradients: Callable[[], Sequence[Any]] | None = None
     same_bits: str = ""
     remark: Callable[[], str] | None = None
 
@@ -127,12 +127,29 @@ def _average(prepare: Callable[[], Any], work: Callable[[Any], object], repeats:
     return seconds / repeats
 
 
-def measure(case: Case, rounds: int | None = None, tick: Callable[[], None] = bool) -> CaseResult:
-    """Check that all compute the same, warm up, then measure in turns.
+@dataclass(frozen=True)
+class Effort:
+    """How thoroughly to measure; ``rounds``: instead of each case's own number."""
+
+    rounds: int | None = None
+    warm_up_rounds: int = WARM_UP_ROUNDS
+
+    def samples(self, case: Case) -> int:
+        """How many samples :func:`measure` takes."""
+        present = sum(one.sample is not None for one in case.contenders)
+        return present * (self.warm_up_rounds + self.rounds_of(case))
+
+    def rounds_of(self, case: Case) -> int:
+        """The rounds that count."""
+        return case.rounds if self.rounds is None else self.rounds
+
+
+def measure(case: Case, effort: Effort = Effort(), tick: Callable[[], object] = bool) -> CaseResult:
+    """Warm up, check that all compute the same, then measure in turns.
 
     Args:
         case: what to measure.
-        rounds: instead of the case's own number.
+        effort: how thoroughly.
         tick: called after each sample, for a progress bar.
 
     Raises:
@@ -141,12 +158,12 @@ def measure(case: Case, rounds: int | None = None, tick: Callable[[], None] = bo
     result = CaseResult(case.name, case.unit, case.baselines, case.targets)
     present = [(one, one.sample) for one in case.contenders if one.sample is not None]
     with _collector_off():
-        for _ in range(WARM_UP_ROUNDS):
+        for _ in range(effort.warm_up_rounds):
             for _, sample in present:
                 sample()
                 tick()
         _check([one for one, _ in present], case.tolerance)
-        for _ in range(case.rounds if rounds is None else rounds):
+        for _ in range(effort.rounds_of(case)):
             for one, sample in present:
                 result.samples.setdefault(one.name, []).append(sample() * case.per_second)
                 tick()
@@ -155,21 +172,20 @@ def measure(case: Case, rounds: int | None = None, tick: Callable[[], None] = bo
     return result
 
 
-def sample_count(case: Case, rounds: int | None = None) -> int:
-    """How many samples :func:`measure` takes."""
-    present = sum(one.sample is not None for one in case.contenders)
-    return present * (WARM_UP_ROUNDS + (case.rounds if rounds is None else rounds))
-
-
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """No cyclic collection inside a sample; there is one before each."""
+    """No cyclic collection inside a sample; there is one before each.
+
+    What exists already (torch alone has 100,000s of objects) is frozen, so that those are short.
+    """
     gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
+        gc.unfreeze()
 
 
 def _check(contenders: Sequence[Contender], tolerance: float) -> None:

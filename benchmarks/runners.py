@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mpgrad as mg
@@ -34,7 +34,7 @@ class Runner:
 
     name: str
     library: Any
-    select: Callable[[], None]
+    select: Callable[[], object]
     same_bits: str = ""
     engine: mg.Engine | None = None
 
@@ -53,7 +53,7 @@ class Runner:
         return Contender(
             self.name,
             backward(build, repeats),
-            lambda: [leaf.grad for leaf in program.leaves],
+            lambda: [leaf.grad.numpy() for leaf in program.leaves],
             self.same_bits,
             self._remark,
         )
@@ -100,7 +100,7 @@ def torch_runners(*threads: int) -> list[Runner]:
     if torch is None:
         return [Runner(f"torch {_threads(count)}", None, bool) for count in threads]
     return [
-        Runner(f"torch {_threads(count)}", torch, lambda count=count: torch.set_num_threads(count))
+        Runner(f"torch {_threads(count)}", torch, partial(torch.set_num_threads, count))
         for count in threads
     ]
 

@@ -6,7 +6,7 @@ stands at its ``yield`` and ends with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from benchmarks.rounds import Case
@@ -18,7 +18,7 @@ class Workload(NamedTuple):
 
     name: str
     about: str
-    cases: Callable[[bool], Iterator[Case]]
+    cases: Callable[[bool], Generator[Case, None, None]]
 
 
 WORKLOADS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ _GRAINS = (
 )
 
 
-def cases(quick: bool) -> Iterator[Case]:
+def cases(quick: bool) -> Generator[Case, None, None]:
     """All grains; ``quick`` measures few rounds of each."""
     with mpgrad_runners("process", "local", "auto") as runners:
         runners += torch_runners(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ ELEMENTS = 8
 _ROUNDS = {100: 15, 1_000: 15, 10_000: 5}
 
 
-def cases(quick: bool) -> Iterator[Case]:
+def cases(quick: bool) -> Generator[Case, None, None]:
     """Three shapes in up to three sizes, and one small network."""
     with mpgrad_runners("process", "local") as runners:
         runners += torch_runners(1)
@@ -86,7 +86,7 @@ def _wide(library: Any, nodes: int) -> Program:
 
 
 def _tree(library: Any, nodes: int) -> Program:
-    """``nodes`` nodes: additions that halve the number of tensors until one is left, and the sum."""
+    """``nodes`` nodes: additions by twos until one tensor is left, and the sum."""
     leaves = _leaves(library, nodes)
 
     def forward() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,13 @@ TORCH_2 = "torch 2 threads"
 TOLERANCE = 1e-2
 
 
-def branches(quick: bool) -> Iterator[Case]:
+def branches(quick: bool) -> Generator[Case, None, None]:
     """8 perceptrons side by side."""
     targets = (Target(PROCESS, TORCH_2, at_most=1.15), Target(PROCESS, LOCAL, at_least=1.7))
     return _cases("8 x 4 layers", 8, 4, 3 if quick else 15, targets)
 
 
-def chain(quick: bool) -> Iterator[Case]:
+def chain(quick: bool) -> Generator[Case, None, None]:
     """One deep perceptron."""
     targets = (Target(PROCESS, LOCAL, at_least=1.7), Target(PROCESS, TORCH_2, at_most=1.2))
     return _cases("8 layers", 1, 8, 5 if quick else 25, targets)
@@ -43,7 +43,7 @@ def chain(quick: bool) -> Iterator[Case]:
 
 def _cases(
     name: str, count: int, layers: int, rounds: int, targets: tuple[Target, ...]
-) -> Iterator[Case]:
+) -> Generator[Case, None, None]:
     with mpgrad_runners("process", "local", "auto") as runners:
         runners += torch_runners(1, 2)
         yield Case(

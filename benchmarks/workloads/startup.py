@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from benchmarks.rounds import Case, Contender, Target
@@ -48,7 +48,7 @@ for child in children:
 )
 
 
-def cases(quick: bool) -> Iterator[Case]:
+def cases(quick: bool) -> Generator[Case, None, None]:
     """Imports, then workers."""
     yield Case(
         "import",

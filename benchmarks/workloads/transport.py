@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class Sum(mg.Function):
         return grad * x.sum(), None
 
 
-def cases(quick: bool) -> Iterator[Case]:
+def cases(quick: bool) -> Generator[Case, None, None]:
     """Large, then nothing."""
     rounds = 3 if quick else 7
     with mpgrad_runners("process", "local", workers=1) as (process, local), _summing() as torch_sum:

@@ -20,12 +20,12 @@ class Where(NamedTuple):
 
 def where(node: Node, runs: bool, spec_on_client: bool) -> Where:
     """Where ``node`` would run, and the reason in plain words."""
-    if spec_on_client:
-        return Where(True, "hooks run in the calling process")
     if not runs:
         return Where(False, "passes a finished gradient on")
     if isinstance(node, FunctionNode):
         return _where_function(node)
+    if spec_on_client:
+        return Where(True, "hooks run in the calling process")
     return Where(False, "an operator")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -49,8 +50,8 @@ class Session:
         self._spoke = ZmqSpoke.session(coordinator.directory, peer)
         self._spoke.watch(coordinator.pidfd)
         self._answers: list[Any] = []
-        #: Blocks that this session holds and whose last view here has died.
-        self.to_release: list[Block] = []
+        #: Blocks that this session holds and whose last view here has died; any thread appends.
+        self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
         self._interrupted = _Interrupts()
         self._send(schema.Hello(peer, coordinator.token, schema.PROTOCOL_VERSION))
@@ -132,7 +133,7 @@ class Session:
 
     def processes(self) -> schema.Processes:
         """Who works for this engine, and the arena's figures."""
-        self._send(schema.QueryProcesses(self.peer))
+        self._send(*self._releases(), schema.QueryProcesses(self.peer))
         answer: schema.Processes = self._answer(schema.Processes)
         return answer
 
@@ -141,10 +142,10 @@ class Session:
         self._send(*self._releases())
 
     def _releases(self) -> list[ev.BlocksReleased]:
-        if not self.to_release:
-            return []
-        blocks, self.to_release = tuple(self.to_release), []
-        return [ev.BlocksReleased(self.peer, blocks)]
+        blocks = []
+        while self.to_release:
+            blocks.append(self.to_release.popleft())
+        return [ev.BlocksReleased(self.peer, tuple(blocks))] if blocks else []
 
     def stop_engine(self) -> None:
         """Ask the coordinator to end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.padding import Padding
@@ -56,8 +57,8 @@ def _machine() -> str:
 def _show_digits(console: Console, digits: demo_digits.Digits) -> bool:
     """Train in both modes; whether the parameters came out the same."""
     console.print(
-        f"[bold]1. A convolutional network on {len(digits.train) + len(digits.test):,} handwritten "
-        f"digits[/]"
+        f"[bold]1. A convolutional network on {len(digits.train) + len(digits.test):,} "
+        "handwritten digits[/]"
     )
     with _progress(console) as progress:
         local = _train("local", digits, progress)
@@ -73,12 +74,22 @@ def _show_digits(console: Console, digits: demo_digits.Digits) -> bool:
 
 
 def _train(mode: str, digits: demo_digits.Digits, progress: Progress) -> Training:
-    task = progress.add_task(f"   {mode:<7}", total=demo_digits.steps(digits), loss="")
+    after_step = _counter(progress, mode, demo_digits.steps(digits))
+    return demo_digits.train(mode, digits, lambda loss: after_step(f"loss {loss:.4f}"))
 
-    def after_step(loss: float) -> None:
-        progress.update(task, advance=1, loss=f"loss {loss:.4f}")
 
-    return demo_digits.train(mode, digits, after_step)
+def _counter(progress: Progress, name: str, total: int) -> Callable[[str], None]:
+    """A function that moves a new bar on by one and writes a text beside it."""
+    task = progress.add_task(f"   {name:<7}", total=total, beside="")
+    stride = max(1, total // 50)
+
+    def advance(text: str) -> None:
+        progress.update(task, advance=1, beside=text)
+        # Drawn here, between two measurements, and not by a thread in the middle of one.
+        if progress.tasks[task].completed % stride == 0:
+            progress.refresh()
+
+    return advance
 
 
 def _progress(console: Console) -> Progress:
@@ -87,8 +98,9 @@ def _progress(console: Console) -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[beside]}"),
         console=console,
+        auto_refresh=False,
         disable=not console.is_terminal,
     )
 
@@ -130,8 +142,9 @@ def _show_branches(console: Console) -> bool:
     console.print(
         f"[bold]2. {BRANCHES} branches, each with {BRANCH_MS:.0f} ms of pure Python in backward[/]"
     )
-    with console.status("   all in turn, several rounds ..."):
-        race = demo_branches.race(terms, demo_torch.branches(terms))
+    with _progress(console) as progress:
+        after_round = _counter(progress, "rounds", demo_branches.ROUNDS)
+        race = demo_branches.race(terms, demo_torch.branches(terms), lambda: after_round(""))
     console.print(_indented(_race_table(race)))
     same = race.local.gradients == race.process.gradients
     console.print(f"   gradients of local and process: {_same_or_not(same)}")

@@ -13,8 +13,9 @@ import mpgrad as mg
 
 BRANCHES = 16
 ELEMENTS = 1_000
+ROUNDS = 9
+#: The first rounds, which still load modules and touch memory for the first time, do not count.
 WARM_UP_ROUNDS = 2
-ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -105,20 +106,26 @@ def branches(terms: int) -> Branches:
     return Branches(leaves, lambda: mg.cat([TimesPi.apply(leaf, terms) for leaf in leaves]).sum())
 
 
-def race(terms: int, in_torch: Branches | None) -> Race:
+def race(terms: int, in_torch: Branches | None, after_round: Callable[[], None]) -> Race:
     """Time the backward in both modes, and in PyTorch.
 
     All run in turn in each round, so that whatever else this machine does slows all of them.
+
+    Args:
+        terms: work of one branch.
+        in_torch: the branches in PyTorch, where it is installed.
+        after_round: called after each round.
     """
     for_local, for_process = branches(terms), branches(terms)
     times: dict[str, list[float]] = {"local": [], "process": [], "torch": []}
     with mg.Engine(mode="process") as engine:
-        for _ in range(WARM_UP_ROUNDS + ROUNDS):
+        for _ in range(ROUNDS):
             times["process"].append(for_process.backward_seconds())
             with mg.Engine(mode="local"):
                 times["local"].append(for_local.backward_seconds())
             if in_torch is not None:
                 times["torch"].append(in_torch.backward_seconds())
+            after_round()
         workers = len(engine.worker_pids())
 
     def result(name: str, runner: Branches) -> Result:

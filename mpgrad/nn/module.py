@@ -273,11 +273,9 @@ class Module:
         missing = [name for name in own if name not in state_dict]
         unexpected = [name for name in state_dict if name not in own]
         problems = [
-            f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from "
-            f"checkpoint, the shape in current model is {own[name].shape}"
-            for name, value in state_dict.items()
-            if name in own and tuple(value.shape) != own[name].shape
+            _mismatch(name, value, own[name]) for name, value in state_dict.items() if name in own
         ]
+        problems = [text for text in problems if text]
         if strict and unexpected:
             problems.append(f"Unexpected key(s) in state_dict: {', '.join(unexpected)}")
         if strict and missing:
@@ -309,3 +307,15 @@ class Module:
             return f"{head}({extra})"
         lines = [extra, *rows] if extra else rows
         return f"{head}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+def _mismatch(name: str, value: Any, own: Tensor) -> str:
+    """Why ``value`` cannot be copied into ``own``; empty if it can."""
+    if not isinstance(value, Tensor | np.ndarray):
+        return f"{name}: expected a Tensor or an array from checkpoint, got {type(value).__name__}"
+    if value.shape == own.shape:
+        return ""
+    return (
+        f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from "
+        f"checkpoint, the shape in current model is {own.shape}"
+    )

@@ -150,6 +150,11 @@ def test_a_missing_name_is_refused() -> None:
         nn.Linear(2, 2).load_state_dict({"weight": np.ones((2, 2))})
 
 
+def test_a_state_that_holds_no_array_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="bias: expected a Tensor or an array"):
+        nn.Linear(1, 1).load_state_dict({"weight": np.ones((1, 1)), "bias": 1.0})
+
+
 def test_strict_false_reports_what_did_not_match() -> None:
     layer = nn.Linear(2, 2)
     result = layer.load_state_dict({"bias": np.ones(2), "extra": np.ones(1)}, strict=False)

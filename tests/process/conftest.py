@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -93,6 +94,26 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
         )
 
     return run
+
+
+@pytest.fixture
+def start_script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start Python source as a script of its own; it does not survive the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(source: str, **options: Any) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(
+                script_command(tmp_path, source),
+                env=script_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                **options,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 def script_command(directory: Path, source: str) -> list[str]:

@@ -1,0 +1,51 @@
+"""The command measures, writes both files, and leaves nothing behind; no figure is judged."""
+
+from __future__ import annotations
+
+import json
+
+import psutil
+import pytest
+
+from benchmarks.cli import main
+from benchmarks.runners import find_torch
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_quick_run_of_one_workload(tmp_path, capsys):
+    before = set(psutil.Process().children(recursive=True))
+    figures, page = tmp_path / "figures.json", tmp_path / "page.md"
+    arguments = ["mlp_chain", "--quick", "--rounds", "1"]
+    assert main([*arguments, "--json", str(figures), "--write", str(page)]) == 0
+
+    run = json.loads(figures.read_text())
+    assert list(run["workloads"]) == ["mlp_chain"]
+    assert run["machine"]["processor"]
+    (case,) = run["workloads"]["mlp_chain"]
+    torch = {"torch 1 thread", "torch 2 threads"}
+    mpgrad = {"mpgrad process", "mpgrad local", "mpgrad auto"}
+    assert set(case["remarks"]) == mpgrad | torch
+    assert set(case["samples"]) == (mpgrad | torch if find_torch() else mpgrad)
+    assert all(len(samples) == 1 and samples[0] > 0 for samples in case["samples"].values())
+    assert set(case["speed_up"]) == {"mpgrad local", "torch 2 threads"}
+    assert [target["wanted"] for target in case["targets"]]
+
+    text = page.read_text()
+    assert "A quick run" in text
+    assert "## mlp_chain" in text
+    assert "| mpgrad process |" in text
+    assert "## Not reached yet" in text
+    assert "- gil_branches: left out of this run." in text
+    assert "mpgrad process" in capsys.readouterr().out
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["gil"], "'gil' is none of gil_branches, "), (["--rounds", "0"], "at least 1")],
+)
+def test_bad_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err

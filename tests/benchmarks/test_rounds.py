@@ -1,0 +1,118 @@
+"""How cases are measured, and what is said about the figures; nothing here is timed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.report import Row
+from benchmarks.rounds import (
+    WARM_UP_ROUNDS,
+    Case,
+    CaseResult,
+    Contender,
+    Target,
+    WrongGradient,
+    backward,
+    measure,
+)
+from benchmarks.statistics import speed_up, time_ratio, verdict
+
+
+def contender(name, *gradients, log=None, group=""):
+    def sample():
+        if log is not None:
+            log.append(name)
+        return 0.001
+
+    return Contender(name, sample, lambda: [np.array(g) for g in gradients], group)
+
+
+def result(**samples):
+    return CaseResult("case", "ms", ["b"], [], samples, dict.fromkeys(samples, ""))
+
+
+def test_contenders_take_turns_in_every_round():
+    log = []
+    case = Case("case", [contender(name, [1.0], log=log) for name in "abc"], "a", rounds=2)
+    measured = measure(case)
+    assert log == list("abc") * (WARM_UP_ROUNDS + 2)
+    assert measured.samples == {name: [1.0, 1.0] for name in "abc"}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "group"),
+    [
+        ([[1.0, 2.0]], [[1.0, 2.1]], ""),
+        ([[1.0, 2.0]], [[1.0, math.nan]], ""),
+        ([[1.0]], [[1.0, 1.0]], ""),
+        ([[1.0]], [[1.0], [1.0]], ""),
+        ([], [], ""),
+        ([[1.0]], [[1.0 + 1e-12]], "same bits"),
+    ],
+)
+def test_wrong_gradients_end_the_case_before_anything_is_measured(mine, theirs, group):
+    pair = [contender("a", *mine, group=group), contender("b", *theirs, group=group)]
+    with pytest.raises(WrongGradient, match="b and a"):
+        measure(Case("case", pair, (), rounds=1))
+
+
+def test_rounding_is_no_wrong_gradient():
+    pair = [contender("a", [1.0]), contender("b", [1.0 + 1e-12])]
+    assert set(measure(Case("case", pair, (), rounds=1)).samples) == {"a", "b"}
+
+
+def test_repeats_build_a_graph_for_each_backward():
+    built, ran = [], []
+
+    class Root:
+        def backward(self):
+            ran.append(self)
+
+    def build():
+        built.append(Root())
+        return built[-1]
+
+    assert backward(build, repeats=3)() >= 0.0
+    assert ran == built
+    assert len(built) == 4, "three that count and the first, which does not"
+
+
+def test_ratios_are_formed_within_a_round():
+    measured = result(a=[1.0, 10.0, 4.0], b=[2.0, 30.0, 4.0])
+    # The ratio of the medians would be 1.
+    assert speed_up(measured, "a", "b") == (2.0, 1.0, 3.0)
+    assert time_ratio(measured, "a", "b") == (0.5, pytest.approx(1 / 3), 1.0)
+    assert speed_up(measured, "a", "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("target", "is_reached", "missed_by"),
+    [
+        (Target("a", "b", at_least=2.0), True, 0.0),
+        (Target("a", "b", at_least=4.0), False, 0.5),
+        (Target("a", "b", at_most=0.5), True, 0.0),
+        (Target("a", "b", at_most=0.4), False, 0.25),
+        (Target("a", at_most=3.0), True, 0.0),
+        (Target("a", at_most=1.0), False, 2.0),
+        (Target("missing", at_most=1.0), False, 0.0),
+    ],
+)
+def test_verdicts_go_by_the_median(target, is_reached, missed_by):
+    found = verdict(result(a=[1.0, 3.0, 4.0], b=[2.0, 6.0, 4.0]), target)
+    assert (found.is_reached, found.missed_by) == (is_reached, pytest.approx(missed_by))
+    assert (found.measured is None) == (target.contender == "missing")
+
+
+def test_a_peer_that_is_not_installed_says_so():
+    case = Case(
+        "case",
+        [contender("a", [1.0]), Contender("peer", None, remark=lambda: "not installed")],
+        ("peer",),
+        rounds=1,
+    )
+    measured = measure(case)
+    assert Row(measured, "peer").cells[:2] == ["peer", "not installed"]
+    assert Row(measured, "a").ratios == ["-"]

@@ -1,0 +1,196 @@
+"""An engine's memory, descriptors and time: nothing grows, nothing is held, nothing spins."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import mpgrad as mg
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def own_engine() -> Iterator[mg.Engine]:
+    with mg.Engine("process", cpu_workers=2) as engine:
+        yield engine
+
+
+class Squares(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x.numpy() ** 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad.numpy() * 2 * x.numpy()
+
+
+def live_blocks(engine: mg.Engine) -> int:
+    arena = engine.statistics().engine_arena
+    assert arena is not None
+    return arena.live_blocks
+
+
+def train_step(x: mg.Tensor, weights: list[mg.Tensor]) -> None:
+    hidden = x
+    for weight in weights:
+        hidden = mg.tanh(hidden @ weight)
+    (Squares.apply(hidden).mean() + hidden.sum() * 0.001).backward()
+
+
+def make_weights() -> list[mg.Tensor]:
+    rng = np.random.default_rng(3)
+    return [mg.tensor(rng.normal(size=(128, 128)) / 11, requires_grad=True) for _ in range(4)]
+
+
+def test_blocks_come_back(own_engine: mg.Engine) -> None:
+    x, weights = mg.ones(128, 128), make_weights()
+    train_step(x, weights)
+    assert live_blocks(own_engine) == len(weights)
+    kept = weights[0].grad.detach()[:1]
+    for weight in weights:
+        weight.grad = None
+    # A view keeps its block, and only that.
+    assert live_blocks(own_engine) == 1
+    del kept
+    assert live_blocks(own_engine) == 0
+
+
+def test_accumulating_needs_no_new_blocks(own_engine: mg.Engine) -> None:
+    x, weights = mg.ones(128, 128), make_weights()
+    for _ in range(3):
+        train_step(x, weights)
+    assert live_blocks(own_engine) == len(weights)
+
+
+def test_a_failed_backward_gives_its_blocks_back(own_engine: mg.Engine) -> None:
+    x = mg.ones(128, 128, requires_grad=True)
+
+    def refuse(_: mg.Tensor) -> None:
+        raise ValueError("no")
+
+    for _ in range(3):
+        y = x * 2
+        y.register_hook(refuse)
+        with pytest.raises(ValueError, match="no"):
+            (mg.exp(y) + mg.sin(x)).sum().backward()
+    assert live_blocks(own_engine) == 0
+
+
+def test_a_long_run_does_not_grow(own_engine: mg.Engine) -> None:
+    x, weights = mg.ones(128, 128), make_weights()
+
+    def run(steps: int) -> tuple[int, int, int, int]:
+        for _ in range(steps):
+            train_step(x, weights)
+            for weight in weights:
+                weight.grad = None
+        pids = [os.getpid(), own_engine.coordinator_pid, *own_engine.worker_pids()]
+        processes = [psutil.Process(pid) for pid in pids]
+        statistics = own_engine.statistics()
+        return (
+            sum(process.num_fds() for process in processes),
+            sum(process.memory_info().rss for process in processes),
+            statistics.engine_arena.peak_bytes,
+            statistics.client_arena.peak_bytes,
+        )
+
+    before = run(40)
+    after = run(200)
+    assert after[0] == before[0]
+    assert after[1] < before[1] + 4_000_000
+    assert after[2:] == pytest.approx(before[2:], rel=0.5)
+
+
+@pytest.mark.slow
+def test_an_idle_engine_uses_no_cpu(own_engine: mg.Engine) -> None:
+    train_step(mg.ones(128, 128), make_weights())
+    pids = [own_engine.coordinator_pid, *own_engine.worker_pids()]
+
+    def ticks() -> int:
+        used = 0.0
+        for pid in pids:
+            times = psutil.Process(pid).cpu_times()
+            used += times.user + times.system
+        return round(used * os.sysconf("SC_CLK_TCK"))
+
+    before = ticks()
+    select.select([], [], [], 0.5)  # there is nothing to wait for: time itself is what is needed
+    assert ticks() - before < 2
+
+
+def test_many_threads_at_once() -> None:
+    weights = make_weights()
+
+    def gradients(scale: float) -> list[bytes]:
+        x = mg.ones(64, 128) * scale
+        found = []
+        for _ in range(3):
+            own = [weight.detach().clone().requires_grad_() for weight in weights]
+            train_step(x, own)
+            found += [weight.grad.numpy().tobytes() for weight in own]
+        return found
+
+    scales = [0.1 * number for number in range(1, 9)]
+    with mg.Engine("local"):
+        expected = [gradients(scale) for scale in scales]
+    found: dict[float, Any] = {}
+
+    def work(scale: float) -> None:
+        try:
+            found[scale] = gradients(scale)
+        except BaseException as error:
+            found[scale] = error
+
+    with mg.Engine("process", cpu_workers=2) as engine:
+        threads = [threading.Thread(target=work, args=(scale,)) for scale in scales]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert engine.statistics().backwards_process == 24
+    assert [found[scale] for scale in scales] == expected
+
+
+def test_figures(own_engine: mg.Engine) -> None:
+    x, weights = mg.ones(128, 128), make_weights()
+    train_step(x, weights)
+    statistics = own_engine.statistics()
+    assert (statistics.mode, statistics.backwards_process) == ("process", 1)
+    assert (statistics.backwards_local, statistics.failed, statistics.restarts) == (0, 0, 0)
+    assert set(statistics.tasks) <= {"worker 0", "worker 1"}
+    assert statistics.handed_bytes > 128 * 128 * 4
+    assert statistics.engine_arena.used_bytes >= 4 * 128 * 128 * 8
+    assert statistics.engine_arena.peak_bytes <= statistics.engine_arena.limit_bytes
+    assert statistics.client_arena.live_blocks > 0
+
+
+def test_arrays_that_lie_elsewhere_are_copied_and_counted(own_engine: mg.Engine) -> None:
+    def copied(x: mg.Tensor) -> int:
+        before = own_engine.statistics().copied_bytes
+        (x * x).sum().backward()
+        return own_engine.statistics().copied_bytes - before
+
+    array = np.ones((300, 300), np.float32)
+    shared = copied(mg.tensor(array, requires_grad=True))
+    assert copied(mg.from_numpy(array).requires_grad_()) == shared + array.nbytes
+
+
+def test_processes_are_named_only_while_they_run() -> None:
+    engine = mg.Engine("process", cpu_workers=2)
+    assert (engine.worker_pids(), engine.coordinator_pid) == ([], None)
+    with engine:
+        assert len(set(engine.worker_pids())) == 2
+        assert engine.coordinator_pid is not None
+    assert (engine.worker_pids(), engine.coordinator_pid) == ([], None)
+    assert "closed" in repr(engine)

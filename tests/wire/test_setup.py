@@ -1,0 +1,88 @@
+"""What children are told: over a pipe, whole, or not at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+from mpgrad.errors import ProtocolError
+from mpgrad.wire.environment import capture_environment
+from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, receive_setup, send_setup
+
+SETUP = WorkerSetup("/run/x", "w0.1", b"token", 1, 3, 4, 5, 0, bytes(300_000))
+
+
+def through_a_pipe(setup: WorkerSetup | CoordinatorSetup) -> int:
+    """The reading end; a thread writes, because a pipe holds less than a setup may need."""
+    reader, writer = os.pipe()
+    threading.Thread(target=send_setup, args=(writer, setup)).start()
+    return reader
+
+
+def test_a_setup_arrives_whole_and_the_pipe_is_closed() -> None:
+    reader = through_a_pipe(SETUP)
+    assert receive_setup(reader, WorkerSetup) == SETUP
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reader)
+
+
+def test_a_setup_of_the_other_kind() -> None:
+    with pytest.raises(ProtocolError, match="no usable CoordinatorSetup"):
+        receive_setup(through_a_pipe(SETUP), CoordinatorSetup)
+
+
+def test_a_parent_that_died_before_it_wrote() -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    with pytest.raises(ProtocolError, match="from the parent process"):
+        receive_setup(reader, WorkerSetup)
+
+
+SHOW = """
+import logging, os, sys, warnings
+from mpgrad.wire.environment import restore_environment
+
+environment = restore_environment(sys.stdin.buffer.read())
+print(sys.path[0])
+print(os.getcwd())
+print(environment.log_level, environment.numpy_errors["divide"])
+try:
+    warnings.warn("an error here", UserWarning)
+except UserWarning as warning:
+    print("raised:", warning)
+warnings.warn("ignored", DeprecationWarning)
+"""
+
+
+def test_a_child_takes_over_the_client_s_surroundings(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend("/nowhere/in/particular")
+    monkeypatch.chdir(str(tmp_path))
+    monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
+    with warnings.catch_warnings(), np.errstate(divide="raise"):
+        warnings.resetwarnings()
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", message="ignored")
+        captured = capture_environment()
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        input=captured,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stderr == b""
+    assert done.stdout.decode().splitlines() == [
+        "/nowhere/in/particular",
+        os.path.realpath(str(tmp_path)),
+        f"{logging.ERROR} raise",
+        "raised: an error here",
+    ]

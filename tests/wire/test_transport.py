@@ -1,0 +1,227 @@
+"""Both transports keep the contract of ``wire.transport``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from mpgrad.wire.memory import MemoryHub, MemorySpoke
+from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, Arrival, Hub, Spoke
+from mpgrad.wire.zeromq import ZmqHub, ZmqSpoke
+
+PATIENCE_MS = 5000
+
+
+class Transport(NamedTuple):
+    """One way to make a hub and those who talk to it."""
+
+    hub: Hub
+    worker: Callable[[str], Spoke]
+    session: Callable[[str], Spoke]
+
+    def introduced_worker(self, peer: str) -> Spoke:
+        """A worker whose frames have arrived on all lanes, so that the hub can reach it."""
+        spoke = self.worker(peer)
+        for lane in WORKER_LANES:
+            spoke.send([b"hello"], lane)
+        assert len(self.arrivals(len(WORKER_LANES))) == len(WORKER_LANES)
+        return spoke
+
+    def introduced_session(self, peer: str) -> Spoke:
+        spoke = self.session(peer)
+        spoke.send([b"hello"])
+        assert self.arrivals(1) == [Arrival(CLIENT, peer, b"hello")]
+        return spoke
+
+    def arrivals(self, count: int) -> list[Arrival]:
+        """All that arrives until there are ``count``."""
+        found: list[Arrival] = []
+        while len(found) < count:
+            fresh = self.hub.receive(PATIENCE_MS).arrivals
+            assert fresh, f"only {len(found)} of {count} frames came"
+            found += fresh
+        return found
+
+
+def frames(spoke: Spoke, count: int) -> list[bytes]:
+    """All that comes to ``spoke`` until there are ``count``."""
+    found: list[bytes] = []
+    while len(found) < count:
+        spoke.wait(PATIENCE_MS)
+        fresh = spoke.receive()
+        assert fresh, f"only {len(found)} of {count} frames came"
+        found += fresh
+    return found
+
+
+@pytest.fixture(params=["memory", "zeromq"])
+def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
+    if request.param == "memory":
+        hub = MemoryHub()
+        yield Transport(
+            hub,
+            lambda peer: MemorySpoke.worker(hub, peer),
+            lambda peer: MemorySpoke.session(hub, peer),
+        )
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        router = ZmqHub(directory)
+        spokes: list[Spoke] = []
+
+        def opened(spoke: Spoke) -> Spoke:
+            spokes.append(spoke)
+            return spoke
+
+        yield Transport(
+            router,
+            lambda peer: opened(ZmqSpoke.worker(directory, peer)),
+            lambda peer: opened(ZmqSpoke.session(directory, peer)),
+        )
+        for spoke in spokes:
+            spoke.close()
+        router.close()
+
+
+def test_frames_of_a_lane_arrive_in_order_and_once(transport: Transport) -> None:
+    worker = transport.introduced_worker("w0.1")
+    sent = [str(number).encode() for number in range(500)]
+    for start in range(0, 500, 7):
+        worker.send(sent[start : start + 7])
+    arrived = transport.arrivals(500)
+    assert [arrival.frame for arrival in arrived] == sent
+    assert {(arrival.lane, arrival.peer) for arrival in arrived} == {(TASK, "w0.1")}
+    assert transport.hub.receive(0).arrivals == []
+
+
+def test_frames_to_a_spoke_arrive_in_order_and_once(transport: Transport) -> None:
+    worker = transport.introduced_worker("w0.1")
+    sent = [str(number).encode() for number in range(500)]
+    for number, frame in enumerate(sent):
+        transport.hub.send(TASK, "w0.1", frame)
+        if number % 7 == 0:
+            transport.hub.flush()
+    assert transport.hub.flush() == []
+    assert frames(worker, 500) == sent
+    assert worker.receive() == []
+
+
+def test_nothing_leaves_before_flush(transport: Transport) -> None:
+    worker = transport.introduced_worker("w0.1")
+    transport.hub.send(TASK, "w0.1", b"later")
+    worker.wait(0)
+    assert worker.receive() == []
+    transport.hub.flush()
+    assert frames(worker, 1) == [b"later"]
+
+
+def test_lanes_are_drained_by_urgency(transport: Transport) -> None:
+    worker = transport.introduced_worker("w0.1")
+    for lane in (TASK, URGENT, CONTROL, TASK):
+        transport.hub.send(lane, "w0.1", lane.encode())
+    transport.hub.flush()
+    # A frame that follows on the slowest lane says that the others are there.
+    assert sorted(frames_when_all_are_there(worker, transport)) == [
+        b"control",
+        b"task",
+        b"task",
+        b"urgent",
+    ]
+    for lane in (TASK, URGENT, CONTROL):
+        worker.send([lane.encode()], lane)
+    order = [arrival.lane for arrival in transport.arrivals(3)]
+    assert sorted(order) == sorted([CONTROL, URGENT, TASK])
+
+
+def frames_when_all_are_there(worker: Spoke, transport: Transport) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < 4:
+        worker.wait(PATIENCE_MS)
+        fresh = worker.receive()
+        # Whatever is taken in one go is in the order of urgency.
+        ranks = [(b"control", b"urgent", b"task").index(frame) for frame in fresh]
+        assert ranks == sorted(ranks)
+        found += fresh
+    return found
+
+
+def test_who_speaks_is_what_the_transport_knows(transport: Transport) -> None:
+    first = transport.introduced_session("c1.1")
+    second = transport.introduced_session("c1.2")
+    first.send([b"I am c1.2"])
+    second.send([b"I am c1.1"])
+    assert sorted(transport.arrivals(2)) == [
+        Arrival(CLIENT, "c1.1", b"I am c1.2"),
+        Arrival(CLIENT, "c1.2", b"I am c1.1"),
+    ]
+
+
+def test_each_peer_gets_its_own(transport: Transport) -> None:
+    first, second = (transport.introduced_session(peer) for peer in ("c1.1", "c1.2"))
+    transport.hub.send(CLIENT, "c1.2", b"for the second")
+    transport.hub.send(CLIENT, "c1.1", b"for the first")
+    assert transport.hub.flush() == []
+    assert frames(first, 1) == [b"for the first"]
+    assert frames(second, 1) == [b"for the second"]
+
+
+def test_flush_names_who_was_never_there(transport: Transport) -> None:
+    session = transport.introduced_session("c1.1")
+    transport.hub.send(CLIENT, "c9.9", b"anybody?")
+    transport.hub.send(CLIENT, "c1.1", b"you")
+    assert transport.hub.flush() == ["c9.9"]
+    assert frames(session, 1) == [b"you"]
+    assert transport.hub.flush() == []
+
+
+def test_flush_names_who_has_left(transport: Transport) -> None:
+    session = transport.introduced_session("c1.1")
+    session.close()
+    gone: list[str] = []
+    for _ in range(10_000):
+        # ZeroMQ notices a moment later; nothing is waited for but that.
+        transport.hub.send(CLIENT, "c1.1", b"still there?")
+        gone = transport.hub.flush()
+        if gone:
+            break
+        transport.hub.receive(1)
+    assert gone == ["c1.1"]
+
+
+def test_empty_and_large_frames(transport: Transport) -> None:
+    session = transport.introduced_session("c1.1")
+    sent = [b"", bytes(1_000_000), b"\x00\xff"]
+    session.send(sent)
+    assert [arrival.frame for arrival in transport.arrivals(3)] == sent
+
+
+def test_a_watched_descriptor_wakes_both_ends() -> None:
+    # Only real waiting can be woken, so this is not the memory transport's business.
+    reader, writer = os.pipe()
+    with tempfile.TemporaryDirectory() as directory:
+        hub, spoke = ZmqHub(directory), ZmqSpoke.session(directory, "c1.1")
+        hub.watch(reader)
+        spoke.watch(reader)
+        os.write(writer, b"x")
+        assert hub.receive(PATIENCE_MS).readable == [reader]
+        assert spoke.wait(PATIENCE_MS) == [reader]
+        hub.unwatch(reader)
+        assert hub.receive(0).readable == []
+        hub.close()
+        spoke.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_new_incarnation_may_come_before_the_old_one_is_forgotten(transport: Transport) -> None:
+    old = transport.introduced_worker("w0.1")
+    old.close()
+    new = transport.introduced_worker("w0.2")
+    transport.hub.send(TASK, "w0.2", b"work")
+    assert transport.hub.flush() == []
+    assert frames(new, 1) == [b"work"]
+
+
