@@ -76,17 +76,20 @@ def _positive(text: str) -> int:
 
 def _run(console: Console, chosen: Sequence[Workload], effort: Effort, *, is_quick: bool) -> Run:
     start = time.perf_counter()
-    run = Run(machine.describe(), machine.load(), machine.busy_now(), is_quick)
+    run = Run(machine.describe(), machine.load(), is_quick)
+    others = machine.OtherPrograms()
     show_header(console, run)
-    if machine.is_busy(run.busy_share):
-        console.print(
-            f"[yellow]Other programs use {run.busy_share:.0%} of the cores; ratios will scatter.[/]"
-        )
     for workload in chosen:
         run.results[workload.name] = _measure_all(console, workload, run, effort)
-    run.load_after = machine.load()
+    run.load_after, run.others_share = machine.load(), others.share()
     run.seconds = time.perf_counter() - start
     console.print(f"\n{run.seconds:.0f} s", highlight=False)
+    if machine.is_busy(run.others_share):
+        console.print(
+            f"[yellow]Other programs used {run.others_share:.0%} of the cores meanwhile: "
+            "the figures are disturbed.[/]",
+            highlight=False,
+        )
     return run
 
 

@@ -50,10 +50,10 @@ def document(run: Run) -> str:
 def _warnings(run: Run) -> Iterator[str]:
     if run.is_quick:
         yield "**A quick run with few rounds: the figures are rough.**"
-    if is_busy(run.busy_share):
+    if is_busy(run.others_share):
         yield (
-            f"**Other programs used {run.busy_share:.0%} of the cores when this run began: the "
-            "figures are disturbed.**"
+            f"**Other programs used {run.others_share:.0%} of the cores meanwhile: the figures are "
+            "disturbed.**"
         )
 
 
@@ -62,6 +62,7 @@ def _machine(run: Run) -> str:
         **run.machine,
         "load before": run.load_before,
         "load after": run.load_after,
+        "used by others": f"{run.others_share:.0%} of the cores",
         "duration": f"{run.seconds:.0f} s",
     }
     return _markdown_table(["machine", ""], [[name, text] for name, text in lines.items()])

@@ -15,8 +15,8 @@ from mpgrad.machine import available_cpus
 
 #: The packages whose versions matter to the figures.
 _PACKAGES = ("mpgrad", "numpy", "pyzmq", "msgspec", "torch")
-#: Processes busier than this share of the cores disturb a measurement visibly.
-_BUSY = 0.15
+#: Others that use more of the cores than this disturb a measurement visibly.
+_BUSY = 0.1
 
 
 def describe() -> dict[str, str]:
@@ -38,9 +38,29 @@ def load() -> str:
     return f"{one:.2f}, {five:.2f}, {fifteen:.2f} (1, 5, 15 minutes)"
 
 
-def busy_now() -> float:
-    """Share of all cores that is in use, over half a second: what others do before we begin."""
-    return psutil.cpu_percent(interval=0.5) / 100
+class OtherPrograms:
+    """What share of the cores others have used since this was made.
+
+    Everything that ran minus this process and its children; those count once they have ended.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._seconds()
+
+    def share(self) -> float:
+        """Between 0 and 1."""
+        elapsed, others = (
+            now - then for now, then in zip(self._seconds(), self._start, strict=True)
+        )
+        return min(1.0, max(0.0, others / (elapsed * (os.cpu_count() or 1))))
+
+    @staticmethod
+    def _seconds() -> tuple[float, float]:
+        """Of the clock, and of others' CPU time."""
+        spent = psutil.cpu_times()
+        everyone = sum(spent) - spent.idle - spent.iowait - spent.guest - spent.guest_nice
+        own = os.times()
+        return own.elapsed, everyone - sum(own[:4])
 
 
 def is_busy(share: float) -> bool:

@@ -20,7 +20,7 @@ class Run:
     Attributes:
         machine: see ``machine.describe``.
         load_before, load_after: see ``machine.load``.
-        busy_share: of all cores, in use by others just before.
+        others_share: of all cores, used by other programs meanwhile.
         is_quick: few rounds, rough figures.
         seconds: what the whole run took.
         results: by workload.
@@ -28,9 +28,9 @@ class Run:
 
     machine: Mapping[str, str]
     load_before: str
-    busy_share: float
     is_quick: bool
     load_after: str = ""
+    others_share: float = 0.0
     seconds: float = 0.0
     results: dict[str, list[CaseResult]] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "machine": dict(run.machine),
         "load_before": run.load_before,
         "load_after": run.load_after,
-        "busy_share": run.busy_share,
+        "others_share": run.others_share,
         "quick": run.is_quick,
         "seconds": run.seconds,
         "workloads": {

@@ -71,7 +71,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
                     grain.name,
                     contenders,
                     (TORCH, LIMIT),
-                    3 if quick else grain.rounds,
+                    2 if quick else grain.rounds,
                     targets=_targets(grain),
                 )
 

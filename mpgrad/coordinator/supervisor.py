@@ -9,15 +9,17 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from typing import NamedTuple
 
 from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup
 
-#: Workers that may die in a row before they are ready; then none can be had.
-FAILED_STARTS_MAX = 3
-#: Seconds that a worker gets to leave by itself when the engine closes.
+#: Workers that may die in a row before they are ready, by their own fault and by SIGKILL, which
+#: comes from outside; then none can be had.
+FAILED_STARTS_MAX, KILLED_STARTS_MAX = 3, 20
+#: Seconds that all workers together get to leave by themselves when the engine closes.
 GRACE_S = 0.2
 
 
@@ -40,7 +42,7 @@ class Supervisor:
         self._by_peer: dict[str, WorkerProcess] = {}
         self._incarnations: dict[int, int] = {}
         self._joined: set[str] = set()
-        self._failed_starts = 0
+        self._failed_starts = self._killed_starts = 0
         self.restarts = 0
 
     def start(self, slot: int) -> WorkerProcess:
@@ -95,7 +97,7 @@ class Supervisor:
     def joined(self, peer: str) -> None:
         """``peer`` is ready for tasks."""
         self._joined.add(peer)
-        self._failed_starts = 0
+        self._failed_starts = self._killed_starts = 0
 
     @property
     def ready_count(self) -> int:
@@ -124,13 +126,15 @@ class Supervisor:
         del self._by_peer[worker.peer]
         os.close(pidfd)
         status = worker.process.wait()
+        is_killed = status == -signal.SIGKILL
         cause = _describe(worker, status)
         if worker.peer in self._joined:
             self._joined.discard(worker.peer)
             running = self.board.read(worker.slot)
-            return WorkerLost(worker.peer, cause, status == -signal.SIGKILL, running)
-        self._failed_starts += 1
-        if self._failed_starts >= FAILED_STARTS_MAX:
+            return WorkerLost(worker.peer, cause, is_killed, running)
+        self._failed_starts += not is_killed
+        self._killed_starts += is_killed
+        if self._failed_starts >= FAILED_STARTS_MAX or self._killed_starts >= KILLED_STARTS_MAX:
             return WorkerUnavailable(f"workers die before they are ready; the last one {cause}")
         return worker.slot
 
@@ -139,9 +143,10 @@ class Supervisor:
 
     def stop_all(self) -> None:
         """Wait a moment for the workers to leave, then kill and reap them."""
+        deadline = time.monotonic() + GRACE_S
         for worker in self._by_pidfd.values():
             try:
-                worker.process.wait(GRACE_S)
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.process.kill()
         for worker in self._by_pidfd.values():

@@ -40,6 +40,7 @@ class CoordinatorProcess:
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
+        self._is_killed = False
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)
@@ -77,7 +78,7 @@ class CoordinatorProcess:
         return process
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._is_killed and self._process.poll() is None
 
     def wait(self) -> int:
         """Wait for its end, with force if it takes too long; its exit status."""
@@ -93,6 +94,7 @@ class CoordinatorProcess:
 
     def kill(self) -> None:
         """End it at once; the kernel ends its workers with it."""
+        self._is_killed = True  # it may take a moment to die
         self._process.kill()
 
 

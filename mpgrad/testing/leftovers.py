@@ -41,12 +41,12 @@ class Leftovers(NamedTuple):
 
     def beyond(self, before: Leftovers) -> str:
         """In words, what is here and was not there ``before``; empty if nothing."""
-        found = {
+        found: dict[str, frozenset[int] | frozenset[str]] = {
             "processes": self.processes - before.processes,
             "in /dev/shm": self.shared_memory - before.shared_memory,
             "directories": self.directories - before.directories,
         }
-        words = [f"{what} {sorted(names)}" for what, names in found.items() if names]
+        words = [f"{what} {sorted(map(str, names))}" for what, names in found.items() if names]
         if self.descriptors > before.descriptors:
             words.append(f"{self.descriptors - before.descriptors} descriptors")
         return ", ".join(words)

@@ -13,8 +13,17 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-import mpgrad as mg
-from mpgrad.ops import activation, linalg
+import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
+from mpgrad.ops import (
+    activation,
+    arithmetic,
+    creation,
+    indexing,
+    linalg,
+    reduction,
+    shape,
+    transcendental,
+)
 from mpgrad.tensor import Tensor
 
 #: Rows and columns that one program's matrices are made of.
@@ -87,30 +96,32 @@ class _Recording:
         dtype = np.float64 if self.rng.random() < 0.1 else np.float32
         rows, columns = self.size(), self.size()
         values = self._values.uniform(-1, 1, (2 * rows, columns)).astype(dtype)
-        layout = self.rng.choice(("C", "C", "F", "strided", "arena"))
+        layout = self.rng.choice(("C", "C", "Fortran", "strided", "arena"))
         if layout == "strided":
-            return mg.from_numpy(values[::2]).requires_grad_()
+            return creation.from_numpy(values[::2]).requires_grad_()
         if layout == "arena":
-            return mg.tensor(values[:rows], requires_grad=True)
-        return mg.from_numpy(np.array(values[:rows], order=layout)).requires_grad_()
+            return creation.tensor(values[:rows], requires_grad=True)
+        if layout == "Fortran":
+            return creation.from_numpy(np.asfortranarray(values[:rows])).requires_grad_()
+        return creation.from_numpy(values[:rows]).requires_grad_()
 
 
 # ---------------------------------------------------------------------- the steps
 
 _UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
-    mg.tanh,
-    mg.sigmoid,
-    mg.relu,
-    mg.sin,
-    mg.cos,
-    mg.abs,
-    mg.neg,
+    transcendental.tanh,
+    transcendental.sigmoid,
+    transcendental.relu,
+    transcendental.sin,
+    transcendental.cos,
+    arithmetic.abs,
+    arithmetic.neg,
     activation.gelu,
     activation.silu,
-    lambda x: mg.exp(mg.tanh(x)),
-    lambda x: mg.log(mg.abs(x) + 1),
-    lambda x: mg.sqrt(x * x + 0.5),
-    lambda x: mg.clamp(x, -0.5, 0.7),
+    lambda x: transcendental.exp(transcendental.tanh(x)),
+    lambda x: transcendental.log(arithmetic.abs(x) + 1),
+    lambda x: arithmetic.sqrt(x * x + 0.5),
+    lambda x: arithmetic.clamp(x, -0.5, 0.7),
     lambda x: 1 / (x * x + 1) - x / 3,
     lambda x: x**2 * 0.5,
 )
@@ -127,10 +138,10 @@ def _binary(r: _Recording) -> Tensor:
         lambda: x + y,
         lambda: x - y,
         lambda: x * y,
-        lambda: x / (mg.abs(y) + 1),
-        lambda: mg.maximum(x, y),
-        lambda: mg.minimum(x, y),
-        lambda: mg.where(x > y, x * 0.5, y),
+        lambda: x / (arithmetic.abs(y) + 1),
+        lambda: arithmetic.maximum(x, y),
+        lambda: arithmetic.minimum(x, y),
+        lambda: arithmetic.where(x > y, x * 0.5, y),
     )
     return r.rng.choice(rules)()
 
@@ -145,7 +156,7 @@ def _broadcast(r: _Recording) -> Tensor:
 def _product(r: _Recording) -> Tensor:
     x = r.any()
     y = r.fitting(x.shape[1], r.size())
-    return mg.tanh(mg.matmul(x, y.to(x.dtype)))
+    return transcendental.tanh(linalg.matmul(x, y.to(x.dtype)))
 
 
 def _gram(r: _Recording) -> Tensor:
@@ -158,7 +169,7 @@ def _linear(r: _Recording) -> Tensor:
     x = r.any()
     width = r.size()
     weight, bias = (r.fitting(*s).to(x.dtype) for s in ((width, x.shape[1]), (1, width)))
-    return mg.relu(linalg.linear(x, weight, bias.reshape(width))) / x.shape[1]
+    return transcendental.relu(linalg.linear(x, weight, bias.reshape(width))) / x.shape[1]
 
 
 def _reduction(r: _Recording) -> Tensor:
@@ -166,14 +177,14 @@ def _reduction(r: _Recording) -> Tensor:
     rules: tuple[Callable[[], Tensor], ...] = (
         lambda: x - x.mean(dim, keepdim=True),
         lambda: x / (x.abs().sum(dim, keepdim=True) + 1),
-        lambda: x - mg.logsumexp(x, dim, keepdim=True),
-        lambda: x * mg.norm(x) / (x.numel() + 1),
-        lambda: mg.amax(x, dim, keepdim=True) - x,
-        lambda: mg.cumsum(x, dim) / x.shape[dim],
+        lambda: x - reduction.logsumexp(x, dim, keepdim=True),
+        lambda: x * reduction.norm(x) / (x.numel() + 1),
+        lambda: reduction.amax(x, dim, keepdim=True) - x,
+        lambda: reduction.cumsum(x, dim) / x.shape[dim],
         lambda: x + x.sum() / x.numel(),
-        lambda: mg.softmax(x, dim),
-        lambda: mg.log_softmax(x, dim) * 0.1,
-        lambda: x / (mg.var(x, dim, correction=0, keepdim=True) + 1),
+        lambda: activation.softmax(x, dim),
+        lambda: activation.log_softmax(x, dim) * 0.1,
+        lambda: x / (reduction.var(x, dim, correction=0, keepdim=True) + 1),
     )
     return r.rng.choice(rules)()
 
@@ -184,14 +195,14 @@ def _shape(r: _Recording) -> Tensor:
     rules: tuple[Callable[[], Tensor], ...] = (
         lambda: x.reshape(columns, rows),
         lambda: x.transpose(0, 1),
-        lambda: mg.flip(x, 0),
+        lambda: shape.flip(x, 0),
         lambda: x.reshape(rows, 1, columns).permute(2, 1, 0).reshape(columns, rows),
-        lambda: mg.cat([x, r.fitting(r.size(), columns), x * 2])[-rows:],
-        lambda: mg.stack([x, r.fitting(rows, columns), x], 1).mean(1),
-        lambda: mg.cat([x[::2], x[1::2]]),
+        lambda: shape.cat([x, r.fitting(r.size(), columns), x * 2])[-rows:],
+        lambda: shape.stack([x, r.fitting(rows, columns), x], 1).mean(1),
+        lambda: shape.cat([x[::2], x[1::2]]),
         lambda: x[[row // 2 for row in range(rows)]],
         lambda: x[:1].expand(rows, columns),
-        lambda: mg.cat(mg.split(x, max(rows // 2, 1))[::-1]),
+        lambda: shape.cat(indexing.split(x, max(rows // 2, 1))[::-1]),
     )
     return r.rng.choice(rules)()
 
@@ -201,7 +212,7 @@ def _shared(r: _Recording) -> Tensor:
     x = r.any()
     total = x
     for number in range(r.rng.randint(2, 6)):
-        total = total + mg.sin(x * (0.3 + number))
+        total = total + transcendental.sin(x * (0.3 + number))
     return total / 4
 
 

@@ -38,8 +38,8 @@ def encode_error(error: BaseException, where: str) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
         # The builtin class knows what it keeps outside __dict__ (OSError its file name).
-        _, *parts = _builtin_base(kind).__reduce__(error)
-        state = cloudpickle.dumps((parts[0], dict(parts[1]) if len(parts) > 1 else {}))
+        reduced: Any = _builtin_base(kind).__reduce__(error)
+        state = cloudpickle.dumps((reduced[1], reduced[2] if len(reduced) > 2 else {}))
     except Exception:
         state = b""
     by_value = b""
@@ -71,7 +71,7 @@ def _rebuild(remote: RemoteError) -> BaseException:
         error = kind.__new__(kind, *args)
         builtin = _builtin_base(kind)
         builtin.__init__(error, *args)
-        builtin.__setstate__(error, attributes)  # type: ignore[attr-defined]
+        builtin.__setstate__(error, attributes)
     except Exception:
         return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
     return error

@@ -46,9 +46,7 @@ def module_leaves_nothing(everything_opened_once: None) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing(
-    module_leaves_nothing: None, request: pytest.FixtureRequest
-) -> Iterator[None]:
+def leaves_nothing(module_leaves_nothing: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """Set up after the module's engine, so that what was there before a test may stay."""
     if "engine" in request.fixturenames:
         request.getfixturevalue("engine")

@@ -43,6 +43,24 @@ class Dies(mg.Function):
         return grad * 2, None, None
 
 
+class Hangs(mg.Function):
+    """Tells its pid through a pipe and does not come back."""
+
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, here: str) -> Any:
+        ctx.here = here
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        with open(ctx.here, "w") as pipe:
+            pipe.write(f"{os.getpid()} ")
+        while True:
+            signal.pause()
+
+
 class Crashes(mg.Function):
     run_on = "worker"
 
@@ -119,9 +137,7 @@ def kill_when_told(pipe: Path, victim: Callable[[int], int], sent: signal.Signal
 # ---------------------------------------------------------------------- a worker
 
 
-def test_a_worker_killed_at_work(
-    own_engine: mg.Engine, pipe: Path, undisturbed: bytes
-) -> None:
+def test_a_worker_killed_at_work(own_engine: mg.Engine, pipe: Path, undisturbed: bytes) -> None:
     x = matrix()
     loss = branches(x, str(pipe), str(pipe.parent / "go on"))
     child = kill_when_told(pipe, lambda pid: pid, signal.SIGKILL)
@@ -232,6 +248,30 @@ def test_the_client_killed(start_script: StartScript, pipe: Path, busy: bool) ->
     assert wait_until(lambda: not any(map(is_alive, family)), 1.0)
 
 
+BUSY = """
+import mpgrad as mg
+from tests.process.test_deaths import Hangs
+
+with mg.Engine("process", cpu_workers=6):
+    x = mg.tensor([1.0], requires_grad=True)
+    mg.stack([Hangs.apply(x, {pipe!r}).sum() for _ in range(6)]).sum().backward()
+"""
+
+
+def test_the_client_killed_while_six_workers_are_busy(
+    start_script: StartScript, pipe: Path
+) -> None:
+    client = start_script(BUSY.format(pipe=str(pipe)))
+    busy: set[int] = set()
+    while len(busy) < 6:
+        busy |= {int(pid) for pid in pipe.read_text().split()}
+    family = descendants(client.pid)
+    assert family > busy
+    client.kill()
+    client.wait()
+    assert wait_until(lambda: not any(map(is_alive, family)), 1.0)
+
+
 def test_a_script_that_fails(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = run_script(
         "import mpgrad as mg, os\n"
@@ -278,12 +318,63 @@ def test_ctrl_c(start_script: StartScript, pipe: Path) -> None:
     assert client.returncode == 0
 
 
+INTERRUPTED_TWICE = """
+import os
+import mpgrad as mg
+from mpgrad.scheduler.client_state import ClientState
+from tests.process.test_deaths import Hangs, branches, matrix
+
+cancel = ClientState.cancel
+
+def cancel_and_tell(self, graph):
+    print("cancelled", flush=True)
+    return cancel(self, graph)
+
+ClientState.cancel = cancel_and_tell
+x = matrix()
+try:
+    Hangs.apply(x, {pipe!r}).sum().backward()
+except KeyboardInterrupt:
+    print("interrupted", x.grad)
+branches(x).backward()
+print(x.grad.shape)
+"""
+
+
+def test_ctrl_c_again_ends_a_task_that_hangs(start_script: StartScript, pipe: Path) -> None:
+    client = start_script(INTERRUPTED_TWICE.format(pipe=str(pipe)), start_new_session=True)
+    assert client.stdout is not None
+    assert int(pipe.read_text()) > 0
+    os.killpg(client.pid, signal.SIGINT)
+    assert client.stdout.readline() == b"cancelled\n"
+    os.killpg(client.pid, signal.SIGINT)
+    out, _ = client.communicate(timeout=20)
+    assert out == b"interrupted None\n(150, 150)\n"
+    assert client.returncode == 0
+
+
 # ---------------------------------------------------------------------- fork
 
 
-def test_a_forked_child_has_an_engine_of_its_own(
-    own_engine: mg.Engine, undisturbed: bytes
+def test_a_forked_child_that_just_exits_disturbs_nobody(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
+    done = run_script(
+        "import mpgrad as mg, os, sys\n"
+        "x = mg.ones(200, 200, requires_grad=True)\n"
+        "x.exp().sum().backward()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    sys.exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "x.grad = None\n"
+        "x.sum().backward()\n"
+        "print(x.grad.sum().item())\n"
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("5\n40000.0\n", "", 0)
+
+
+def test_a_forked_child_has_an_engine_of_its_own(own_engine: mg.Engine, undisturbed: bytes) -> None:
     x = matrix()
     branches(x).backward()
     before = own_engine.worker_pids()
@@ -311,7 +402,9 @@ def in_the_child(engine: mg.Engine, undisturbed: bytes) -> str:
         same = x.grad.numpy().tobytes() == undisturbed
         others = not before & set(engine.worker_pids())
         engine.close()
-        return f"{'the same' if same else 'other'} bits, {'other' if others else 'the same'} workers"
+        return (
+            f"{'the same' if same else 'other'} bits, {'other' if others else 'the same'} workers"
+        )
     except BaseException as error:
         return repr(error)
     finally:

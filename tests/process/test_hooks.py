@@ -174,7 +174,7 @@ def test_one_notice_for_a_function_that_stays_here(
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             Appends.apply(mg.tensor([1.0], requires_grad=True)).sum().backward()
-    assert PIDS == [os.getpid()] * 3
+    assert [os.getpid()] * 3 == PIDS
     said = [record.getMessage() for record in caplog.records if "Appends" in record.getMessage()]
     assert len(said) == 1
     assert "reads the global `PIDS`, a list" in said[0]

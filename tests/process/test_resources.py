@@ -87,6 +87,7 @@ def test_a_failed_backward_gives_its_blocks_back(own_engine: mg.Engine) -> None:
     assert live_blocks(own_engine) == 0
 
 
+@pytest.mark.slow
 def test_a_long_run_does_not_grow(own_engine: mg.Engine) -> None:
     x, weights = mg.ones(128, 128), make_weights()
 

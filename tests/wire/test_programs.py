@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpgrad.engine.handover import Handover
 from mpgrad.errors import ProtocolError
+from mpgrad.handles import TensorHandle
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
     CaptureRule,
@@ -71,14 +73,16 @@ def test_what_is_not_plain_is_named(value: Any) -> None:
 
 
 def test_programs() -> None:
-    shared = SharedArray(1, 640, 576, 7, (2, 3), (-24, 8), "<f8")
+    shared = SharedArray(TensorHandle(1, 640, 576, 7, (2, 3), (-24, 8), "<f8"))
     inline = InlineArray((2,), (4,), "<f4", 0, b"\x00" * 8)
     meta = Metadata((2, 3), "<f4")
     program = TaskProgram(
         (
             NodeProgram(
                 "MulBackward",
-                OperatorRule("mul", {"a": shared}, {"more": (inline, None)}, encode_plain({"n": 1})),
+                OperatorRule(
+                    "mul", {"a": shared}, {"more": (inline, None)}, encode_plain({"n": 1})
+                ),
                 (meta,),
                 (meta, None),
                 ((1, 0), None),
@@ -123,8 +127,6 @@ VIEWS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def memory() -> WorkerMemory:
-    import os
-
     descriptor = client_arena().segment.fd
     return WorkerMemory(os.dup(descriptor), os.dup(descriptor))
 
@@ -155,7 +157,7 @@ def test_gaps_travel_too(memory: WorkerMemory) -> None:
     whole = np.arange(20_000, dtype=np.float64).reshape(100, 200)
     packed = Handover().array(whole[:, ::40])
     assert isinstance(packed, SharedArray)
-    assert packed.strides == (1600, 320)
+    assert packed.handle.strides == (1600, 320)
 
 
 def test_the_same_array_is_packed_once() -> None:

@@ -223,5 +223,3 @@ def test_a_new_incarnation_may_come_before_the_old_one_is_forgotten(transport: T
     transport.hub.send(TASK, "w0.2", b"work")
     assert transport.hub.flush() == []
     assert frames(new, 1) == [b"work"]
-
-

@@ -1,0 +1,97 @@
+"""The training that goes on while something is being broken: everything a real one has.
+
+Matrix products, a Function that holds the GIL, one that only the client may run, hooks, wide sums,
+and weights that follow the gradients, so that one wrong bit shows in all later steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+import mpgrad as mg
+
+WIDTH, BATCH, BRANCHES = 128, 64, 6
+#: Additions in pure Python per branch: a millisecond or two that no other thread could use.
+SPINS = 30_000
+LEARNING_RATE = 0.01
+
+
+class Spins(mg.Function):
+    """Holds the GIL in backward; runs on a worker."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return np.tanh(x.numpy())
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        nothing = 0.0
+        for _ in range(SPINS):
+            nothing += 0.0
+        return grad.numpy() * (1 - np.tanh(x.numpy()) ** 2) + nothing
+
+
+class Stays(mg.Function):
+    """Runs in the client, in the middle of what workers run."""
+
+    run_on = "client"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 0.5
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * 0.5
+
+
+class Training:
+    """A fixed sequence of steps; every instance with the same seed goes through the same bits."""
+
+    def __init__(self, seed: int) -> None:
+        self._values = np.random.default_rng(seed)
+        self.weights = [self._weight() for _ in range(2 * BRANCHES)]
+        self._hooked = 0
+
+    def _weight(self) -> mg.Tensor:
+        values = self._values.normal(size=(WIDTH, WIDTH)) / np.sqrt(WIDTH)
+        return mg.tensor(values.astype(np.float32), requires_grad=True)
+
+    def step(self) -> str:
+        """One step; a fingerprint of its gradients."""
+        loss = self._loss()
+        loss.backward()
+        digest = hashlib.sha256()
+        with mg.no_grad():
+            for weight in self.weights:
+                grad = weight.grad
+                if grad is None:
+                    raise RuntimeError("a backward ended without an error and without a gradient")
+                digest.update(grad.numpy().tobytes())
+                weight.sub_(grad, alpha=LEARNING_RATE)
+                weight.grad = None
+        digest.update(bytes([self._hooked]))
+        return digest.hexdigest()
+
+    def _loss(self) -> mg.Tensor:
+        self._hooked = 0
+        x = mg.tensor(self._values.normal(size=(BATCH, WIDTH)).astype(np.float32))
+        x.requires_grad_()  # its gradient is a sum over all branches
+        ends = []
+        for number in range(BRANCHES):
+            first, second = self.weights[2 * number : 2 * number + 2]
+            hidden = Spins.apply(x @ first)
+            hidden.register_hook(self._hook)
+            if number % 3 == 0:
+                hidden = Stays.apply(hidden)
+            ends.append((mg.relu(hidden @ second) ** 2).mean())
+        return mg.stack(ends).sum()
+
+    def _hook(self, grad: mg.Tensor) -> mg.Tensor:
+        self._hooked += 1
+        return grad * 1.5

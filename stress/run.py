@@ -1,0 +1,43 @@
+"""What every stress run is: a name, options, and a verdict in one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Verdict(NamedTuple):
+    """How a run ended."""
+
+    passed: bool
+    #: Its figures, in one line.
+    figures: str
+
+
+class Run(NamedTuple):
+    """One entry of ``scripts/stress``."""
+
+    name: str
+    #: One line for ``--help``.
+    purpose: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    perform: Callable[[argparse.Namespace], Verdict]
+
+
+def count(text: str) -> int:
+    """A number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
+
+
+def minutes(text: str) -> float:
+    """A positive number of minutes, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number of minutes")
+    return value

@@ -1,0 +1,73 @@
+"""The main workload computes what it says, where it says; nothing here is timed."""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+import pytest
+
+import mpgrad as mg
+from benchmarks.gil_work import branch_input, spin
+from benchmarks.rounds import Effort, measure
+from benchmarks.runners import mpgrad_runners
+from benchmarks.two_processes import TwoProcesses
+from benchmarks.workloads import gil_branches
+from mpgrad.autograd import costs
+from mpgrad.autograd.freeze import freeze
+from mpgrad.engine.placement import place
+from mpgrad.tensor import gradient_edge
+
+LOOPS = 50
+
+
+def test_every_loop_counts() -> None:
+    results = {spin(loops) for loops in range(LOOPS)}
+    assert len(results) == LOOPS
+    assert all(0.0 < result < 1.0 for result in results)
+
+
+def test_branches_may_run_on_workers() -> None:
+    """A Function that has to stay in the client would make ``process`` a serial contender."""
+    root = gil_branches._program(mg, LOOPS, elements=4).forward()
+    frozen = freeze([gradient_edge(root)], [None], keep_graph=True, cost=costs.estimate)
+    placed, _ = place(frozen)
+    assert not any(spec.on_client for spec in placed.spec.nodes)
+
+
+@pytest.mark.slow
+def test_the_limit_computes_the_gradients_and_ends() -> None:
+    with TwoProcesses(branches=4, loops=LOOPS, elements=8) as limit:
+        started = psutil.Process().children()
+        for _ in range(2):
+            limit.run()
+        limit.ping()
+        found = [gradient.copy() for gradient in limit.gradients()]
+    expected = [branch_input(branch, 8) * np.float32(spin(LOOPS)) for branch in range(4)]
+    assert np.array_equal(found, expected)
+    assert not any(child.is_running() for child in started)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_all_contenders_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    grain = gil_branches._GRAINS[-1]._replace(repeats=1)
+    monkeypatch.setattr(gil_branches, "_GRAINS", (grain,))
+    monkeypatch.setattr(gil_branches, "start_auto", lambda *_: None)
+    (result,) = (measure(case, Effort(1, 1)) for case in gil_branches.cases(True))
+    assert {"mpgrad process", "mpgrad local", gil_branches.LIMIT} <= set(result.samples)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_runner_uses_its_own_engine() -> None:
+    """Several engines live side by side; afterwards the default one serves again."""
+    with mpgrad_runners("process", "local", workers=1) as (process, local):
+        for runner in (process, local):
+            x = mg.tensor([1.0], requires_grad=True)
+            runner.select()
+            (x * 2.0).sum().backward()
+        counts = process.engine.statistics(), local.engine.statistics()
+    assert [(c.backwards_process, c.backwards_local) for c in counts] == [(1, 0), (0, 1)]
+    with mg.Engine(mode="local") as engine:
+        mg.tensor([1.0], requires_grad=True).sum().backward()
+        assert engine.statistics().backwards_local == 1

@@ -1,0 +1,159 @@
+"""``auto``: workers only where they are clearly faster; and what explain() says about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import mpgrad as mg
+from mpgrad.autograd import costs
+from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.engine.choice import MARGIN, WORTH_A_LOOK_US, choose, predict_process_us
+from mpgrad.scheduler.cost_model import CostModel
+from mpgrad.scheduler.plan import plan
+from mpgrad.tensor import gradient_edge
+
+
+class Slow(mg.Function):
+    """Stands for work; what it costs, the test says."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * 2
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "model", CostModel())
+
+
+def branches(count: int) -> mg.Tensor:
+    x = mg.ones(4, requires_grad=True)
+    return mg.stack([Slow.apply(x).sum() for _ in range(count)]).sum()
+
+
+def chain(length: int) -> mg.Tensor:
+    x = mg.ones(4, requires_grad=True)
+    for _ in range(length):
+        x = Slow.apply(x)
+    return x.sum()
+
+
+def frozen(loss: mg.Tensor, each_us: float | None = None) -> FrozenGraph:
+    """The graph of ``loss``, in which a Slow was measured to take ``each_us``."""
+
+    def make() -> FrozenGraph:
+        return freeze([gradient_edge(loss)], [None], keep_graph=True, cost=costs.estimate)
+
+    if each_us is not None:
+        for node in make().nodes:
+            if node.name() == "SlowBackward":
+                costs.observe(node, each_us)
+    return make()
+
+
+def test_a_small_graph_stays_here() -> None:
+    choice = choose(frozen(branches(4), 10.0), 8)
+    assert choice.mode == "local"
+    assert "of work" in choice.reason
+
+
+def test_wide_heavy_work_goes_to_workers() -> None:
+    choice = choose(frozen(branches(16), 20_000.0), 2)
+    assert choice.mode == "process"
+
+
+def test_a_chain_stays_here_however_heavy() -> None:
+    choice = choose(frozen(chain(16), 20_000.0), 8)
+    assert choice.mode == "local"
+    assert "workers would take" in choice.reason
+
+
+def test_one_worker_is_never_faster() -> None:
+    assert choose(frozen(branches(16), 20_000.0), 1).mode == "local"
+
+
+def test_a_function_that_never_ran_counts_as_expensive() -> None:
+    assert choose(frozen(branches(16)), 2).mode == "process"
+
+
+def test_the_prediction_is_between_its_bounds() -> None:
+    planned = plan(frozen(branches(16), 20_000.0).spec)
+    assert planned.work_us == pytest.approx(16 * 20_000, rel=0.01)
+    predicted = predict_process_us(planned, 4)
+    assert planned.work_us / 4 < predicted < planned.work_us / 4 * MARGIN
+    assert predict_process_us(planned, 1000) > planned.critical_path_us
+
+
+def test_the_margin_decides_close_calls() -> None:
+    work = WORTH_A_LOOK_US * 10
+    two_of_unequal_length = choose(frozen(chain(1) + chain(9), work / 10), 2)
+    assert two_of_unequal_length.mode == "local"
+
+
+def test_an_auto_engine_runs_small_graphs_here() -> None:
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        x = mg.ones(3, requires_grad=True)
+        (x * x).sum().backward()
+        statistics = engine.statistics()
+        assert (statistics.backwards_local, statistics.backwards_process) == (1, 0)
+        assert engine.coordinator_pid is None
+
+
+# ---------------------------------------------------------------------- explain()
+
+
+def hooked() -> mg.Tensor:
+    x = mg.ones(4, requires_grad=True)
+    y = Slow.apply(x)
+    y.register_hook(lambda grad: None)
+    return (y * x).sum()
+
+
+def test_explain_names_every_node_and_runs_nothing() -> None:
+    engine = mg.Engine("process", cpu_workers=2)
+    found = engine.explain(hooked())
+    assert found.mode == "process"
+    assert 'mode="process"' in found.reason
+    where = {node.name: (node.where, node.reason) for node in found.nodes}
+    assert where["MulBackward"] == ("worker", "an operator")
+    assert where["TensorHooks(SlowBackward)"] == ("client", "hooks run in the calling process")
+    assert where["SlowBackward"][0] == "worker"
+    assert where["AccumulateGrad"][0] == "worker"
+    assert engine.coordinator_pid is None
+    engine.close()
+
+
+def test_explain_says_why_a_function_stays() -> None:
+    class Inner(Slow):
+        pass
+
+    found = mg.Engine("process").explain(Inner.apply(mg.ones(1, requires_grad=True)))
+    (reason,) = (node.reason for node in found.nodes if node.name == "InnerBackward")
+    assert "defined inside a function" in reason
+
+
+def test_explain_in_local_mode() -> None:
+    found = mg.Engine("local").explain(hooked())
+    assert found.mode == "local"
+    assert {node.where for node in found.nodes} == {"client"}
+
+
+def test_explain_reads_well() -> None:
+    text = str(mg.Engine("local").explain(hooked()))
+    head, mode, *rows = text.splitlines()
+    assert "nodes in" in head
+    assert "critical path" in head
+    assert mode.startswith("mode: local (")
+    assert len(rows) == len(mg.Engine("local").explain(hooked()).nodes)
+    assert any("SlowBackward" in row and "us" in row for row in rows)
+
+
+def test_explain_wants_a_graph() -> None:
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        mg.Engine("local").explain(mg.ones(1))

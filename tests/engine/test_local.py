@@ -1,0 +1,143 @@
+"""``local`` mode: the serial engine, its results and who owns them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+
+
+@pytest.fixture(autouse=True)
+def engine() -> Any:
+    with mg.Engine("local") as engine:
+        yield engine
+
+
+def test_nothing_is_started(engine: mg.Engine) -> None:
+    x = mg.tensor([2.0], requires_grad=True)
+    (x * x).sum().backward()
+    assert x.grad.item() == 4.0
+    assert (engine.worker_pids(), engine.coordinator_pid) == ([], None)
+    statistics = engine.statistics()
+    assert (statistics.backwards_local, statistics.backwards_process) == (1, 0)
+    assert statistics.engine_arena is None
+
+
+def test_a_failure_is_counted_and_changes_nothing(engine: mg.Engine) -> None:
+    x = mg.tensor([2.0], requires_grad=True)
+
+    def refuse(_: mg.Tensor) -> None:
+        raise ValueError("no")
+
+    y = x * 2
+    y.register_hook(refuse)
+    with pytest.raises(ValueError, match="no"):
+        (y + x).sum().backward()
+    assert x.grad is None
+    assert engine.statistics().failed == 1
+
+
+def test_two_leaves_never_share_a_gradient() -> None:
+    # The gradient of a sum is the same array for both.
+    x, y = (mg.ones(3, requires_grad=True) for _ in range(2))
+    (x + y).backward(mg.ones(3))
+    x.grad.zero_()
+    assert y.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_gradient_never_is_the_seed() -> None:
+    x, seed = mg.ones(3, requires_grad=True), mg.ones(3)
+    (x + 0).backward(seed)
+    seed.zero_()
+    assert x.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_a_hook_keeps_is_not_changed_later() -> None:
+    kept: list[mg.Tensor] = []
+    x = mg.ones(3, requires_grad=True)
+    x.register_hook(kept.append)
+    (x * 2).sum().backward()
+    (x * 2).sum().backward()
+    assert kept[0].tolist() == [2.0, 2.0, 2.0]
+    assert x.grad.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_a_hook_on_a_leaf_outlives_every_graph() -> None:
+    # The leaf's AccumulateGrad does not: each graph has a new one.
+    calls: list[float] = []
+    x = mg.ones(1, requires_grad=True)
+    handle = x.register_hook(lambda grad: calls.append(grad.item()))
+    for factor in (2.0, 3.0):
+        (x * factor).sum().backward()
+    handle.remove()
+    (x * 5.0).sum().backward()
+    assert calls == [2.0, 3.0]
+
+
+def test_saved_tensors_go_as_the_backward_proceeds() -> None:
+    x = mg.ones(4, requires_grad=True)
+    y = x.exp()
+    node = y.grad_fn
+    y.sum().backward(retain_graph=True)
+    assert node.saved
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        node.saved  # noqa: B018
+
+
+def test_a_very_long_chain() -> None:
+    x = mg.tensor([1.0], requires_grad=True)
+    y = x
+    for _ in range(20_000):
+        y = y * 1.0
+    y.sum().backward()
+    assert x.grad.item() == 1.0
+
+
+def test_blas_threads_are_limited_while_a_backward_runs() -> None:
+    from mpgrad.engine.blas import _libraries
+
+    before = [library.num_threads for library in _libraries()]
+    seen: list[int] = []
+
+    def look(_: mg.Tensor) -> None:
+        seen.extend(library.num_threads for library in _libraries())
+
+    x = mg.ones(2, 2, requires_grad=True)
+    y = x @ x
+    y.register_hook(look)
+    y.sum().backward()
+    assert set(seen) <= {1}
+    assert [library.num_threads for library in _libraries()] == before
+
+
+def test_inner_engines_go_first_and_give_way() -> None:
+    outer = mg.current_engine()
+    with mg.Engine("local") as inner:
+        assert mg.current_engine() is inner
+        mg.ones(1, requires_grad=True).sum().backward()
+    assert mg.current_engine() is outer
+    assert outer.statistics().backwards_local == 0
+
+
+def test_sums_are_added_in_the_serial_order() -> None:
+    # 1e8 + 1 - 1e8 is 0 or 1 in float32, depending on the order.
+    def gradient() -> float:
+        x = mg.tensor([1.0], requires_grad=True)
+        parts = [x * 1e8, x * 1.0, x * -1e8]
+        (parts[0] + parts[1] + parts[2]).sum().backward()
+        return x.grad.item()
+
+    assert len({gradient() for _ in range(5)}) == 1
+
+
+def test_gradients_are_c_contiguous_whatever_the_rule_returns() -> None:
+    strides: list[bool] = []
+    x = mg.tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)
+    y = x * 1
+    y.register_hook(lambda grad: strides.append(grad.is_contiguous()))
+    (y.t() * mg.tensor(np.ones((3, 2)))).sum().backward()
+    assert strides == [True]

@@ -1,0 +1,52 @@
+"""``auto``: the first heavy backward runs here while the workers start, later ones in them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import mpgrad as mg
+from mpgrad.testing.leftovers import wait_until
+
+pytestmark = pytest.mark.process
+
+
+class Heavy(mg.Function):
+    """Holds the GIL for some milliseconds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * (2 + 0 * sum(range(200_000)))
+
+
+def gradient() -> float:
+    x = mg.tensor([1.0], requires_grad=True)
+    mg.stack([Heavy.apply(x).sum() for _ in range(12)]).sum().backward()
+    return x.grad.item()
+
+
+@pytest.mark.slow
+def test_heavy_branches_move_to_the_workers() -> None:
+    threads = threading.active_count()
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        assert gradient() == 24.0
+        statistics = engine.statistics()
+        assert (statistics.backwards_local, statistics.backwards_process) == (1, 0)
+        # Who starts the workers is a thread that ends when they are ready.
+        assert wait_until(lambda: threading.active_count() == threads)
+        assert len(engine.worker_pids()) == 2
+        assert gradient() == 24.0
+        statistics = engine.statistics()
+        assert (statistics.backwards_local, statistics.backwards_process) == (1, 1)
+
+
+def test_closing_while_the_workers_start() -> None:
+    with mg.Engine("auto", cpu_workers=2):
+        assert gradient() == 24.0
+    # The fixture around every test sees to it that nothing is left.
