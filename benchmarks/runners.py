@@ -38,22 +38,22 @@ class Runner:
     same_bits: str = ""
     engine: mg.Engine | None = None
 
-    def contender(self, make: Callable[[Any], Program], repeats: int = 1) -> Contender:
-        """The program that ``make`` writes for this runner's library; timed is ``backward()``."""
+    def contender(self, make: Callable[[Any], ForwardPass], repeats: int = 1) -> Contender:
+        """Times ``backward()`` after the forward pass that ``make`` writes for a library."""
         if self.library is None:
             return Contender(self.name, None, remark=lambda: NOT_INSTALLED)
-        program = make(self.library)
+        work = make(self.library)
 
         def build() -> Any:
             self.select()
-            for leaf in program.leaves:
+            for leaf in work.leaves:
                 leaf.grad = None
-            return program.forward()
+            return work.forward()
 
         return Contender(
             self.name,
             backward(build, repeats),
-            lambda: [leaf.grad.numpy() for leaf in program.leaves],
+            lambda: [leaf.grad.numpy() for leaf in work.leaves],
             self.same_bits,
             self._remark,
         )
@@ -67,7 +67,7 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Program:
+class ForwardPass:
     """A forward pass that can be run again and again, and the leaves whose gradients count."""
 
     leaves: list[Any]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import mpgrad as mg
 from benchmarks.gil_work import branch_backward, branch_forward, branch_input, loops_for
 from benchmarks.rounds import Case, Contender, Target, timed
-from benchmarks.runners import Program, Runner, mpgrad_runners, start_auto, torch_runners
+from benchmarks.runners import ForwardPass, Runner, mpgrad_runners, start_auto, torch_runners
 from benchmarks.two_processes import TwoProcesses
 
 ABOUT = """\
@@ -93,17 +93,17 @@ def _targets(grain: _Grain) -> tuple[Target, ...]:
     return (Target(PROCESS, LIMIT, at_least=grain.against_limit), against_torch)
 
 
-def _branches(loops: int, elements: int) -> Callable[[Any], Program]:
+def _branches(loops: int, elements: int) -> Callable[[Any], ForwardPass]:
     return lambda library: _program(library, loops, elements)
 
 
-def _program(library: Any, loops: int, elements: int) -> Program:
+def _program(library: Any, loops: int, elements: int) -> ForwardPass:
     function = MpgradBranch if library is mg else _torch_branch(library)
     leaves = [
         library.tensor(branch_input(branch, elements), requires_grad=True)
         for branch in range(BRANCHES)
     ]
-    return Program(
+    return ForwardPass(
         leaves, lambda: library.stack([function.apply(leaf, loops) for leaf in leaves]).sum()
     )
 

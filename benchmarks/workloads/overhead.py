@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rounds import Case, Target
-from benchmarks.runners import Program, mpgrad_runners, torch_runners
+from benchmarks.runners import ForwardPass, mpgrad_runners, torch_runners
 
 ABOUT = """\
 Graphs of nodes on 8 float32 numbers. *chain*: each node feeds the next. *wide*: products of as many
@@ -22,7 +22,7 @@ TORCH = "torch 1 thread"
 AUTO = "mpgrad auto"
 ELEMENTS = 8
 #: Rounds by number of nodes: large graphs take long, small ones are noisy.
-_ROUNDS = {100: 15, 1_000: 15, 10_000: 5}
+_ROUNDS = {100: 15, 1_000: 15, 10_000: 3}
 
 
 def cases(quick: bool) -> Generator[Case, None, None]:
@@ -56,7 +56,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
         )
 
 
-def _sized(program: Callable[[Any, int], Program], nodes: int) -> Callable[[Any], Program]:
+def _sized(program: Callable[[Any, int], ForwardPass], nodes: int) -> Callable[[Any], ForwardPass]:
     return lambda library: program(library, nodes)
 
 
@@ -66,7 +66,7 @@ def _leaves(library: Any, count: int) -> list[Any]:
     return [library.tensor(row, requires_grad=True) for row in values]
 
 
-def _chain(library: Any, nodes: int) -> Program:
+def _chain(library: Any, nodes: int) -> ForwardPass:
     """``nodes`` nodes: products with a constant, and the sum."""
     leaves = _leaves(library, 1)
 
@@ -76,16 +76,16 @@ def _chain(library: Any, nodes: int) -> Program:
             y = y * 1.0001
         return y.sum()
 
-    return Program(leaves, forward)
+    return ForwardPass(leaves, forward)
 
 
-def _wide(library: Any, nodes: int) -> Program:
+def _wide(library: Any, nodes: int) -> ForwardPass:
     """``nodes`` nodes: one product per leaf, the stack and the sum."""
     leaves = _leaves(library, nodes - 2)
-    return Program(leaves, lambda: library.stack([leaf * 2.0 for leaf in leaves]).sum())
+    return ForwardPass(leaves, lambda: library.stack([leaf * 2.0 for leaf in leaves]).sum())
 
 
-def _tree(library: Any, nodes: int) -> Program:
+def _tree(library: Any, nodes: int) -> ForwardPass:
     """``nodes`` nodes: additions by twos until one tensor is left, and the sum."""
     leaves = _leaves(library, nodes)
 
@@ -96,10 +96,10 @@ def _tree(library: Any, nodes: int) -> Program:
             level = [a + b for a, b in zip(level[::2], level[1::2], strict=False)] + rest
         return level[0].sum()
 
-    return Program(leaves, forward)
+    return ForwardPass(leaves, forward)
 
 
-def _digits(library: Any) -> Program:
+def _digits(library: Any) -> ForwardPass:
     """A classifier of 8 x 8 images with one hidden layer."""
     random = np.random.default_rng(0)
 
@@ -118,4 +118,4 @@ def _digits(library: Any) -> Program:
         log_probabilities = library.log_softmax(hidden @ w2 + b2, dim=1)
         return -log_probabilities[index].mean()
 
-    return Program(leaves, forward)
+    return ForwardPass(leaves, forward)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rounds import Case, Target
-from benchmarks.runners import Program, mpgrad_runners, torch_runners
+from benchmarks.runners import ForwardPass, mpgrad_runners, torch_runners
 
 ABOUT_BRANCHES = """\
 8 branches, each a multilayer perceptron of 4 layers, 512 wide, batch 256, float32 (`x @ w + b` and
@@ -32,7 +32,7 @@ TOLERANCE = 1e-2
 def branches(quick: bool) -> Generator[Case, None, None]:
     """8 perceptrons side by side."""
     targets = (Target(PROCESS, TORCH_2, at_most=1.15), Target(PROCESS, LOCAL, at_least=1.7))
-    return _cases("8 x 4 layers", 8, 4, 3 if quick else 15, targets)
+    return _cases("8 x 4 layers", 8, 4, 2 if quick else 15, targets)
 
 
 def chain(quick: bool) -> Generator[Case, None, None]:
@@ -59,7 +59,7 @@ def _cases(
         )
 
 
-def _program(library: Any, count: int, layers: int) -> Program:
+def _program(library: Any, count: int, layers: int) -> ForwardPass:
     """``count`` perceptrons with one batch between them; the sum of their means."""
     random = np.random.default_rng(0)
     x = library.tensor(random.standard_normal((BATCH, WIDTH), np.float32))
@@ -72,7 +72,7 @@ def _program(library: Any, count: int, layers: int) -> Program:
         return library.stack([_mean_output(library, x, model) for model in models]).sum()
 
     leaves = [leaf for model in models for weight, bias in model for leaf in (weight, bias)]
-    return Program(leaves, forward)
+    return ForwardPass(leaves, forward)
 
 
 def _layer(library: Any, random: np.random.Generator) -> tuple[Any, Any]:

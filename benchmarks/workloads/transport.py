@@ -13,7 +13,7 @@ import mpgrad as mg
 from benchmarks.rounds import Case, Contender, Target, timed
 from benchmarks.runners import (
     NOT_INSTALLED,
-    Program,
+    ForwardPass,
     Runner,
     find_torch,
     mpgrad_runners,
@@ -154,11 +154,11 @@ def _sum_all(connection: Connection) -> None:
         connection.send(tensor.sum().item())
 
 
-def _one_node(library: Any) -> Program:
+def _one_node(library: Any) -> ForwardPass:
     """A Function over one number."""
     leaf = library.tensor([1.0], requires_grad=True)
     function = MpgradPass if library is mg else _torch_pass(library)
-    return Program([leaf], lambda: function.apply(leaf))
+    return ForwardPass([leaf], lambda: function.apply(leaf))
 
 
 def _pass_forward(ctx: Any, x: Any) -> Any:

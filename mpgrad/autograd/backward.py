@@ -136,7 +136,11 @@ def _as_tuple(tensors: Any) -> tuple[Any, ...]:
 def _seed_tuple(grads: Any, count: int) -> tuple[Any, ...]:
     if grads is None:
         return (None,) * count
-    seeds = (grads,) if isinstance(grads, Tensor) else tuple(grads)
+    if isinstance(grads, Tensor):
+        grads = (grads,)
+    if not isinstance(grads, list | tuple):
+        raise TypeError(f"gradients can be either Tensors or None, but got {type(grads).__name__}")
+    seeds = tuple(grads)
     if len(seeds) != count:
         raise RuntimeError(f"got {count} tensors and {len(seeds)} gradients")
     return seeds

@@ -1,0 +1,112 @@
+"""Who may join: workers that cannot start are given up with a reason, strangers are not heard."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import mpgrad as mg
+from mpgrad.errors import EngineClosed
+from mpgrad.scheduler.events import BlocksReleased, GraphCancelled, NodeTaskDone
+from mpgrad.wire.codec import encode
+from mpgrad.wire.schema import PROTOCOL_VERSION, Hello, StopEngine
+from mpgrad.wire.transport import TASK, WORKER_LANES
+from mpgrad.wire.zeromq import ZmqSpoke
+from tests.process.conftest import check_usable
+
+pytestmark = pytest.mark.process
+
+#: Python runs this file at every start: here no worker gets any further.
+NO_WORKERS = """
+import os, sys
+if "mpgrad.workers" in sys.orig_argv:
+    os._exit(7)
+"""
+
+
+def test_workers_that_cannot_start(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_WORKERS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run_script(
+        "import mpgrad as mg\n"
+        "x = mg.tensor([1.0], requires_grad=True)\n"
+        "try:\n"
+        "    x.exp().sum().backward()\n"
+        "except mg.errors.EngineClosed as error:\n"
+        "    print(error, x.grad)\n"
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert "workers die before they are ready" in done.stdout
+    assert "exited with status 7" in done.stdout
+    assert done.stdout.endswith(" None\n")
+
+
+@pytest.fixture
+def stranger(engine: mg.Engine) -> Iterator[Callable[..., ZmqSpoke]]:
+    """Somebody with access to the sockets who was never given the token."""
+    coordinator = engine._process._coordinator
+    assert coordinator is not None
+    spokes: list[ZmqSpoke] = []
+
+    def connect(peer: str, *, as_worker: bool = False) -> ZmqSpoke:
+        make = ZmqSpoke.worker if as_worker else ZmqSpoke.session
+        spokes.append(make(coordinator.directory, peer))
+        return spokes[-1]
+
+    yield connect
+    for spoke in spokes:
+        spoke.close()
+
+
+Connect = Callable[..., ZmqSpoke]
+
+
+def test_a_session_with_a_wrong_token(engine: mg.Engine, stranger: Connect) -> None:
+    spoke = stranger("c1.99")
+    spoke.send([encode(Hello("c1.99", b"guess", PROTOCOL_VERSION)), encode(StopEngine("c1.99"))])
+    check_usable()
+    assert spoke.receive() == []
+    assert len(engine.worker_pids()) == 2
+
+
+def test_a_worker_that_nobody_started(engine: mg.Engine, stranger: Connect) -> None:
+    spoke = stranger("w7.1", as_worker=True)
+    for lane in WORKER_LANES:
+        spoke.send([encode(Hello("w7.1", b"guess", PROTOCOL_VERSION))], lane)
+    spoke.send([encode(NodeTaskDone("w7.1", 1, 0, 1, ()))], TASK)
+    check_usable()
+    assert engine.statistics().restarts == 0
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xff", b"\x01\xc1", b"\x0a" + bytes(100)], ids=repr)
+def test_noise(engine: mg.Engine, stranger: Connect, frame: bytes) -> None:
+    stranger("c1.77").send([frame])
+    stranger("w0.77", as_worker=True).send([frame])
+    check_usable()
+    assert engine.statistics().restarts == 0
+
+
+def test_one_session_may_not_speak_for_another(engine: mg.Engine, stranger: Connect) -> None:
+    own = next(iter(engine._process._idle)).peer
+    spoke = stranger("c1.55")
+    spoke.send([encode(GraphCancelled(own, 1)), encode(BlocksReleased(own, ()))])
+    spoke.send([encode(StopEngine(own))])
+    check_usable()
+
+
+def test_a_session_that_breaks_the_protocol_is_refused() -> None:
+    with mg.Engine("process", cpu_workers=1) as engine:
+        with (
+            pytest.raises(EngineClosed, match="protocol error"),
+            engine._process._session() as session,
+        ):
+            session._send(GraphCancelled("c0.0", 1))
+            session.processes()
+        check_usable()
