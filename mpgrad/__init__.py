@@ -13,7 +13,15 @@ names to editors and type checkers.
 
 from __future__ import annotations
 
+import os as _os
+import sys as _sys
+
 from mpgrad.lazy import attach as _attach
+
+if "numpy" not in _sys.modules:
+    # After a product on several threads, OpenBLAS lets them spin for 2**26 cycles (tens of
+    # milliseconds), which takes a core away from the workers. It reads this when it is loaded.
+    _os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
 
 __version__ = "0.1.0"
 

@@ -140,6 +140,8 @@ class _Surveyor:
         #: Functions (by id) whose first parameter is an object of their own: self or ctx.
         self._methods: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
+        #: The surveyed class with its bases, mixins included: what their forward is for.
+        self._lineage: tuple[type, ...] = ()
 
     def run(self, cls: type[Function]) -> Survey:
         if "<locals>" in cls.__qualname__:
@@ -147,6 +149,7 @@ class _Surveyor:
                 f"{cls.__qualname__} is defined inside a function, whose variables it may share; "
                 "define it at the top level of a module"
             )
+        self._lineage = cls.__mro__
         self._visit(cls, cls.__name__)
         self._drain()
         postponed, self._forward = self._forward or [], None
@@ -399,7 +402,7 @@ class _Surveyor:
         for name, value in attributes.items():
             if name in _IGNORED:
                 continue
-            unneeded = name in _FORWARD_ONLY and issubclass(cls, Function)
+            unneeded = name in _FORWARD_ONLY and cls in self._lineage
             if unneeded and self._forward is not None:
                 self._forward.append((cls, name, value))
             else:

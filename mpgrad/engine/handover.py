@@ -75,11 +75,13 @@ class Handover:
         if place is not None:
             return _shared(array, *place)
         self.copied_bytes += array.nbytes
+        if array.flags.c_contiguous and array.nbytes > INLINE_LIMIT_BYTES:
+            copy = self._copy(array)
+            return _shared(copy, *self._located(copy))
         data, offset = _span(array)
         if len(data) <= INLINE_LIMIT_BYTES:
             return InlineArray(array.shape, array.strides, array.dtype.str, offset, data)
-        copy = self._store(data)
-        start, block, generation = self._located(copy)
+        start, block, generation = self._located(self._store(data))
         return _shared(array, start + offset, block, generation)
 
     def gradient(self, array: Array | None) -> GradientRef:
@@ -91,9 +93,8 @@ class Handover:
         place = self._arena.locate(array)
         if place is None or place[0] != place[1]:
             self.copied_bytes += array.nbytes
-            copy = self._arena.empty(array.shape, array.dtype)
-            np.copyto(copy, array)
-            array, place = copy, self._located(copy)
+            array = self._copy(array)
+            place = self._located(array)
         self._kept.append(array)
         return Block(CLIENT_ARENA, place[1], array.nbytes, place[2])
 
@@ -104,6 +105,13 @@ class Handover:
         if isinstance(ref, bytes):
             return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape).copy()
         return adopt(self._arena.open(ref, shape, dtype, writeable=False))
+
+    def _copy(self, array: Array) -> Array:
+        """``array`` in the arena, whatever its size."""
+        copy = self._arena.empty(array.shape, array.dtype)
+        np.copyto(copy, array)
+        self._kept.append(copy)
+        return copy
 
     def _store(self, data: bytes) -> Array:
         """``data`` in a block of the arena."""

@@ -536,6 +536,20 @@ class TestChanges:
         self.check(module.Custom, lambda: setattr(module.Base, "scale", 2.0), [10.0, 10.0])
         self.check(module.Custom, lambda: setattr(module.Custom, "scale", 4.0), [20.0, 20.0])
 
+    def test_forward_of_a_mixin_is_not_needed(self, user_module):
+        """What only forward does says nothing about backward, whoever defines it."""
+        module = user_module("""
+            class Mixin:
+                @staticmethod
+                def forward(ctx, x):
+                    ctx.settings.count += 1
+                    return x._array * 1.0
+            class Custom(Mixin, Function):
+                @staticmethod
+                def backward(ctx, grad): return grad._array * 1.0
+        """)
+        assert decide(module.Custom).run_on == "worker"
+
     def test_closure_value(self, custom):
         module = custom(
             "value = helper()",

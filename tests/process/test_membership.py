@@ -103,10 +103,12 @@ def test_one_session_may_not_speak_for_another(engine: mg.Engine, stranger: Conn
 
 def test_a_session_that_breaks_the_protocol_is_refused() -> None:
     with mg.Engine("process", cpu_workers=1) as engine:
-        with (
-            pytest.raises(EngineClosed, match="protocol error"),
-            engine._process._session() as session,
-        ):
-            session._send(GraphCancelled("c0.0", 1))
-            session.processes()
+        with pytest.raises(EngineClosed, match="protocol error"):
+            speak_for_another(engine)
         check_usable()
+
+
+def speak_for_another(engine: mg.Engine) -> None:
+    with engine._process._session() as session:
+        session._send(GraphCancelled("c0.0", 1))
+        session.processes()
