@@ -178,8 +178,11 @@ class ProcessEngine:
         """Who works for this engine; None while nothing runs."""
         if not self.is_running:
             return None
-        with self._session() as session:
-            return session.processes()
+        try:
+            with self._session() as session:
+                return session.processes()
+        except CoordinatorLost:
+            return None
 
     # ------------------------------------------------------------------ one backward
 

@@ -274,7 +274,8 @@ class CoordinatorState:
         while (first := self.ready.peek()) is not None:
             graph = self.graphs[first.graph]
             is_suspect = graph.deaths.get(first.task, 0) > 0
-            worker = self.membership.choose_worker(for_suspect=is_suspect)
+            is_short = graph.specs[first.task].is_short
+            worker = self.membership.choose_worker(for_suspect=is_suspect, for_short=is_short)
             if worker is None:
                 return
             self.ready.pop()
@@ -291,10 +292,17 @@ class CoordinatorState:
         buffer = graph.buffers.get(task)
         inputs = buffer.inputs() if buffer is not None else ((),) * len(spec.places)
         key = FlightKey(graph.number, task, graph.dispatch(task))
-        member.flights[key] = Flight(blocks, inputs, is_suspect)
+        member.flights[key] = Flight(blocks, inputs, is_suspect, spec.is_short)
         self._out.append(
             do.DispatchNodeTask(
-                member.peer, *key, graph.name, graph.depth, spec.payload, inputs, blocks
+                member.peer,
+                *key,
+                graph.name,
+                graph.depth,
+                spec.payload,
+                inputs,
+                blocks,
+                spec.is_short,
             )
         )
         return True

@@ -28,6 +28,8 @@ class DispatchNodeTask(NamedTuple):
     inputs: tuple[tuple[GradientRef, ...], ...]
     #: For each output the block to write it to, or None where it travels inside the message.
     blocks: tuple[Block | None, ...]
+    #: True where the reply before it may wait until it has run.
+    is_short: bool = False
 
 
 class CancelGraph(NamedTuple):

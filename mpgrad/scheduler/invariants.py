@@ -12,7 +12,7 @@ from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING
-from mpgrad.scheduler.membership import WORKER_CREDIT, FlightKey
+from mpgrad.scheduler.membership import SHORT_CREDIT, WORKER_CREDIT, FlightKey
 
 
 def check_invariants(state: CoordinatorState) -> None:
@@ -131,7 +131,8 @@ def _check_flights(state: CoordinatorState, dispatched: list[tuple[int, int]]) -
         raise InvariantViolated(f"in flight {flying}, dispatched {sorted(dispatched)}")
     for worker in state.membership.workers():
         keys = list(worker.flights)
-        if len(keys) > WORKER_CREDIT:
+        all_short = all(state.graphs[key.graph].specs[key.task].is_short for key in keys)
+        if len(keys) > (SHORT_CREDIT if all_short else WORKER_CREDIT):
             raise InvariantViolated(f"{worker.peer} was given {len(keys)} tasks")
         if len(keys) > 1 and any(_is_suspect(state, key) for key in keys):
             raise InvariantViolated(f"{worker.peer} has a suspect task and others: {keys}")

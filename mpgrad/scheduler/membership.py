@@ -8,8 +8,10 @@ from typing import NamedTuple
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 
-#: Tasks that a worker holds at most: one running, one prefetched.
+#: Tasks that a worker holds at most: one running, one prefetched, so that priority is decided here
+#: and not in its queue. Of short tasks it may hold more: a message costs more than such a task.
 WORKER_CREDIT = 2
+SHORT_CREDIT = 16
 
 
 class FlightKey(NamedTuple):
@@ -27,6 +29,7 @@ class Flight(NamedTuple):
     inputs: tuple[tuple[GradientRef, ...], ...]
     #: True while it runs alone, because workers died under it before.
     is_suspect: bool
+    is_short: bool
 
     def owned(self) -> frozenset[Block]:
         """The blocks that its reply may name."""
@@ -68,13 +71,14 @@ class MemberRecord:
         """The worker's slot number: "w3.1" is the second process in slot 3."""
         return int(self.peer[1:].partition(".")[0])
 
-    def has_credit(self, *, for_suspect: bool) -> bool:
+    def has_credit(self, *, for_suspect: bool, for_short: bool) -> bool:
         """Whether it may be given one more task; a suspect needs a worker to itself."""
         if for_suspect:
             return not self.flights
         if any(flight.is_suspect for flight in self.flights.values()):
             return False
-        return len(self.flights) < WORKER_CREDIT
+        only_short = for_short and all(flight.is_short for flight in self.flights.values())
+        return len(self.flights) < (SHORT_CREDIT if only_short else WORKER_CREDIT)
 
 
 class Membership:
@@ -99,7 +103,11 @@ class Membership:
     def sessions(self) -> list[MemberRecord]:
         return [member for member in self.members.values() if not member.is_worker]
 
-    def choose_worker(self, *, for_suspect: bool) -> MemberRecord | None:
+    def choose_worker(self, *, for_suspect: bool, for_short: bool) -> MemberRecord | None:
         """The least busy worker that may take a task; the lowest slot among equals."""
-        free = [w for w in self.workers() if w.has_credit(for_suspect=for_suspect)]
+        free = [
+            worker
+            for worker in self.workers()
+            if worker.has_credit(for_suspect=for_suspect, for_short=for_short)
+        ]
         return min(free, key=lambda worker: (len(worker.flights), worker.slot), default=None)

@@ -16,6 +16,9 @@ from mpgrad.scheduler.fusion import group
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
+#: Tasks expected to be shorter than this are handed out and answered several at a time.
+SHORT_TASK_US = 150.0
+
 #: ``OutputSpec.task`` of a result that goes to the caller.
 CAPTURE = -1
 
@@ -49,6 +52,8 @@ class NodeTaskSpec(NamedTuple):
     unlocks: tuple[int, ...] = ()
     #: Where in the client's arena the task's program lies: offset and length in bytes.
     payload: tuple[int, int] = (0, 0)
+    #: True where a message costs more than the task.
+    is_short: bool = False
 
 
 class InnerTarget(NamedTuple):
@@ -91,7 +96,7 @@ def plan(spec: GraphSpec, *, fuse: bool = True) -> Plan:
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
     priorities = _critical_paths(costs, wiring.outputs)
     wide = wiring.split_wide_sums()
-    tasks = _task_specs(spec, groups, wiring, priorities)
+    tasks = _task_specs(spec, groups, wiring, costs, priorities)
     tasks += [_piece_spec(tasks[consumer], piece, nbytes) for consumer, nbytes, piece in wide]
     return Plan(
         tuple(tasks),
@@ -104,7 +109,11 @@ def plan(spec: GraphSpec, *, fuse: bool = True) -> Plan:
 
 
 def _task_specs(
-    spec: GraphSpec, groups: list[list[int]], wiring: _Wiring, priorities: list[float]
+    spec: GraphSpec,
+    groups: list[list[int]],
+    wiring: _Wiring,
+    costs: list[float],
+    priorities: list[float],
 ) -> list[NodeTaskSpec]:
     position = {node: at for at, node in enumerate(spec.order)}
     client_tasks = [g for g, nodes in enumerate(groups) if spec.nodes[nodes[0]].on_client]
@@ -121,6 +130,7 @@ def _task_specs(
             places=tuple(wiring.places[g]),
             outputs=tuple(wiring.outputs[g]),
             unlocks=(successor[g],) if g in successor else (),
+            is_short=costs[g] < SHORT_TASK_US,
         )
         for g, nodes in enumerate(groups)
     ]

@@ -16,6 +16,9 @@ import zmq
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Arrival, Received
 
+#: zmq.POLLIN as a plain number: it is asked for a few times per message.
+_READABLE = int(zmq.POLLIN)
+
 #: Milliseconds between attempts to connect.
 RECONNECT_MS = 5
 
@@ -70,7 +73,7 @@ class ZmqHub:
     def _drain(self, lane: str, socket: zmq.Socket[bytes]) -> list[Arrival]:
         arrivals: list[Arrival] = []
         # Asking for the state costs less than an exception at the end of every drain.
-        while socket.events & zmq.POLLIN:
+        while int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
             identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
             peer = identity.decode("latin-1")
             arrivals.extend(Arrival(lane, peer, frame) for frame in frames)
@@ -141,6 +144,6 @@ class ZmqSpoke:
 
 def _drain(socket: zmq.Socket[bytes]) -> list[bytes]:
     frames: list[bytes] = []
-    while socket.events & zmq.POLLIN:
+    while int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
         frames.extend(socket.recv_multipart(zmq.NOBLOCK))
     return frames

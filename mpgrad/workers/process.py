@@ -11,6 +11,7 @@ from mpgrad.autograd import engine_slot
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.membership import SHORT_CREDIT
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.codec import decode, encode
@@ -22,6 +23,10 @@ from mpgrad.wire.zeromq import ZmqSpoke
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.output import OutputForwarder
 from mpgrad.workers.task import TaskRunner
+
+#: Replies that may wait for a short task; half of what the coordinator hands out of those, so that
+#: it can send more meanwhile.
+HELD_REPLIES_MAX = SHORT_CREDIT // 2
 
 Reply: TypeAlias = ev.NodeTaskDone | ev.NodeTaskFailed
 
@@ -39,6 +44,8 @@ class Worker:
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self._runner = TaskRunner(self._memory, where)
         self._spoke = ZmqSpoke.worker(setup.directory, setup.peer)
+        #: Messages that the next send takes along.
+        self._held: list[bytes] = []
         #: The graph whose task runs, for what it prints.
         self._graph = -1
         self._output = OutputForwarder(setup.slot, self._emit_output)
@@ -66,14 +73,25 @@ class Worker:
         self._spoke.close()
 
     def _perform(self, instructions: list[Any]) -> Reply | None:
-        """Send the replies, then run the task that the core chose, if any."""
-        replies = [i for i in instructions if not isinstance(i, do.ExecuteNodeTask)]
-        if replies:
-            self._spoke.send([encode(reply) for reply in replies])
+        """Send the replies, then run the task that the core chose, if any.
+
+        Before a short task a few replies are held back: one message for all of them.
+        """
+        dispatch: do.DispatchNodeTask | None = None
         for instruction in instructions:
             if isinstance(instruction, do.ExecuteNodeTask):
-                return self._execute(instruction.dispatch)
-        return None
+                dispatch = instruction.dispatch
+            else:
+                self._held.append(encode(instruction))
+        must_hold = dispatch is not None and dispatch.is_short
+        if self._held and not (must_hold and len(self._held) < HELD_REPLIES_MAX):
+            self._flush()
+        return None if dispatch is None else self._execute(dispatch)
+
+    def _flush(self) -> None:
+        if self._held:
+            self._spoke.send(self._held)
+            self._held.clear()
 
     def _execute(self, dispatch: do.DispatchNodeTask) -> Reply:
         self._board.begin(self._setup.slot, dispatch.graph, dispatch.task, dispatch.attempt)
@@ -82,7 +100,7 @@ class Worker:
         self._output.flush()
         self._graph = -1
         if released:
-            self._spoke.send([encode(ev.BlocksReleased(self._setup.peer, released))])
+            self._held.append(encode(ev.BlocksReleased(self._setup.peer, released)))
         self._board.clear(self._setup.slot)
         return reply
 
@@ -91,4 +109,5 @@ class Worker:
             message = encode(ev.OutputEmitted(self._setup.peer, self._graph, kind, data))
         except ProtocolError:
             return  # one print of more than a message may hold
-        self._spoke.send([message])
+        self._held.append(message)
+        self._flush()

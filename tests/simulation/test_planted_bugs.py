@@ -284,14 +284,16 @@ def a_lost_task_is_not_run_again(patch):
 
 @bug
 def credit_has_no_limit(patch):
-    patch.setattr(MemberRecord, "has_credit", lambda self, *, for_suspect: True)
+    patch.setattr(MemberRecord, "has_credit", lambda self, *, for_suspect, for_short: True)
 
 
 @bug
 def a_suspect_task_gets_company(patch):
     right = MemberRecord.has_credit
     patch.setattr(
-        MemberRecord, "has_credit", lambda self, *, for_suspect: right(self, for_suspect=False)
+        MemberRecord,
+        "has_credit",
+        lambda self, *, for_suspect, for_short: right(self, for_suspect=False, for_short=for_short),
     )
 
 
