@@ -1,10 +1,13 @@
 """group(): which Nodes share a NodeTask.
 
-A message costs tens of microseconds and most Nodes a few, so cheap Nodes are fused into the task
-of their producer. A Node joins a group only if *all* its contributions come from that group; so a
-group is entered at its first Node alone, and the graph of groups cannot have a cycle: a path that
-leaves the group could come back only through that first Node, which would then depend on its own
-descendant. (A -> B -> C with A -> C: C joins A's group only if B did.)
+A message costs about as much as a hundred microseconds of work and most Nodes a few, so Nodes are
+fused into the task of their producer. A Node joins a group only if *all* its contributions come
+from that group; so a group is entered at its first Node alone, and the graph of groups cannot have
+a cycle: a path that leaves the group could come back only through that first Node, which would then
+depend on its own descendant. (A -> B -> C with A -> C: C joins A's group only if B did.)
+
+Within that, a Node joins if it is cheap, or if nothing else waits for the group (a chain, where
+nothing could have run beside it). Both have a bound: urgent work waits at most that long.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -13,49 +16,79 @@ from __future__ import annotations
 
 from mpgrad.scheduler.graph_spec import GraphSpec
 
-#: Nodes cheaper than this may be fused into their producer's task ...
+#: Nodes cheaper than this join while what has joined so far stays under the second figure.
 FUSE_NODE_BELOW_US = 100.0
-#: ... as long as what was fused so far stays under this: urgent work waits at most that long.
 FUSE_GROUP_BELOW_US = 400.0
+#: The next link of a chain joins while the whole group stays under this.
+FUSE_CHAIN_BELOW_US = 3000.0
 
 
 def group(spec: GraphSpec, *, fuse: bool) -> tuple[list[int], list[list[int]]]:
     """Assign each node to a group; groups and their nodes are in serial order."""
-    producers: list[list[int]] = [[] for _ in spec.nodes]
-    for index, node in enumerate(spec.nodes):
-        for target in node.edges:
-            if target is not None:
-                producers[target[0]].append(index)
-    seeded = {target[0] for target in spec.seeds}
-    group_of = [-1] * len(spec.nodes)
-    groups: list[list[int]] = []
-    fused_us: list[float] = []
+    grouping = _Grouping(spec)
     for index in spec.order:
-        node = spec.nodes[index]
-        home = -1
-        if fuse and index not in seeded and node.cost_us < FUSE_NODE_BELOW_US:
-            home = _common_group(producers[index], group_of)
-        if home >= 0 and (
-            fused_us[home] + node.cost_us > FUSE_GROUP_BELOW_US
-            or node.on_client
-            or spec.nodes[groups[home][0]].on_client
-        ):
-            home = -1
-        if home < 0:
-            home = len(groups)
-            groups.append([])
-            fused_us.append(0.0)
-        else:
-            fused_us[home] += node.cost_us
-        groups[home].append(index)
-        group_of[index] = home
-    return group_of, groups
+        grouping.place(index, grouping.home_for(index) if fuse else -1)
+    return grouping.group_of, grouping.groups
 
 
-def _common_group(producers: list[int], group_of: list[int]) -> int:
-    """The group that all producers belong to, or -1."""
-    home = group_of[producers[0]]
-    for producer in producers:
-        if group_of[producer] != home:
+class _Grouping:
+    """The groups so far, while the nodes are visited in serial order."""
+
+    def __init__(self, spec: GraphSpec) -> None:
+        self._spec = spec
+        self._producers: list[list[int]] = [[] for _ in spec.nodes]
+        for index, node in enumerate(spec.nodes):
+            for target in node.edges:
+                if target is not None:
+                    self._producers[target[0]].append(index)
+        self._seeded = {target[0] for target in spec.seeds}
+        self.group_of = [-1] * len(spec.nodes)
+        self.groups: list[list[int]] = []
+        #: Per group: cost of all its nodes, and of the cheap ones that joined its first.
+        self._total_us: list[float] = []
+        self._joined_us: list[float] = []
+        #: Per group: edges to nodes that are not in it, those to sinks left out.
+        self._waiting: list[int] = []
+
+    def home_for(self, index: int) -> int:
+        """The group that node ``index`` joins, or -1."""
+        node = self._spec.nodes[index]
+        if index in self._seeded or node.on_client:
             return -1
-    return home
+        home = self.group_of[self._producers[index][0]]
+        if any(self.group_of[producer] != home for producer in self._producers[index]):
+            return -1
+        if self._spec.nodes[self.groups[home][0]].on_client:
+            return -1
+        if node.is_sink:
+            return home
+        is_cheap = (
+            node.cost_us < FUSE_NODE_BELOW_US
+            and self._joined_us[home] + node.cost_us <= FUSE_GROUP_BELOW_US
+        )
+        is_link = (
+            self._waiting[home] == len(self._producers[index])
+            and self._total_us[home] + node.cost_us <= FUSE_CHAIN_BELOW_US
+        )
+        return home if is_cheap or is_link else -1
+
+    def place(self, index: int, home: int) -> None:
+        """Put node ``index`` into group ``home``, or into one of its own."""
+        node = self._spec.nodes[index]
+        if home < 0:
+            home = len(self.groups)
+            self.groups.append([])
+            self._total_us.append(0.0)
+            self._joined_us.append(0.0)
+            self._waiting.append(0)
+        else:
+            if node.cost_us < FUSE_NODE_BELOW_US:
+                self._joined_us[home] += node.cost_us
+            if not node.is_sink:
+                self._waiting[home] -= len(self._producers[index])
+        self._total_us[home] += node.cost_us
+        self._waiting[home] += sum(
+            target is not None and not self._spec.nodes[target[0]].is_sink for target in node.edges
+        )
+        self.groups[home].append(index)
+        self.group_of[index] = home

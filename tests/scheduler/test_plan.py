@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
-from mpgrad.scheduler.fusion import FUSE_GROUP_BELOW_US, FUSE_NODE_BELOW_US
+from mpgrad.scheduler.fusion import FUSE_CHAIN_BELOW_US, FUSE_GROUP_BELOW_US
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan import (
@@ -102,10 +102,10 @@ def test_every_plan_is_sound(seed: int) -> None:
         # A sink whose producer captures in its stead is in no task.
         assert homes == [planned.task_of[index]] or (homes == [] and spec_node.is_sink)
     for number, (task, members) in enumerate(zip(planned.tasks, groups(planned), strict=True)):
-        inside = members[1:]
-        fused_us = sum(spec.nodes[n].cost_us for n in inside)
-        assert fused_us <= FUSE_GROUP_BELOW_US
-        assert all(spec.nodes[n].cost_us < FUSE_NODE_BELOW_US for n in inside)
+        joined = [spec.nodes[n].cost_us for n in members[1:]]
+        # Cheap nodes that joined, or links of a chain: each kind has its bound.
+        assert sum(joined) <= FUSE_GROUP_BELOW_US + FUSE_CHAIN_BELOW_US
+        assert all(cost <= FUSE_CHAIN_BELOW_US for cost in joined)
         assert len(members) <= 1 or not any(spec.nodes[n].on_client for n in members)
         # Consumers come later: numbering the tasks is a topological order.
         behind = [output.task for output in task.outputs if output.task != CAPTURE]
@@ -131,9 +131,9 @@ def test_a_chain_of_cheap_nodes_is_one_task() -> None:
 
 
 def test_nothing_is_fused_around_a_node() -> None:
-    """0 -> 1 -> 2 and 0 -> 2, where 1 is too expensive to be fused."""
-    planned = plan(graph(node(1, 2), node(2, cost=500.0), node()))
-    assert groups(planned) == [[0], [1], [2]]
+    """0 -> 1 -> 3 and 0 -> 3, where 1 and 2 are too expensive to be fused."""
+    planned = plan(graph(node(1, 2, 3), node(3, cost=500.0), node(cost=500.0), node()))
+    assert groups(planned) == [[0], [1], [2], [3]]
 
 
 def test_a_diamond_of_cheap_nodes_is_one_task() -> None:
@@ -141,14 +141,27 @@ def test_a_diamond_of_cheap_nodes_is_one_task() -> None:
 
 
 def test_an_expensive_node_begins_a_task_and_cheap_ones_join_it() -> None:
-    planned = plan(graph(node(1), node(2, cost=500.0), node()))
-    assert groups(planned) == [[0], [1, 2]]
+    planned = plan(graph(node(1, 3), node(2, cost=500.0), node(), node(cost=500.0)))
+    assert groups(planned) == [[0], [1, 2], [3]]
+
+
+def test_the_links_of_a_chain_are_one_task() -> None:
+    """Nothing could run beside them; a sink on the way does not change that."""
+    sink = node(is_sink=True)
+    planned = plan(graph(node(1, cost=900.0), node(2, 3, cost=900.0), node(cost=900.0), sink))
+    assert groups(planned) == [[0, 1, 2, 3]]
+
+
+def test_a_chain_has_a_bound() -> None:
+    cost = 0.4 * FUSE_CHAIN_BELOW_US
+    planned = plan(graph(node(1, cost=cost), node(2, cost=cost), node(cost=cost)))
+    assert groups(planned) == [[0, 1], [2]]
 
 
 def test_a_group_has_a_bound() -> None:
     cost = 90.0
-    chain = [node(at + 1, cost=cost) for at in range(20)]
-    planned = plan(graph(*chain, node(cost=cost)))
+    root = node(*range(1, 21))
+    planned = plan(graph(root, *(node(cost=cost) for _ in range(20))))
     assert max(len(members) for members in groups(planned)) == 1 + FUSE_GROUP_BELOW_US // cost
 
 

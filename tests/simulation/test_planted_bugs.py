@@ -346,7 +346,10 @@ def places_do_not_follow_the_serial_order(patch):
 
 @bug
 def nodes_are_fused_around_another(patch):
-    patch.setattr(fusion, "_common_group", lambda producers, group_of: group_of[producers[-1]])
+    def home_for(self, index):
+        return -1 if index in self._seeded else self.group_of[self._producers[index][-1]]
+
+    patch.setattr(fusion._Grouping, "home_for", home_for)
 
 
 @bug
