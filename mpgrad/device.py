@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Where a tensor's bytes lie."""
+class Device(NamedTuple):
+    """Where a tensor's bytes lie; a tuple, because it is hashed with every cost that is looked up.
+
+    Attributes:
+        type: "cpu" or "cuda".
+        index: which one of that type; None means the only one.
+    """
 
     type: str
-    index: int | None = None
+    index: int | None = None  # type: ignore[assignment]  # hides tuple.index, as intended
 
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"

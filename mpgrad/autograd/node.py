@@ -7,6 +7,7 @@ This file knows neither tensors nor engines.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import weakref
@@ -40,10 +41,7 @@ class InputMetadata(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        size = self.dtype.itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Edge(NamedTuple):

@@ -21,7 +21,7 @@ from mpgrad.autograd.shipping import ShippedCode
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.local import output_metadata
 from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef, TensorHandle
-from mpgrad.scheduler.plan import InnerTarget, Member
+from mpgrad.scheduler.plan import InnerTarget, Member, NodeTaskSpec
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.lease import byte_bounds
 from mpgrad.storage import adopt
@@ -131,21 +131,21 @@ class Handover:
     def programs(
         self,
         frozen: FrozenGraph,
+        tasks: Sequence[NodeTaskSpec],
         groups: Sequence[tuple[Member, ...]],
-        is_client: Sequence[bool],
         code: dict[int, ShippedCode],
     ) -> list[tuple[int, int]]:
-        """Write the workers' programs; for each task the offset and length of its own.
+        """Write the programs of some tasks; for each the offset and length of its own.
 
         Args:
             frozen: the graph.
-            groups: what each task runs (``Plan.groups``).
-            is_client: tasks that the client runs itself and that need no program.
+            tasks: the tasks; those of the client need no program.
+            groups: what each of them runs (of ``Plan.groups``).
             code: by node index, the code of each Function that a worker runs.
         """
         encoded = [
-            b"" if here else encode_program(self._program(frozen, members, code))
-            for members, here in zip(groups, is_client, strict=True)
+            b"" if task.on_client else encode_program(self._program(frozen, members, code))
+            for task, members in zip(tasks, groups, strict=True)
         ]
         start = self._located(self._store(b"".join(encoded)))[0]
         payloads = []

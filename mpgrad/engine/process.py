@@ -27,13 +27,18 @@ from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed, SharedMemoryExhausted, WorkerLost
 from mpgrad.handles import ENGINE_ARENA, Block
-from mpgrad.scheduler.events import GraphSubmitted
+from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.plan import NodeTaskSpec, Plan, plan
 from mpgrad.wire.remote_error import decode_error
 from mpgrad.wire.schema import Processes
 
 Array: TypeAlias = np.ndarray[Any, Any]
+
+#: Graphs of at most this many tasks go in one message.
+SMALL_GRAPH = 8
+#: Tables of NodeTasks in one message; larger graphs go in several.
+TASKS_PER_MESSAGE = 20_000
 
 _graph_numbers = itertools.count(1)
 
@@ -221,23 +226,39 @@ class ProcessEngine:
     ) -> tuple[CompleteGraph | FailGraph, ClientWorker]:
         if self._coordinator is None:
             raise EngineClosed("the engine was closed by another thread")
-        is_client = [task.on_client for task in planned.tasks]
-        payloads = handover.programs(frozen, planned.groups, is_client, code)
-        tasks = tuple(
-            task._replace(payload=payload)
-            for task, payload in zip(planned.tasks, payloads, strict=True)
-        )
+        graph, count = next(_graph_numbers), len(planned.tasks)
+
+        def packed(start: int, stop: int) -> tuple[NodeTaskSpec, ...]:
+            tasks = planned.tasks[start:stop]
+            payloads = handover.programs(frozen, tasks, planned.groups[start:stop], code)
+            return tuple(
+                task._replace(payload=payload)
+                for task, payload in zip(tasks, payloads, strict=True)
+            )
+
         seeds = tuple(
             (*where, handover.gradient(seed))
             for where, seed in zip(planned.seeds, frozen.seeds, strict=True)
         )
-        client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
+        # The root's task goes first: a worker runs it while the others are still being packed.
+        sent = count if count <= SMALL_GRAPH else 1
         submission = GraphSubmitted(
-            session.peer, next(_graph_numbers), _nesting.depth, tasks, seeds, len(frozen.sinks)
+            session.peer, graph, _nesting.depth, packed(0, sent), seeds, len(frozen.sinks),
+            sent == count,
+        )  # fmt: skip
+        extensions = (
+            GraphExtended(
+                session.peer,
+                graph,
+                packed(start, start + TASKS_PER_MESSAGE),
+                start + TASKS_PER_MESSAGE >= count,
+            )
+            for start in range(sent, count, TASKS_PER_MESSAGE)
         )
+        client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
         _nesting.depth += 1
         try:
-            return session.run(submission, client.run), client
+            return session.run(submission, extensions, client.run), client
         finally:
             _nesting.depth -= 1
 

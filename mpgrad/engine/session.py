@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -26,9 +26,6 @@ from mpgrad.wire.zeromq import ZmqSpoke
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
 RunTask: TypeAlias = Callable[[do.DispatchNodeTask], ev.NodeTaskDone | ev.NodeTaskFailed]
-
-#: Descriptors of NodeTasks in one message; larger graphs go in several.
-TASKS_PER_MESSAGE = 20_000
 
 
 class Session:
@@ -59,12 +56,23 @@ class Session:
 
     # ------------------------------------------------------------------ a graph
 
-    def run(self, submission: ev.GraphSubmitted, run_task: RunTask) -> Outcome:
-        """Submit a graph and wait for its end; ``run_task`` runs the client's own tasks.
+    def run(
+        self,
+        submission: ev.GraphSubmitted,
+        extensions: Iterable[ev.GraphExtended],
+        run_task: RunTask,
+    ) -> Outcome:
+        """Submit a graph and wait for its end.
+
+        Args:
+            submission: the beginning of the graph.
+            extensions: the rest, which may be made while the workers begin.
+            run_task: runs the client's own tasks.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the graph has been cancelled, the workers are well.
             CoordinatorLost: the coordinator died.
+            Exception: what ``extensions`` raised; the graph has been cancelled.
         """
         graph = submission.graph
         self._run_task[graph] = run_task
@@ -72,7 +80,8 @@ class Session:
         interrupts = 0
         try:
             with self._interrupted.deferred():
-                self._submit(submission)
+                self._send(*self._releases(), submission)
+                failure = self._extend(submission.graph, extensions)
                 while graph not in self._state.outcomes:
                     try:
                         self._step()
@@ -87,17 +96,19 @@ class Session:
             del self._run_task[graph]
         if interrupts:
             raise KeyboardInterrupt
+        if failure is not None:
+            raise failure
         return outcome
 
-    def _submit(self, submission: ev.GraphSubmitted) -> None:
-        tasks = submission.tasks
-        first, rest = tasks[:TASKS_PER_MESSAGE], tasks[TASKS_PER_MESSAGE:]
-        messages: list[Any] = [submission._replace(tasks=first, is_whole=not rest)]
-        for start in range(0, len(rest), TASKS_PER_MESSAGE):
-            chunk = rest[start : start + TASKS_PER_MESSAGE]
-            is_last = start + TASKS_PER_MESSAGE >= len(rest)
-            messages.append(ev.GraphExtended(self.peer, submission.graph, chunk, is_last))
-        self._send(*self._releases(), *messages)
+    def _extend(self, graph: int, extensions: Iterable[ev.GraphExtended]) -> Exception | None:
+        """Send the rest of a graph; if it cannot be made, cancel what has begun."""
+        try:
+            for extension in extensions:
+                self._send(extension)
+        except Exception as error:
+            self._send(*self._state.cancel(graph))
+            return error
+        return None
 
     def _step(self) -> None:
         """Sleep until something comes, and deal with it."""

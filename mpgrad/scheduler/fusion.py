@@ -14,13 +14,28 @@ Rules of this file: pure tables, as in ``graph_spec``.
 
 from __future__ import annotations
 
+import math
+
 from mpgrad.scheduler.graph_spec import GraphSpec
 
 #: Nodes cheaper than this join while what has joined so far stays under the second figure.
 FUSE_NODE_BELOW_US = 100.0
 FUSE_GROUP_BELOW_US = 400.0
-#: The next link of a chain joins while the whole group stays under this.
-FUSE_CHAIN_BELOW_US = 3000.0
+#: What one task costs beside its work: handing it over and hearing of its end, with everybody asleep
+#: in between (measured as the round trip of one task, ``scripts/bench transport``).
+MESSAGE_US = 650.0
+#: Bounds of the length of a chain that is one task, see chain_limit_us.
+CHAIN_MIN_US, CHAIN_MAX_US = 400.0, 20_000.0
+
+
+def chain_limit_us(spec: GraphSpec) -> float:
+    """How long a chain may become before it is cut.
+
+    Cutting W of work into pieces of length b costs W / b messages; leaving them long costs, at the
+    end, about half a piece on a worker that has nothing else. The sum is least at sqrt(2 W m).
+    """
+    work_us = sum(node.cost_us for node in spec.nodes)
+    return min(max(math.sqrt(2.0 * work_us * MESSAGE_US), CHAIN_MIN_US), CHAIN_MAX_US)
 
 
 def group(spec: GraphSpec, *, fuse: bool) -> tuple[list[int], list[list[int]]]:
@@ -36,6 +51,7 @@ class _Grouping:
 
     def __init__(self, spec: GraphSpec) -> None:
         self._spec = spec
+        self._chain_limit_us = chain_limit_us(spec)
         self._producers: list[list[int]] = [[] for _ in spec.nodes]
         for index, node in enumerate(spec.nodes):
             for target in node.edges:
@@ -68,7 +84,7 @@ class _Grouping:
         )
         is_link = (
             self._waiting[home] == len(self._producers[index])
-            and self._total_us[home] + node.cost_us <= FUSE_CHAIN_BELOW_US
+            and self._total_us[home] + node.cost_us <= self._chain_limit_us
         )
         return home if is_cheap or is_link else -1
 

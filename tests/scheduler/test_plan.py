@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
-from mpgrad.scheduler.fusion import FUSE_CHAIN_BELOW_US, FUSE_GROUP_BELOW_US
+from mpgrad.scheduler.fusion import FUSE_GROUP_BELOW_US, MESSAGE_US, chain_limit_us
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan import (
@@ -104,8 +104,9 @@ def test_every_plan_is_sound(seed: int) -> None:
     for number, (task, members) in enumerate(zip(planned.tasks, groups(planned), strict=True)):
         joined = [spec.nodes[n].cost_us for n in members[1:]]
         # Cheap nodes that joined, or links of a chain: each kind has its bound.
-        assert sum(joined) <= FUSE_GROUP_BELOW_US + FUSE_CHAIN_BELOW_US
-        assert all(cost <= FUSE_CHAIN_BELOW_US for cost in joined)
+        limit = chain_limit_us(spec)
+        assert sum(joined) <= FUSE_GROUP_BELOW_US + limit
+        assert all(cost <= limit for cost in joined)
         assert len(members) <= 1 or not any(spec.nodes[n].on_client for n in members)
         # Consumers come later: numbering the tasks is a topological order.
         behind = [output.task for output in task.outputs if output.task != CAPTURE]
@@ -148,14 +149,18 @@ def test_an_expensive_node_begins_a_task_and_cheap_ones_join_it() -> None:
 def test_the_links_of_a_chain_are_one_task() -> None:
     """Nothing could run beside them; a sink on the way does not change that."""
     sink = node(is_sink=True)
-    planned = plan(graph(node(1, cost=900.0), node(2, 3, cost=900.0), node(cost=900.0), sink))
+    planned = plan(graph(node(1, cost=120.0), node(2, 3, cost=120.0), node(cost=120.0), sink))
     assert groups(planned) == [[0, 1, 2, 3]]
 
 
 def test_a_chain_has_a_bound() -> None:
-    cost = 0.4 * FUSE_CHAIN_BELOW_US
-    planned = plan(graph(node(1, cost=cost), node(2, cost=cost), node(cost=cost)))
-    assert groups(planned) == [[0, 1], [2]]
+    cost = 2.0 * MESSAGE_US
+    spec = graph(*(node(at + 1, cost=cost) for at in range(3)), node(cost=cost))
+    limit = chain_limit_us(spec)  # sqrt(2 * 8 m * m) = 4 m, two links
+    assert limit == pytest.approx(2.0 * cost)
+    assert groups(plan(spec)) == [[0, 1], [2, 3]]
+    four_times = spec._replace(nodes=tuple(n._replace(cost_us=4 * cost) for n in spec.nodes))
+    assert chain_limit_us(four_times) == pytest.approx(2.0 * limit)
 
 
 def test_a_group_has_a_bound() -> None:
