@@ -9,10 +9,11 @@ from mpgrad.scheduler.plan import Plan, plan
 
 #: Graphs with less work than this are never worth a message, in microseconds.
 WORTH_A_LOOK_US = 2_000.0
-#: Handing one task over and hearing of its end, as measured by ``scripts/bench overhead``.
+#: Handing one task over and hearing of its end while the workers are busy; ``scripts/bench
+#: overhead`` gave 75 us for short tasks, which share messages; others cost up to twice as much.
 TASK_US = 120.0
-#: Freezing, submitting and waking up, once per backward.
-SUBMIT_US = 500.0
+#: Submitting and waking up, once per backward; ``scripts/bench transport`` gave 580 us for a node.
+SUBMIT_US = 580.0
 #: How much better the prediction for ``process`` must be.
 MARGIN = 1.2
 

@@ -88,9 +88,8 @@ class Operator:
         return self.joint is not None or self.input_name(position) in self.derivatives
 
     def input_name(self, position: int) -> str:
-        return self.inputs[-1] if self.variadic and position >= len(self.inputs) - 1 else (
-            self.inputs[position]
-        )
+        last = len(self.inputs) - 1
+        return self.inputs[min(position, last) if self.variadic else position]
 
     def wanted_names(self, needs: Sequence[bool]) -> frozenset[str]:
         """What the formulas of the needed inputs ask for: all that forward has to save."""

@@ -21,8 +21,8 @@ from mpgrad.scheduler.graph_spec import GraphSpec
 #: Nodes cheaper than this join while what has joined so far stays under the second figure.
 FUSE_NODE_BELOW_US = 100.0
 FUSE_GROUP_BELOW_US = 400.0
-#: What one task costs beside its work: handing it over and hearing of its end, with everybody asleep
-#: in between (measured as the round trip of one task, ``scripts/bench transport``).
+#: What one task costs beside its work: handing it over and hearing of its end, with everybody
+#: asleep in between (measured as the round trip of one task, ``scripts/bench transport``).
 MESSAGE_US = 650.0
 #: Bounds of the length of a chain that is one task, see chain_limit_us.
 CHAIN_MIN_US, CHAIN_MAX_US = 400.0, 20_000.0

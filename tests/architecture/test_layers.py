@@ -39,7 +39,10 @@ EXCEPTIONS = {
     ("autograd/engine_slot.py", "mpgrad.engine.engine"): (
         "autograd calls a slot; the default engine is loaded by name on the first backward"
     ),
-    ("launch/demo_torch.py", "torch"): "the demo shows PyTorch's time beside ours where it is installed",
+    (
+        "launch/demo_torch.py",
+        "torch",
+    ): "the demo shows PyTorch's time beside ours where it is installed",
 }
 
 #: Foreign library -> the only files that may import it.

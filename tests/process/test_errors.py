@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine import process
 from mpgrad.errors import EngineClosed, RemoteTraceback, SharedMemoryExhausted
 
 pytestmark = pytest.mark.process
@@ -185,6 +186,33 @@ def test_a_ctx_that_cannot_be_shipped(leaf: mg.Tensor) -> None:
     assert isinstance(error, TypeError | RuntimeError)
     assert "Holds" in str(error)
     assert "lock" in str(error)
+
+
+def test_packing_that_fails_after_the_workers_have_begun(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root's task is sent before the others are packed: what has begun must be called back."""
+    monkeypatch.setattr(process, "SMALL_GRAPH", 0)
+
+    class Holds(mg.Function):
+        run_on = "worker"
+
+        @staticmethod
+        def forward(ctx: Any, x: mg.Tensor) -> Any:
+            ctx.lock = threading.Lock()
+            return x.numpy() * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: mg.Tensor) -> Any:
+            return grad * 2
+
+    large = mg.ones(50_000, requires_grad=True)
+    error = failure((Holds.apply(large) * 3.0).sum())
+    assert "Holds" in str(error)
+    assert large.grad is None
+    arena = engine.statistics().engine_arena
+    assert arena is not None
+    assert arena.live_blocks == 0
 
 
 def test_a_seed_of_a_wrong_shape(leaf: mg.Tensor) -> None:
