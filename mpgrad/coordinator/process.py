@@ -157,8 +157,6 @@ class Coordinator:
         for instruction in self._state.handle_event(event):
             if isinstance(instruction, do.StartWorker):
                 self._start_worker(instruction.slot)
-            elif isinstance(instruction, do.FenceWorker):
-                self._supervisor.fence(instruction.worker)
             else:
                 send_instruction(self._hub, instruction)
 

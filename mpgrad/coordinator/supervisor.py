@@ -149,9 +149,6 @@ class Supervisor:
             return WorkerUnavailable(f"workers die before they are ready; the last one {cause}")
         return worker.slot
 
-    def knows(self, descriptor: int) -> bool:
-        return descriptor in self._by_pidfd
-
     def stop_all(self) -> None:
         """Wait a moment for the workers to leave, then kill and reap them."""
         deadline = time.monotonic() + GRACE_S

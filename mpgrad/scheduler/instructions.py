@@ -93,13 +93,6 @@ class StartWorker(NamedTuple):
     slot: int
 
 
-class FenceWorker(NamedTuple):
-    """Kill a worker that broke the protocol or hangs; WorkerLost follows."""
-
-    worker: str
-    reason: str
-
-
 class ExecuteNodeTask(NamedTuple):
     """Run a task in this very process; NodeTaskFinished follows."""
 
@@ -113,5 +106,5 @@ class StopProcess(NamedTuple):
 Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
 ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ShutDown
 ToClient: TypeAlias = DispatchNodeTask | CancelGraph | CompleteGraph | FailGraph | ForwardOutput
-CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker
+CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker
 WorkerInstruction: TypeAlias = Reply | ExecuteNodeTask | StopProcess

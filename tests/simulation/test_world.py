@@ -17,8 +17,8 @@ from mpgrad.testing.path_counts import MODULUS, TracedGraph, run_serially
 from mpgrad.testing.random_graphs import NODES_MAX, NODES_MIN, random_graph
 from mpgrad.testing.world import World
 
-#: Two graphs a World on average.
-WORLDS_FAST, WORLDS_SLOW = 500, 2500
+#: Two graphs a World on average, and a few more Worlds than that needs.
+WORLDS_FAST, WORLDS_SLOW = 520, 2600
 
 
 def run_worlds(seeds: range) -> tuple[int, Counter[str]]:
@@ -33,14 +33,14 @@ def run_worlds(seeds: range) -> tuple[int, Counter[str]]:
 
 def test_a_thousand_graphs_with_every_fault() -> None:
     graphs, injected = run_worlds(range(WORLDS_FAST))
-    assert graphs >= 990
+    assert graphs >= 1000
     assert set(injected) == {field.name for field in fields(Faults)}
 
 
 @pytest.mark.slow
 def test_five_thousand_graphs_with_every_fault() -> None:
     graphs, _ = run_worlds(range(WORLDS_FAST, WORLDS_FAST + WORLDS_SLOW))
-    assert graphs >= 4990
+    assert graphs >= 5000
 
 
 def test_without_faults_every_graph_completes() -> None:

@@ -1,0 +1,75 @@
+"""Functions that make tensors: dtypes by PyTorch's rules, shapes, copies, and seeded randomness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype"),
+    [(1.5, mg.float32), ([1, 2], mg.int64), ([True, False], mg.bool), ([1, 2.0], mg.float32)],
+)
+def test_dtypes_of_python_values(data: Any, dtype: Any) -> None:
+    assert mg.tensor(data).dtype == dtype
+
+
+def test_an_array_keeps_its_dtype_and_is_copied() -> None:
+    array = np.arange(3.0)
+    made = mg.tensor(array)
+    assert made.dtype == mg.float64
+    array[0] = 7.0
+    assert made.tolist() == [0.0, 1.0, 2.0]
+    shared = mg.from_numpy(array)
+    array[0] = 9.0
+    assert shared.tolist() == [9.0, 1.0, 2.0]
+
+
+def test_as_tensor_passes_a_tensor_through() -> None:
+    made = mg.tensor([1.0])
+    assert mg.as_tensor(made) is made
+    assert mg.as_tensor([1.0]).tolist() == [1.0]
+
+
+def test_the_likes_take_shape_and_dtype() -> None:
+    model = mg.zeros(2, 3, dtype=mg.float64)
+    for made, value in (
+        (mg.zeros_like(model), 0.0),
+        (mg.ones_like(model), 1.0),
+        (mg.full_like(model, 4.0), 4.0),
+    ):
+        assert made.shape == (2, 3)
+        assert made.dtype == mg.float64
+        assert made.tolist() == [[value] * 3] * 2
+    assert mg.empty_like(model).shape == (2, 3)
+
+
+def test_ranges_and_the_identity() -> None:
+    assert mg.arange(4).dtype == mg.int64
+    assert mg.arange(1.0, 2.0, 0.25).tolist() == [1.0, 1.25, 1.5, 1.75]
+    assert mg.linspace(0.0, 1.0, 3).tolist() == [0.0, 0.5, 1.0]
+    assert mg.eye(2).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_a_seed_repeats_everything_random() -> None:
+    def draw() -> list[Any]:
+        mg.manual_seed(11)
+        model = mg.zeros(4)
+        drawn = (mg.rand(3), mg.randn(3), mg.rand_like(model), mg.randn_like(model), mg.randperm(9))
+        return [tensor.tolist() for tensor in drawn]
+
+    first = draw()
+    assert draw() == first
+    assert sorted(first[-1]) == list(range(9))
+    assert first[0] != first[1]
+
+
+def test_only_floating_tensors_require_grad() -> None:
+    with pytest.raises(RuntimeError, match="floating point"):
+        mg.tensor([1, 2], requires_grad=True)
+    with pytest.raises(RuntimeError, match="complex dtypes are not supported yet"):
+        mg.tensor(np.ones(2, np.complex64), requires_grad=True)
