@@ -13,14 +13,11 @@ from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.function_node import FunctionNode
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.dispatch import cpu
+from mpgrad.shm.lease import Lease
 from mpgrad.workers.executor import Step, run_steps
 
 #: Steps that were expected to be and are this short teach nothing, in microseconds.
 NEGLIGIBLE_US = 25.0
-
-#: References to an array that nobody but us holds, when ``is_exclusive`` looks at it: the list of
-#: results, the argument, and that of ``getrefcount``.
-_OWN_REFERENCES = 3
 
 
 def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
@@ -43,11 +40,7 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     run_steps(steps, contributions, results.__setitem__, cpu, timings=timings)
     del contributions
     _learn(frozen, timings)
-    shared = _appearing_twice(results)
-    return [
-        (array, array is not None and id(array) not in shared and is_exclusive(array))
-        for array in _drained(results)
-    ]
+    return claim(results)
 
 
 def _step(
@@ -93,20 +86,46 @@ def _learn(frozen: FrozenGraph, timings: list[float]) -> None:
             costs.observe(frozen.nodes[index], microseconds)
 
 
-def _appearing_twice(arrays: list[Any]) -> set[int]:
-    seen: set[int] = set()
-    return {id(a) for a in arrays if a is not None and (id(a) in seen or seen.add(id(a)))}  # type: ignore[func-returns-value]
+def claim(results: list[Any]) -> list[tuple[Any, bool]]:
+    """Take the arrays out of ``results``; with each, whether nobody else holds it or its memory.
 
-
-def _drained(arrays: list[Any]) -> Any:
-    """Each array in turn, the list no longer holding it."""
-    arrays.reverse()
-    while arrays:
-        yield arrays.pop()
+    Only such an array may become a ``.grad``, which is changed in place later.
+    """
+    claimed = []
+    for number in range(len(results)):
+        array = results[number]
+        # An array that stands in the list twice keeps a reference there, and so is not exclusive.
+        results[number] = None
+        exclusive = array is not None and is_exclusive(array)
+        claimed.append((array, exclusive))
+    return claimed
 
 
 def is_exclusive(array: np.ndarray[Any, Any]) -> bool:
-    """Whether only the caller holds ``array``, so that ``.grad`` may become it."""
+    """Whether the caller's variable is the only way to ``array`` and its memory."""
+    if not array.flags.writeable or sys.getrefcount(array) > _SOLE:
+        return False
+    if array.flags.owndata:
+        return True
+    # An array in the arena lies over an array of bytes that the Lease owns. NumPy makes that one
+    # the base of every further view, so its references tell whether there is any.
+    memory = array.base
     return (
-        array.flags.owndata and array.flags.writeable and sys.getrefcount(array) <= _OWN_REFERENCES
+        type(memory) is np.ndarray
+        and type(memory.base) is Lease
+        and memory.nbytes == array.nbytes
+        and sys.getrefcount(memory) <= _SOLE
     )
+
+
+def _references(array: np.ndarray[Any, Any]) -> int:
+    return sys.getrefcount(array)
+
+
+def _sole_references() -> int:
+    array = np.empty(0)
+    return _references(array)
+
+
+#: What ``is_exclusive`` counts for an array that only its caller holds (it differs by interpreter).
+_SOLE = _sole_references()

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad import storage
+from mpgrad.engine.local import claim
+from mpgrad.shm.arena import client_arena
 
 
 @pytest.fixture(autouse=True)
@@ -141,3 +144,37 @@ def test_gradients_are_c_contiguous_whatever_the_rule_returns() -> None:
     y.register_hook(lambda grad: strides.append(grad.is_contiguous()))
     (y.t() * mg.tensor(np.ones((3, 2)))).sum().backward()
     assert strides == [True]
+
+
+# ---------------------------------------------------------------------- who holds a result
+
+
+def test_only_an_array_that_nobody_else_holds_is_claimed() -> None:
+    kept = np.ones(3)
+    twice = np.ones(3)
+    viewed = storage.empty((100, 100), np.float64)
+    view = viewed[1:]
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    results = [np.ones(3), storage.empty((100, 100), np.float64), kept, twice, twice, viewed, None]
+    results.append(frozen)
+    del twice, viewed, frozen
+    claimed = [exclusive for _, exclusive in claim(results)]
+    #                  heap, arena, kept, twice (both), viewed, None, read-only
+    assert claimed == [True, True, False, False, False, False, False, False]
+    assert results == [None] * 8
+    del kept, view
+
+
+def test_a_large_gradient_becomes_grad_without_a_copy() -> None:
+    """The rule's result, born in the arena, is adopted: one block more than before, not two."""
+    leaf = mg.ones(200, 200, requires_grad=True)
+    with mg.Engine(mode="local"):
+        mg.exp(leaf).sum().backward()
+        leaf.grad = None
+        loss = mg.exp(leaf).sum()
+        before = client_arena().statistics()
+        loss.backward()
+        assert leaf.grad is not None
+        assert client_arena().locate(leaf.grad._array) is not None
+        assert client_arena().statistics().live_blocks <= before.live_blocks + 1
