@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeAlias
 CLIENT_ARENA = 0
 ENGINE_ARENA = 1
 
-#: Gradients of at most this many bytes travel inside the message.
-INLINE_LIMIT_BYTES = 1024
+#: Gradients of at most this many bytes travel inside the message: a block would have to be
+#: allotted, opened twice and given back, which costs more than to copy them a few times.
+INLINE_LIMIT_BYTES = 4096
 
 
 class Block(NamedTuple):

@@ -199,8 +199,6 @@ class World:
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.StartWorker):
             self.time.after(self.rng.randint(50, 3000), self._start_worker, instruction.slot)
-        elif isinstance(instruction, do.FenceWorker):
-            self._workers[instruction.worker].die(instruction.reason, killed=True)
         elif instruction.peer in self._clients:
             if isinstance(instruction, do.CompleteGraph | do.FailGraph):
                 self._check_ending(instruction)

@@ -188,11 +188,12 @@ def test_client_nodes_stand_alone_and_in_serial_order() -> None:
 
 def test_a_producer_captures_for_a_fused_sink() -> None:
     """So that the gradient is born in its block: no member, one output straight to the caller."""
-    spec = graph(node(1, 2), node(nbytes=4096, is_sink=True), node(is_sink=True), captures=(1, 2))
+    large = 2 * INLINE_LIMIT_BYTES
+    spec = graph(node(1, 2), node(nbytes=large, is_sink=True), node(is_sink=True), captures=(1, 2))
     [task] = plan(spec).tasks
     assert groups(plan(spec)) == [[0]]
     leaving = [(output.nbytes, output.task, output.slot) for output in task.outputs]
-    assert leaving == [(4096, CAPTURE, 0), (0, CAPTURE, 1)]
+    assert leaving == [(large, CAPTURE, 0), (0, CAPTURE, 1)]
 
 
 def test_a_sink_that_sums_stays_a_member() -> None:
