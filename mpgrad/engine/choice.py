@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.plan import Plan
 
 #: Graphs with less work than this are never worth a message, in microseconds.
 WORTH_A_LOOK_US = 2_000.0
@@ -18,6 +20,9 @@ SUBMIT_US = 580.0
 MARGIN = 1.2
 
 
+MakePlan: TypeAlias = Callable[[GraphSpec], Plan]
+
+
 class Choice(NamedTuple):
     """``local`` or ``process``, and why."""
 
@@ -25,7 +30,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(frozen: FrozenGraph, workers: int) -> Choice:
+def choose(frozen: FrozenGraph, workers: int, plan: MakePlan) -> Choice:
     """Compare the predicted makespans of both modes.
 
     A Function that was never measured counts as expensive. Where the workers are not up yet, the

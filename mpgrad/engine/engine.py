@@ -139,7 +139,7 @@ class Engine:
         mode = self._effective_mode()
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self.mode}")')
-        return choose(frozen, self.cpu_workers)
+        return choose(frozen, self.cpu_workers, self._process.plan)
 
     def _start_in_background(self) -> None:
         """Start the processes beside this and the next local backward."""

@@ -28,8 +28,10 @@ from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed, SharedMemoryExhausted, WorkerLost
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
+from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
-from mpgrad.scheduler.plan import NodeTaskSpec, Plan, plan
+from mpgrad.scheduler.plan import NodeTaskSpec, Plan
+from mpgrad.scheduler.plan_cache import PlanCache
 from mpgrad.wire.remote_error import decode_error
 from mpgrad.wire.schema import Processes
 
@@ -78,6 +80,8 @@ class ProcessEngine:
         #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
         self.counters = Counters()
+        self._plans = PlanCache()
+        self._plans_lock = threading.Lock()
         self._pid = os.getpid()
 
     # ------------------------------------------------------------------ life
@@ -191,6 +195,11 @@ class ProcessEngine:
 
     # ------------------------------------------------------------------ one backward
 
+    def plan(self, spec: GraphSpec) -> Plan:
+        """The plan of a graph, from the cache if one like it ran before."""
+        with self._plans_lock:
+            return self._plans.plan(spec)
+
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run ``frozen``; as ``run_local``.
 
@@ -199,7 +208,7 @@ class ProcessEngine:
             WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
         """
         frozen, code = place(frozen)
-        planned = plan(frozen.spec)
+        planned = self.plan(frozen.spec)
         handover = Handover()
         try:
             with self._session() as session:

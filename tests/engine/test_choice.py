@@ -58,28 +58,28 @@ def frozen(loss: mg.Tensor, each_us: float | None = None) -> FrozenGraph:
 
 
 def test_a_small_graph_stays_here() -> None:
-    choice = choose(frozen(branches(4), 10.0), 8)
+    choice = choose(frozen(branches(4), 10.0), 8, plan)
     assert choice.mode == "local"
     assert "of work" in choice.reason
 
 
 def test_wide_heavy_work_goes_to_workers() -> None:
-    choice = choose(frozen(branches(16), 20_000.0), 2)
+    choice = choose(frozen(branches(16), 20_000.0), 2, plan)
     assert choice.mode == "process"
 
 
 def test_a_chain_stays_here_however_heavy() -> None:
-    choice = choose(frozen(chain(16), 20_000.0), 8)
+    choice = choose(frozen(chain(16), 20_000.0), 8, plan)
     assert choice.mode == "local"
     assert "workers would take" in choice.reason
 
 
 def test_one_worker_is_never_faster() -> None:
-    assert choose(frozen(branches(16), 20_000.0), 1).mode == "local"
+    assert choose(frozen(branches(16), 20_000.0), 1, plan).mode == "local"
 
 
 def test_a_function_that_never_ran_counts_as_expensive() -> None:
-    assert choose(frozen(branches(16)), 2).mode == "process"
+    assert choose(frozen(branches(16)), 2, plan).mode == "process"
 
 
 def test_the_prediction_is_between_its_bounds() -> None:
@@ -92,7 +92,7 @@ def test_the_prediction_is_between_its_bounds() -> None:
 
 def test_the_margin_decides_close_calls() -> None:
     work = WORTH_A_LOOK_US * 10
-    two_of_unequal_length = choose(frozen(chain(1) + chain(9), work / 10), 2)
+    two_of_unequal_length = choose(frozen(chain(1) + chain(9), work / 10), 2, plan)
     assert two_of_unequal_length.mode == "local"
 
 
