@@ -249,20 +249,14 @@ class ProcessEngine:
             (*where, handover.gradient(seed))
             for where, seed in zip(planned.seeds, frozen.seeds, strict=True)
         )
-        # The root's task goes first: a worker runs it while the others are still being packed.
-        sent = count if count <= SMALL_GRAPH else 1
+        (_, sent), *rest = _pieces(count)
         submission = GraphSubmitted(
             session.peer, graph, _nesting.depth, packed(0, sent), seeds, len(frozen.sinks),
-            sent == count,
+            not rest,
         )  # fmt: skip
         extensions = (
-            GraphExtended(
-                session.peer,
-                graph,
-                packed(start, start + TASKS_PER_MESSAGE),
-                start + TASKS_PER_MESSAGE >= count,
-            )
-            for start in range(sent, count, TASKS_PER_MESSAGE)
+            GraphExtended(session.peer, graph, packed(start, stop), stop == count)
+            for start, stop in rest
         )
         client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
         _nesting.depth += 1
@@ -337,6 +331,22 @@ class ProcessEngine:
         if outcome.kind == "lost":
             return WorkerLost(f"{_names(frozen, planned, outcome.task)}: {text}")
         return EngineClosed(f"the backward was cancelled: {text}")
+
+
+def _pieces(count: int) -> list[tuple[int, int]]:
+    """How the tables of ``count`` tasks are cut into messages: [start, stop) of each.
+
+    The root's task goes alone and the next ones in twos and fours, so that workers begin while the
+    rest is still being packed.
+    """
+    if count <= SMALL_GRAPH:
+        return [(0, count)]
+    pieces, size = [(0, 1)], 1
+    while pieces[-1][1] < count:
+        size = min(2 * size, TASKS_PER_MESSAGE)
+        start = pieces[-1][1]
+        pieces.append((start, min(start + size, count)))
+    return pieces
 
 
 def _is_dominated(frozen: FrozenGraph, members: tuple[Any, ...]) -> bool:
