@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from mpgrad.engine import process
@@ -12,7 +14,7 @@ def test_the_tables_are_cut_without_gap_or_overlap(count: int) -> None:
     pieces = process._pieces(count)
     assert pieces[0][0] == 0
     assert pieces[-1][1] == count
-    assert all(before[1] == after[0] for before, after in zip(pieces, pieces[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(pieces))
     assert max(stop - start for start, stop in pieces) <= process.TASKS_PER_MESSAGE
 
 
