@@ -24,6 +24,21 @@ class WantsArguments(Exception):
         self.code, self.reason = code, reason
 
 
+class Holds(mg.Function):
+    """Its ctx cannot travel."""
+
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        ctx.lock = threading.Lock()
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * 2
+
+
 class Raises(mg.Function):
     run_on = "worker"
 
@@ -170,18 +185,6 @@ def test_a_function_that_cannot_be_shipped(leaf: mg.Tensor) -> None:
 
 
 def test_a_ctx_that_cannot_be_shipped(leaf: mg.Tensor) -> None:
-    class Holds(mg.Function):
-        run_on = "worker"
-
-        @staticmethod
-        def forward(ctx: Any, x: mg.Tensor) -> Any:
-            ctx.lock = threading.Lock()
-            return x.numpy() * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: mg.Tensor) -> Any:
-            return grad * 2
-
     error = failure(Holds.apply(leaf))
     assert isinstance(error, TypeError | RuntimeError)
     assert "Holds" in str(error)
@@ -193,18 +196,6 @@ def test_packing_that_fails_after_the_workers_have_begun(
 ) -> None:
     """The root's task is sent before the others are packed: what has begun must be called back."""
     monkeypatch.setattr(process, "SMALL_GRAPH", 0)
-
-    class Holds(mg.Function):
-        run_on = "worker"
-
-        @staticmethod
-        def forward(ctx: Any, x: mg.Tensor) -> Any:
-            ctx.lock = threading.Lock()
-            return x.numpy() * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: mg.Tensor) -> Any:
-            return grad * 2
 
     large = mg.ones(50_000, requires_grad=True)
     error = failure((Holds.apply(large) * 3.0).sum())
