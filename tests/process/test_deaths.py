@@ -362,7 +362,7 @@ def test_a_forked_child_that_just_exits_disturbs_nobody(
 ) -> None:
     done = run_script(
         "import mpgrad as mg, os, sys, warnings\n"
-        "warnings.simplefilter('ignore', DeprecationWarning)  # of fork beside threads, from 3.12 on\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)  # of fork, from 3.12 on\n"
         "x = mg.ones(200, 200, requires_grad=True)\n"
         "x.exp().sum().backward()\n"
         "child = os.fork()\n"
