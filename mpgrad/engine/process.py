@@ -71,7 +71,6 @@ class ProcessEngine:
     """Thread-safe: each calling thread borrows a session of its own."""
 
     def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int) -> None:
-        self.cpu_workers = cpu_workers
         self._arguments = (cpu_workers, shm_limit, blas_threads)
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
@@ -82,7 +81,6 @@ class ProcessEngine:
         self.counters = Counters()
         self._plans = PlanCache()
         self._plans_lock = threading.Lock()
-        self._pid = os.getpid()
 
     # ------------------------------------------------------------------ life
 
@@ -276,7 +274,10 @@ class ProcessEngine:
         ):
             meta = frozen.nodes[node].input_metadata[input_nr]
             if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
-                if ref not in opened:
+                if ref in opened:
+                    # The session holds a block once per capture, but one lease serves them all.
+                    session.to_release.append(ref)
+                else:
                     opened[ref] = self._lease(session, ref, meta)
                 results.append((opened[ref], exclusive))
             else:
@@ -323,7 +324,10 @@ class ProcessEngine:
         self, frozen: FrozenGraph, planned: Plan, outcome: FailGraph, client: ClientWorker
     ) -> BaseException:
         if outcome.kind == "error":
-            return client.error if client.error is not None else decode_error(outcome.error)
+            # The client's own tasks send no error: theirs is kept here as it is.
+            if client.error is not None and not outcome.error:
+                return client.error
+            return decode_error(outcome.error)
         if outcome.kind == "memory":
             requested, used, limit = map(int, outcome.error.split())
             return SharedMemoryExhausted(requested, used, limit, "engine arena")

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import CoordinatorLost, EngineClosed
-from mpgrad.handles import Block
+from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
@@ -91,14 +91,24 @@ class Session:
                             self._coordinator.kill()
                             raise
                         self._send(*self._state.cancel(graph))
-            outcome = self._state.outcomes.pop(graph)
+            if interrupts:
+                raise KeyboardInterrupt
+            if failure is not None:
+                raise failure
+            return self._state.outcomes.pop(graph)
         finally:
             del self._run_task[graph]
-        if interrupts:
-            raise KeyboardInterrupt
-        if failure is not None:
-            raise failure
-        return outcome
+            self._discard(graph)
+
+    def _discard(self, graph: int) -> None:
+        """Let go the results of a graph if nobody fetched them: Ctrl-C came as it was done."""
+        outcome = self._state.outcomes.pop(graph, None)
+        if isinstance(outcome, do.CompleteGraph):
+            self.to_release += [
+                ref
+                for ref in outcome.captures
+                if isinstance(ref, Block) and ref.arena == ENGINE_ARENA
+            ]
 
     def _extend(self, graph: int, extensions: Iterable[ev.GraphExtended]) -> Exception | None:
         """Send the rest of a graph; if it cannot be made, cancel what has begun."""

@@ -13,6 +13,9 @@ import psutil
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine.session import Session
+from mpgrad.scheduler import fusion
+from mpgrad.scheduler.client_state import ClientState
 
 pytestmark = pytest.mark.process
 
@@ -195,3 +198,42 @@ def test_processes_are_named_only_while_they_run() -> None:
         assert engine.coordinator_pid is not None
     assert (engine.worker_pids(), engine.coordinator_pid) == ([], None)
     assert "closed" in repr(engine)
+
+
+def test_a_gradient_that_is_two_results_is_given_back_whole(
+    own_engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An addition alone in its task passes one block on to both leaves."""
+    monkeypatch.setattr(fusion, "FUSE_NODE_BELOW_US", 0.0)
+    monkeypatch.setattr(fusion, "CHAIN_MIN_US", 0.0)
+    monkeypatch.setattr(fusion, "CHAIN_MAX_US", 0.0)
+    x, y = (mg.ones(200, 200, requires_grad=True) for _ in range(2))
+    for _ in range(3):
+        mg.exp(x + y).sum().backward()
+        assert x.grad is not None
+        assert y.grad is not None
+        x.grad.zero_()
+        assert y.grad.sum().item() > 0.0
+        x.grad = y.grad = None
+        assert live_blocks(own_engine) == 0
+
+
+def test_results_that_ctrl_c_overtook_are_given_back(
+    own_engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt arrives, and the graph completes before it can be cancelled."""
+    x = mg.ones(200, 200, requires_grad=True)
+    mg.exp(x).sum().backward()
+    x.grad = None
+    step = Session._step
+
+    def interrupted(session: Session) -> None:
+        monkeypatch.setattr(Session, "_step", step)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "_step", interrupted)
+    monkeypatch.setattr(ClientState, "cancel", lambda self, graph: [])
+    with pytest.raises(KeyboardInterrupt):
+        mg.exp(x).sum().backward()
+    assert x.grad is None
+    assert live_blocks(own_engine) == 0
