@@ -11,8 +11,8 @@ from mpgrad.scheduler.plan import Plan
 
 #: Graphs with less work than this are never worth a message, in microseconds.
 WORTH_A_LOOK_US = 2_000.0
-#: Handing one task over and hearing of its end while the workers are busy; ``scripts/bench
-#: overhead`` gave 75 us for short tasks, which share messages; others cost up to twice as much.
+#: Handing one task over and hearing of its end while the workers are busy: an estimate from the 75
+#: us that ``scripts/bench overhead`` gave for short tasks, which share messages.
 TASK_US = 120.0
 #: Submitting and waking up, once per backward; ``scripts/bench transport`` gave 580 us for a node.
 SUBMIT_US = 580.0
