@@ -13,9 +13,16 @@ _HOME = {
     "set_grad_enabled": "mpgrad.autograd.grad_mode",
 }
 
-__all__ = list(_HOME)
+#: Public names that are modules.
+_SUBMODULES = ("graph",)
+
+__all__ = [*_HOME, *_SUBMODULES]
 
 # `autograd.backward` is both a file and a function, as in PyTorch: the function wins.
 __getattr__, __dir__ = _attach(
-    __name__, _HOME, first="mpgrad.tensor_methods", not_for=("mpgrad.autograd.grad_mode",)
+    __name__,
+    _HOME,
+    submodules=_SUBMODULES,
+    first="mpgrad.tensor_methods",
+    not_for=("mpgrad.autograd.grad_mode",),
 )

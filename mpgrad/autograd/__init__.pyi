@@ -1,5 +1,6 @@
 """The public names of mpgrad.autograd, for editors and type checkers."""
 
+from mpgrad.autograd import graph as graph
 from mpgrad.autograd.backward import backward as backward
 from mpgrad.autograd.backward import grad as grad
 from mpgrad.autograd.function import Function as Function
