@@ -171,9 +171,9 @@ def test_grad_frees_only_what_it_ran() -> None:
             "got 2 tensors and 1 gradients",
         ),
         (lambda x: x.sum().backward(inputs=[]), RuntimeError, "cannot be empty"),
-        (lambda x: mg.grad(x.sum(), []), ValueError, "non-empty inputs"),
+        (lambda x: mg.grad(x.sum(), []), RuntimeError, "cannot be empty"),
         (lambda x: mg.grad(x.sum(), mg.tensor([1.0])), RuntimeError, "does not require grad"),
-        (lambda x: mg.autograd.backward("x"), TypeError, "expected Tensors"),
+        (lambda x: mg.autograd.backward("x"), RuntimeError, "neither a Tensor nor"),
         (
             lambda x: mg.grad(x.sum(), x, allow_unused=False, materialize_grads=True),
             ValueError,

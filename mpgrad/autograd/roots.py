@@ -1,0 +1,173 @@
+"""What the caller of backward() and grad() gave: roots, seeds and inputs, checked, as Edges.
+
+Checks and key words are those of ``torch.autograd``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.autograd.accumulate_grad import AccumulateGrad
+from mpgrad.autograd.freeze import LeafSink, ResultSink, Sink
+from mpgrad.autograd.node import Edge, InputMetadata
+from mpgrad.autograd.validate_outputs import validate_output
+from mpgrad.dispatch import cpu
+from mpgrad.tensor import Tensor, gradient_edge, metadata_of
+
+#: The edges whose gradients are asked for and what becomes of them; see ``freeze``.
+Wanted = list[tuple[Edge, Sink | None]]
+
+
+def as_tuple(tensors: Any) -> tuple[Any, ...]:
+    """One Tensor, or a sequence of them, as a tuple.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+
+
+def input_tuple(inputs: Any, function: str) -> tuple[Any, ...]:
+    """The ``inputs`` of ``function``: a Tensor, a sequence of them, or a dict of them.
+
+    Raises:
+        TypeError: a mapping that is no dict.
+        RuntimeError: there is none.
+    """
+    if type(inputs) is dict:
+        inputs = inputs.values()
+    elif isinstance(inputs, Mapping):
+        raise TypeError(
+            f"`inputs` argument to `{function}()` must be a dict, not {type(inputs).__name__}. "
+            "Other Mapping types are not supported."
+        )
+    found = as_tuple(inputs)
+    if not found:
+        raise RuntimeError(f"`inputs` argument to `{function}()` cannot be empty.")
+    return found
+
+
+# ---------------------------------------------------------------------- roots and their seeds
+
+
+def seed_tuple(grads: Any, count: int) -> tuple[Any, ...]:
+    """A seed or None for each of ``count`` roots.
+
+    Raises:
+        TypeError: ``grads`` is no Tensor, None or sequence.
+        RuntimeError: there are too few or too many.
+    """
+    if grads is None:
+        return (None,) * count
+    if not isinstance(grads, Tensor | Sequence):
+        raise TypeError(f"gradients can be either Tensors or None, but got {type(grads).__name__}")
+    seeds = as_tuple(grads)
+    if len(seeds) != count:
+        raise RuntimeError(f"got {count} tensors and {len(seeds)} gradients")
+    return seeds
+
+
+def check_roots(roots: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Edge], list[Any]]:
+    """Where the gradients of ``roots`` flow, and the arrays that do.
+
+    Raises:
+        RuntimeError: a root does not require grad, or a seed does not fit.
+        TypeError: a seed is no Tensor.
+    """
+    for index, root in enumerate(roots):
+        if not isinstance(root, Tensor):
+            raise RuntimeError(
+                f"element {index} of tensors is neither a Tensor nor a GradientEdge, but "
+                f"{type(root).__name__}"
+            )
+    seeds = [
+        _seed(index, root, seed)
+        for index, (root, seed) in enumerate(zip(roots, grads, strict=True))
+    ]
+    return [_root_edge(index, root) for index, root in enumerate(roots)], seeds
+
+
+def _root_edge(index: int, root: Tensor) -> Edge:
+    if not root._requires_grad:
+        raise RuntimeError(
+            f"element {index} of tensors does not require grad and does not have a grad_fn"
+        )
+    return gradient_edge(root)
+
+
+def _seed(index: int, root: Tensor, seed: Any) -> Any:
+    """The array that flows into root ``index``."""
+    expected = metadata_of(root)
+    if seed is None:
+        return _implicit_seed(expected) if root._requires_grad else None
+    if not isinstance(seed, Tensor):
+        raise TypeError(f"gradients can be either Tensors or None, but got {type(seed).__name__}")
+    if seed.shape != expected.shape:
+        raise RuntimeError(
+            f"Mismatch in shape: grad_output[{index}] has a shape of {seed.shape} and "
+            f"output[{index}] has a shape of {expected.shape}."
+        )
+    if (seed.dtype.kind == "c") != (expected.dtype.kind == "c"):
+        raise RuntimeError(
+            "For complex Tensors, both grad_output and output are required to have the same dtype. "
+            f"Mismatch in dtype: grad_output[{index}] has a dtype of {seed.dtype} and "
+            f"output[{index}] has a dtype of {expected.dtype}."
+        )
+    return validate_output("", index, seed._array, expected, cpu)
+
+
+def _implicit_seed(expected: InputMetadata) -> Any:
+    if any(length != 1 for length in expected.shape):
+        raise RuntimeError(
+            "grad can be implicitly created only for scalar outputs, but the output has shape "
+            f"{expected.shape}: pass a gradient of that shape"
+        )
+    if expected.dtype.kind != "f":
+        raise RuntimeError(
+            f"grad can be implicitly created only for real scalar outputs but got {expected.dtype}"
+        )
+    return np.ones(expected.shape, expected.dtype)
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+def wanted_results(inputs: Sequence[Any]) -> Wanted:
+    """The inputs of ``grad()``: the gradient of each becomes a result.
+
+    Raises:
+        RuntimeError: one does not require grad.
+    """
+    return [(_input_edge(tensor), ResultSink(number)) for number, tensor in enumerate(inputs)]
+
+
+def wanted_grads(inputs: Sequence[Any]) -> Wanted:
+    """The ``inputs`` of ``backward()``: their ``.grad`` is wanted.
+
+    A tensor that is no leaf keeps it as after ``retain_grad()``.
+
+    Raises:
+        RuntimeError: one does not require grad.
+    """
+    return [_accumulated(tensor) for tensor in dict.fromkeys(inputs)]
+
+
+def _accumulated(tensor: Any) -> tuple[Edge, Sink | None]:
+    edge = _input_edge(tensor)
+    if isinstance(edge.function, AccumulateGrad):
+        return edge, LeafSink(edge.function)
+    tensor.retain_grad()
+    return edge, None
+
+
+def _input_edge(tensor: Any) -> Edge:
+    if not isinstance(tensor, Tensor):
+        raise RuntimeError(
+            "all inputs have to be Tensors or GradientEdges, but got " + type(tensor).__name__
+        )
+    if not tensor._requires_grad:
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    return gradient_edge(tensor)
