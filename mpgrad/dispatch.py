@@ -90,7 +90,7 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
             for i, value in enumerate(inputs)
         ]
         if True in needs:
-            _record(operator, inputs, outputs, needs, attributes)
+            record_call(operator, inputs, outputs, needs, attributes)
     return tuple(outputs) if several else outputs[0]
 
 
@@ -105,13 +105,22 @@ def _wrap(array: Any, inputs: Sequence[Any]) -> Tensor:
     return Tensor(array, version_counter=counter)
 
 
-def _record(
+def record_call(
     operator: Operator,
     inputs: Sequence[Any],
     outputs: list[Tensor],
     needs: Sequence[bool],
     attributes: dict[str, Any],
 ) -> None:
+    """Make the Node of a call, and give its outputs their place in the graph.
+
+    Args:
+        operator: what was called.
+        inputs: what with.
+        outputs: the results; only the history of these Tensors is set.
+        needs: for each input, whether its gradient can be wanted.
+        attributes: the keyword arguments.
+    """
     differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind == "f"]
     if not differentiable:
         return

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd import costs, engine_slot
-from mpgrad.autograd.commit import commit
+from mpgrad.autograd.commit import commit, commit_recorded, recorded_results
 from mpgrad.autograd.commit import results as results_of
 from mpgrad.autograd.freeze import FrozenGraph, freeze
 from mpgrad.autograd.node import Edge
@@ -53,10 +53,12 @@ def backward(
     roots = as_tuple(tensors)
     edges, seeds = check_roots(roots, seed_tuple(grad_tensors, len(roots)))
     wanted = None if wanted_tensors is None else wanted_grads(wanted_tensors)
-    _refuse_create_graph(create_graph)
     keep_graph = create_graph if retain_graph is None else retain_graph
-    frozen = _freeze(edges, seeds, wanted, keep_graph)
-    commit(frozen, engine_slot.execute(frozen))
+    frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
+    if create_graph:
+        commit_recorded(frozen, engine_slot.execute_recorded(frozen, seeds))
+    else:
+        commit(frozen, engine_slot.execute(frozen))
 
 
 def _under_its_old_name(grad_variables: Any, grad_tensors: Any) -> Any:
@@ -121,10 +123,14 @@ def grad(
     roots, wanted_tensors = as_tuple(outputs), input_tuple(inputs, "grad")
     edges, seeds = check_roots(roots, seed_tuple(grad_outputs, len(roots)))
     wanted = wanted_results(wanted_tensors)
-    _refuse_create_graph(create_graph)
     keep_graph = create_graph if retain_graph is None else retain_graph
-    frozen = _freeze(edges, seeds, wanted, keep_graph)
-    results = results_of(frozen, engine_slot.execute(frozen), len(wanted_tensors))
+    frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
+    count = len(wanted_tensors)
+    if create_graph:
+        gradients = engine_slot.execute_recorded(frozen, seeds)
+        results = recorded_results(frozen, gradients, count)
+    else:
+        results = results_of(frozen, engine_slot.execute(frozen), count)
     if not (allow_unused or materialize_grads):
         _refuse_unused(results)
     if materialize_grads:
@@ -144,12 +150,10 @@ def _refuse_unused(results: Sequence[Tensor | None]) -> None:
             )
 
 
-def _refuse_create_graph(create_graph: bool) -> None:
-    if create_graph:
-        raise NotImplementedError("create_graph=True is not supported yet")
-
-
 def _freeze(
-    edges: list[Edge], seeds: list[Any], wanted: Wanted | None, keep_graph: bool
-) -> FrozenGraph:
-    return freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
+    edges: list[Edge], seeds: list[Tensor | None], wanted: Wanted | None, keep_graph: bool
+) -> tuple[FrozenGraph, list[Tensor | None]]:
+    """The frozen graph, and those of the seeds that flow into it, with their history."""
+    frozen = freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
+    arrays = tuple(None if seed is None else seed._array for seed in frozen.seeds)
+    return frozen._replace(seeds=arrays), list(frozen.seeds)

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink
+from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink, RetainSink
+from mpgrad.autograd.grad_mode import enable_grad
+from mpgrad.ops.arithmetic import add
+from mpgrad.ops.shape import clone
 from mpgrad.storage import adopt
 from mpgrad.tensor import Tensor
 
@@ -50,6 +53,43 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
                 sink.accumulator.accumulate(array, exclusive=exclusive)
             else:
                 _retain(sink.tensor, array)
+
+
+# ---------------------------------------------------------------------- with create_graph
+
+
+def recorded_results(
+    frozen: FrozenGraph, gradients: list[Tensor | None], count: int
+) -> list[Tensor | None]:
+    """As :func:`results`, of gradients that know how they were computed."""
+    found: list[Tensor | None] = [None] * count
+    for sink, gradient in zip(frozen.sinks, gradients, strict=True):
+        if isinstance(sink, ResultSink):
+            found[sink.number] = gradient
+    commit_recorded(frozen, gradients)
+    return found
+
+
+def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None:
+    """As :func:`commit`; every ``.grad`` becomes a new tensor, which knows how it was computed.
+
+    Raises:
+        RuntimeError: some leaf cannot take its gradient; nothing was changed.
+    """
+    todo: list[tuple[Tensor, Tensor]] = []
+    for sink, gradient in zip(frozen.sinks, gradients, strict=True):
+        if gradient is None or isinstance(sink, ResultSink):
+            continue
+        if isinstance(sink, RetainSink):
+            todo.append((sink.tensor, gradient))
+        else:
+            sink.accumulator.check()
+            if sink.accumulator.variable._requires_grad:
+                todo.append((sink.accumulator.variable, gradient))
+    with _interrupts_deferred(), enable_grad():
+        for tensor, gradient in todo:
+            previous = tensor._grad
+            tensor._grad = clone(gradient) if previous is None else add(previous, gradient)
 
 
 def _retain(tensor: Tensor, array: Any) -> None:

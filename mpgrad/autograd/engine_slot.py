@@ -6,32 +6,72 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freeze import FrozenGraph
+    from mpgrad.tensor import Tensor
 
 #: Runs a frozen graph; for each of its captures the array (or None) and whether nobody else holds
 #: it, so that ``.grad`` may adopt it.
 Execute = Callable[["FrozenGraph"], list[tuple[Any, bool]]]
+#: The same for ``create_graph``: takes the seeds as Tensors too and gives recorded Tensors.
+ExecuteRecorded = Callable[["FrozenGraph", "Sequence[Tensor | None]"], "list[Tensor | None]"]
 
 _execute: Execute | None = None
+_execute_recorded: ExecuteRecorded | None = None
 
 #: True in a worker process, where every engine is local.
 is_worker = False
 
 
-def install(execute: Execute) -> None:
+class _Place(threading.local):
+    #: True while a rule differentiates something of its own, which is no graph of the user.
+    is_local = False
+
+
+_place = _Place()
+
+
+def is_local() -> bool:
+    """Whether backward passes that start on this thread now must stay in this process."""
+    return is_worker or _place.is_local
+
+
+@contextmanager
+def locally() -> Iterator[None]:
+    """Keep backward passes that start inside in this process."""
+    before, _place.is_local = _place.is_local, True
+    try:
+        yield
+    finally:
+        _place.is_local = before
+
+
+def install(execute: Execute, execute_recorded: ExecuteRecorded) -> None:
     """Put the engine in."""
-    global _execute
-    _execute = execute
+    global _execute, _execute_recorded
+    _execute, _execute_recorded = execute, execute_recorded
 
 
 def execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     """Run ``frozen`` on the current engine."""
     if _execute is None:
-        importlib.import_module("mpgrad.engine.engine")
+        _load()
+    return _execute(frozen)  # type: ignore[misc]
+
+
+def execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Run ``frozen`` on the current engine and record what it computes (``create_graph``)."""
+    if _execute_recorded is None:
+        _load()
+    return _execute_recorded(frozen, seeds)  # type: ignore[misc]
+
+
+def _load() -> None:
+    importlib.import_module("mpgrad.engine.engine")
     if _execute is None:
         raise RuntimeError("mpgrad.engine did not install itself")
-    return _execute(frozen)

@@ -235,6 +235,9 @@ class _DelayedError(Node):
             "trying to differentiate twice a function that was marked with @once_differentiable"
         )
 
+    def apply_recorded(self, grads: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+        return self.apply(None, list(grads), needs)
+
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a ``backward`` that cannot be differentiated itself.

@@ -134,6 +134,13 @@ class Node:
         """
         raise NotImplementedError
 
+    def apply_recorded(self, grads: Sequence[Any], needs: Sequence[bool]) -> Sequence[Any]:
+        """Run the rule on Tensors (or None) with recording on: for ``create_graph``.
+
+        Operators have no need of it: their Nodes are mirrored (see ``autograd.recording``).
+        """
+        raise NotImplementedError(f"{self.name()} does not support create_graph=True")
+
     def release_saved(self) -> None:
         """Drop what forward saved; a later use raises (see FREED_MESSAGE)."""
 

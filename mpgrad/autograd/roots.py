@@ -13,8 +13,8 @@ import numpy as np
 from mpgrad.autograd.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.freeze import LeafSink, ResultSink, Sink
 from mpgrad.autograd.node import Edge, InputMetadata
-from mpgrad.autograd.validate_outputs import validate_output
-from mpgrad.dispatch import cpu
+from mpgrad.ops.promotion import cast
+from mpgrad.ops.shape import contiguous
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
 #: The edges whose gradients are asked for and what becomes of them; see ``freeze``.
@@ -70,8 +70,10 @@ def seed_tuple(grads: Any, count: int) -> tuple[Any, ...]:
     return seeds
 
 
-def check_roots(roots: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Edge], list[Any]]:
-    """Where the gradients of ``roots`` flow, and the arrays that do.
+def check_roots(
+    roots: Sequence[Any], grads: Sequence[Any]
+) -> tuple[list[Edge], list[Tensor | None]]:
+    """Where the gradients of ``roots`` flow, and the Tensors that do.
 
     Raises:
         RuntimeError: a root does not require grad, or a seed does not fit.
@@ -98,8 +100,8 @@ def _root_edge(index: int, root: Tensor) -> Edge:
     return gradient_edge(root)
 
 
-def _seed(index: int, root: Tensor, seed: Any) -> Any:
-    """The array that flows into root ``index``."""
+def _seed(index: int, root: Tensor, seed: Any) -> Tensor | None:
+    """What flows into root ``index``: of its dtype, C-contiguous, with the history of ``seed``."""
     expected = metadata_of(root)
     if seed is None:
         return _implicit_seed(expected) if root._requires_grad else None
@@ -116,10 +118,10 @@ def _seed(index: int, root: Tensor, seed: Any) -> Any:
             f"Mismatch in dtype: grad_output[{index}] has a dtype of {seed.dtype} and "
             f"output[{index}] has a dtype of {expected.dtype}."
         )
-    return validate_output("", index, seed._array, expected, cpu)
+    return contiguous(cast(seed, expected.dtype))
 
 
-def _implicit_seed(expected: InputMetadata) -> Any:
+def _implicit_seed(expected: InputMetadata) -> Tensor:
     if any(length != 1 for length in expected.shape):
         raise RuntimeError(
             "grad can be implicitly created only for scalar outputs, but the output has shape "
@@ -129,7 +131,7 @@ def _implicit_seed(expected: InputMetadata) -> Any:
         raise RuntimeError(
             f"grad can be implicitly created only for real scalar outputs but got {expected.dtype}"
         )
-    return np.ones(expected.shape, expected.dtype)
+    return Tensor(np.ones(expected.shape, expected.dtype))
 
 
 # ---------------------------------------------------------------------- inputs

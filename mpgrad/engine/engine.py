@@ -8,11 +8,14 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mpgrad import config
 from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.recording import has_only_operators, record, with_inputs_captured
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Choice, choose
 from mpgrad.engine.local import run_local
@@ -124,16 +127,39 @@ class Engine:
             if self._effective_mode() == "process" or self._process.is_running:
                 return self._process.execute(frozen)
             self._start_in_background()  # `auto` does not wait for it
+        with self._counted_locally():
+            return run_local(frozen)
+
+    def execute_recorded(
+        self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Run a frozen graph under ``create_graph``; see ``autograd.recording``.
+
+        Operators run wherever the engine would run them. A graph with hooks or custom Functions
+        runs here: they get recorded tensors.
+        """
+        if has_only_operators(frozen):
+            watched = with_inputs_captured(frozen)
+            arrays = [array for array, _ in self.execute(watched)]
+            captured = dict(zip(watched.spec.captures, arrays, strict=True))
+            return record(frozen, seeds, captured)
+        self._check_open()
+        with self._counted_locally():
+            return record(frozen, seeds)
+
+    @contextmanager
+    def _counted_locally(self) -> Iterator[None]:
+        """A backward of this process: with as many BLAS threads as a worker has."""
         self._local_count += 1
         try:
             with blas_limit(self.blas_threads):
-                return run_local(frozen)
+                yield
         except BaseException:
             self._local_failed += 1
             raise
 
     def _effective_mode(self) -> str:
-        return "local" if engine_slot.is_worker or sys.platform != "linux" else self.mode
+        return "local" if engine_slot.is_local() or sys.platform != "linux" else self.mode
 
     def _choose(self, frozen: FrozenGraph) -> Choice:
         mode = self._effective_mode()
@@ -274,6 +300,10 @@ def _execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     return current_engine().execute(frozen)
 
 
+def _execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return current_engine().execute_recorded(frozen, seeds)
+
+
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget_lock_in_child)
-engine_slot.install(_execute)
+engine_slot.install(_execute, _execute_recorded)

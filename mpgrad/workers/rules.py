@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
+from mpgrad.autograd.backward_of import find_operator
 from mpgrad.autograd.function_node import PortableContext, SavedArray, run_function_backward
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.autograd.shipping import load
-from mpgrad.errors import ProtocolError
-from mpgrad.ops.registry import OPERATORS
 from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
@@ -59,9 +58,7 @@ class Rules:
         return self._operator(rule)
 
     def _operator(self, rule: OperatorRule) -> Any:
-        operator = OPERATORS.get(rule.operator)
-        if operator is None:
-            raise ProtocolError(f"unknown operator {rule.operator!r}")
+        operator = find_operator(rule.operator)
 
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
             offered = decode_plain(rule.plain)

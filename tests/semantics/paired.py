@@ -59,6 +59,8 @@ def paired(
         # pytest reads the signature of `test`, so nothing but names may be taken over.
         test.__name__, test.__qualname__ = program.__name__, program.__qualname__
         test.__doc__, test.__module__ = program.__doc__, program.__module__
+        for mark in getattr(program, "pytestmark", ()):
+            test.pytestmark.append(mark)  # type: ignore[attr-defined]
         return row(*rows)(test) if rows else test
 
     return decorate
