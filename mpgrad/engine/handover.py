@@ -22,7 +22,7 @@ from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.local import output_metadata
 from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef, TensorHandle
 from mpgrad.scheduler.plan import InnerTarget, Member, NodeTaskSpec
-from mpgrad.shm.arena import client_arena
+from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.lease import byte_bounds
 from mpgrad.storage import adopt
 from mpgrad.wire.programs import (
@@ -48,6 +48,8 @@ class Handover:
 
     def __init__(self) -> None:
         self._arena = client_arena()
+        #: Where earlier gradients lie, which a double backward hands over again.
+        self.engine_arena: ForeignArena | None = None
         self._kept: list[Any] = []
         #: Packed arrays by identity: many Nodes save the same one.
         self._packed: dict[int, PackedArray] = {}
@@ -71,9 +73,10 @@ class Handover:
 
     def _pack(self, array: Array) -> PackedArray:
         self.handed_bytes += array.nbytes
-        place = self._arena.locate(array)
-        if place is not None:
-            return _shared(array, *place)
+        for arena in (self._arena, self.engine_arena):
+            place = arena.locate(array) if arena is not None else None
+            if place is not None:
+                return _shared(array, *place, arena.number)
         self.copied_bytes += array.nbytes
         if array.flags.c_contiguous and array.nbytes > INLINE_LIMIT_BYTES:
             copy = self._copy(array)
@@ -254,9 +257,11 @@ def _bytes_of(code: ShippedCode) -> Array:
     return array
 
 
-def _shared(array: Array, offset: int, block: int, generation: int) -> SharedArray:
+def _shared(
+    array: Array, offset: int, block: int, generation: int, arena: int = CLIENT_ARENA
+) -> SharedArray:
     layout = (array.shape, array.strides, array.dtype.str)
-    return SharedArray(TensorHandle(CLIENT_ARENA, offset, block, generation, *layout))
+    return SharedArray(TensorHandle(arena, offset, block, generation, *layout))
 
 
 def _metadata(meta: InputMetadata) -> Metadata:

@@ -234,6 +234,7 @@ class ProcessEngine:
         if self._coordinator is None:
             raise EngineClosed("the engine was closed by another thread")
         graph, count = next(_graph_numbers), len(planned.tasks)
+        handover.engine_arena = self._coordinator.arena
 
         def packed(start: int, stop: int) -> tuple[NodeTaskSpec, ...]:
             tasks = planned.tasks[start:stop]

@@ -174,3 +174,17 @@ def test_workers_run_derivatives_of_derivatives(process_engine: mg.Engine) -> No
     first = tasks()
     g.sum().backward()
     assert before < first < tasks()
+
+
+@pytest.mark.process
+def test_gradients_in_workers_memory_are_not_copied_for_the_next_backward(
+    process_engine: mg.Engine,
+) -> None:
+    x = mg.randn(300, 300, requires_grad=True)
+    (g,) = mg.grad((x @ x).exp().sum(), x, create_graph=True)
+    before = process_engine.statistics()
+    g.sum().backward()
+    after = process_engine.statistics()
+    assert after.handed_bytes - before.handed_bytes > 3 * x.nbytes
+    # Three results that a rule differentiated itself are copied where they are published.
+    assert after.copied_bytes - before.copied_bytes < 3.5 * x.nbytes
