@@ -22,6 +22,7 @@ from mpgrad.autograd.roots import (
     wanted_grads,
     wanted_results,
 )
+from mpgrad.autograd.running import RunningBackward
 from mpgrad.tensor import Tensor
 
 
@@ -55,10 +56,11 @@ def backward(
     wanted = None if wanted_tensors is None else wanted_grads(wanted_tensors)
     keep_graph = create_graph if retain_graph is None else retain_graph
     frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
-    if create_graph:
-        commit_recorded(frozen, engine_slot.execute_recorded(frozen, seeds))
-    else:
-        commit(frozen, engine_slot.execute(frozen))
+    with RunningBackward(create_graph=create_graph, is_partial=inputs is not None):
+        if create_graph:
+            commit_recorded(frozen, engine_slot.execute_recorded(frozen, seeds))
+        else:
+            commit(frozen, engine_slot.execute(frozen))
 
 
 def _under_its_old_name(grad_variables: Any, grad_tensors: Any) -> Any:
@@ -126,11 +128,12 @@ def grad(
     keep_graph = create_graph if retain_graph is None else retain_graph
     frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
     count = len(wanted_tensors)
-    if create_graph:
-        gradients = engine_slot.execute_recorded(frozen, seeds)
-        results = recorded_results(frozen, gradients, count)
-    else:
-        results = results_of(frozen, engine_slot.execute(frozen), count)
+    with RunningBackward(create_graph=create_graph, is_partial=True):
+        if create_graph:
+            gradients = engine_slot.execute_recorded(frozen, seeds)
+            results = recorded_results(frozen, gradients, count)
+        else:
+            results = results_of(frozen, engine_slot.execute(frozen), count)
     if not (allow_unused or materialize_grads):
         _refuse_unused(results)
     if materialize_grads:

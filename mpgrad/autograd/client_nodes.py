@@ -8,6 +8,7 @@ from typing import Any
 from mpgrad.autograd.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.grad_mode import no_grad
 from mpgrad.autograd.node import Node
+from mpgrad.autograd.running import note_early_change
 from mpgrad.tensor import Tensor
 
 
@@ -79,6 +80,7 @@ class PostAccumulate(Node):
         if grads[0] is None:
             return []
         self.accumulator.check()
+        note_early_change(variable)
         self.accumulator.accumulate(grads[0], exclusive=False)
         with no_grad():
             for hook in variable._post_accumulate_hooks or ():

@@ -1,20 +1,19 @@
 """commit(): what becomes of the gradients that a backward captured: all of them, or none.
 
 Workers only produce gradients. They are added to ``.grad`` here, when all of them are known, so
-that a failed backward leaves every ``.grad`` as it was.
+that a failed backward leaves every ``.grad`` as it was. What an inner backward adds before the
+outer one has ended is noted in an UndoLog.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.grad_mode import enable_grad
+from mpgrad.autograd.interrupts import interrupts_deferred
+from mpgrad.autograd.running import innermost
+from mpgrad.autograd.undo_log import UndoLog
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.shape import clone
 from mpgrad.storage import adopt
@@ -47,12 +46,20 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
     for sink, _, _ in todo:
         if isinstance(sink, LeafSink):
             sink.accumulator.check()
-    with _interrupts_deferred():
+    undo = _undo_log()
+    with interrupts_deferred():
         for sink, array, exclusive in todo:
+            if undo is not None:
+                undo.note(sink.accumulator.variable if isinstance(sink, LeafSink) else sink.tensor)
             if isinstance(sink, LeafSink):
                 sink.accumulator.accumulate(array, exclusive=exclusive)
             else:
                 _retain(sink.tensor, array)
+
+
+def _undo_log() -> UndoLog | None:
+    running = innermost()
+    return running.undo_log() if running is not None else None
 
 
 # ---------------------------------------------------------------------- with create_graph
@@ -86,8 +93,11 @@ def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None
             sink.accumulator.check()
             if sink.accumulator.variable._requires_grad:
                 todo.append((sink.accumulator.variable, gradient))
-    with _interrupts_deferred(), enable_grad():
+    undo = _undo_log()
+    with interrupts_deferred(), enable_grad():
         for tensor, gradient in todo:
+            if undo is not None:
+                undo.note(tensor)
             previous = tensor._grad
             tensor._grad = clone(gradient) if previous is None else add(previous, gradient)
 
@@ -95,21 +105,3 @@ def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None
 def _retain(tensor: Tensor, array: Any) -> None:
     previous = tensor._grad
     tensor._grad = Tensor(adopt(array) if previous is None else previous._array + array)
-
-
-@contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Let a Ctrl-C wait until the commit is over."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *args: arrived.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if arrived and callable(before):
-        before(*arrived[0])
-    elif arrived:
-        warnings.warn("an interrupt arrived while gradients were committed", stacklevel=2)

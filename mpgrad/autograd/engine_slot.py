@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mpgrad.autograd.reentrant import LEVELS_PER_THREAD, on_helper_thread
+from mpgrad.autograd.running import innermost
+from mpgrad.autograd.thread_state import PerThread
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freeze import FrozenGraph
     from mpgrad.tensor import Tensor
+
+T = TypeVar("T")
 
 #: Runs a frozen graph; for each of its captures the array (or None) and whether nobody else holds
 #: it, so that ``.grad`` may adopt it.
@@ -28,7 +34,7 @@ _execute_recorded: ExecuteRecorded | None = None
 is_worker = False
 
 
-class _Place(threading.local):
+class _Place(PerThread):
     #: True while a rule differentiates something of its own, which is no graph of the user.
     is_local = False
 
@@ -61,14 +67,22 @@ def execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     """Run ``frozen`` on the current engine."""
     if _execute is None:
         _load()
-    return _execute(frozen)  # type: ignore[misc]
+    return _with_room(_execute, frozen)  # type: ignore[arg-type]
 
 
 def execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Run ``frozen`` on the current engine and record what it computes (``create_graph``)."""
     if _execute_recorded is None:
         _load()
-    return _execute_recorded(frozen, seeds)  # type: ignore[misc]
+    return _with_room(_execute_recorded, frozen, seeds)  # type: ignore[arg-type]
+
+
+def _with_room(function: Callable[..., T], *args: Any) -> T:
+    """Call ``function``, on a helper thread if too many backwards lie on this one's stack."""
+    running = innermost()
+    if running is not None and running.levels >= LEVELS_PER_THREAD:
+        return on_helper_thread(running, functools.partial(function, *args))
+    return function(*args)
 
 
 def _load() -> None:

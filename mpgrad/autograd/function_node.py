@@ -7,7 +7,6 @@ file does not know how code or arrays travel.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import numpy as np
 from mpgrad.autograd.grad_mode import enable_grad, no_grad
 from mpgrad.autograd.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved_tensor import SavedTensor
+from mpgrad.autograd.thread_state import PerThread
 from mpgrad.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Metadata: TypeAlias = InputMetadata | None
 _NO_TENSOR = InputMetadata((), np.dtype(np.bool_))
 
 
-class _Running(threading.local):
+class _Running(PerThread):
     """Which ctx runs its backward on this thread, and which gradients that GraphTask wants."""
 
     def __init__(self) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from mpgrad.autograd.thread_state import PerThread
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Mode(threading.local):
+class _Mode(PerThread):
     enabled = True
 
 

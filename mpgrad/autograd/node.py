@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.autograd.hooks import Hooks
+from mpgrad.autograd.thread_state import PerThread
 from mpgrad.device import CPU, Device
 
 #: Shown when saved tensors are asked for after backward released them.
@@ -51,7 +51,7 @@ class Edge(NamedTuple):
     input_nr: int
 
 
-class _SequenceCounter(threading.local):
+class _SequenceCounter(PerThread):
     next_nr = 0
 
 

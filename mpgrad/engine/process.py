@@ -20,6 +20,7 @@ import numpy as np
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.running import innermost
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import place
@@ -43,15 +44,6 @@ SMALL_GRAPH = 8
 TASKS_PER_MESSAGE = 20_000
 
 _graph_numbers = itertools.count(1)
-
-
-class _Nesting(threading.local):
-    """How many backwards of this thread are waiting for the one that it starts now."""
-
-    depth = 0
-
-
-_nesting = _Nesting()
 
 
 @dataclass
@@ -102,12 +94,12 @@ class ProcessEngine:
         with self._lock:
             if self.is_running:
                 return
-            self.close()
+            self._end()
             self._coordinator = CoordinatorProcess(*self._arguments)
             try:
                 self._idle.append(self._open_session())
             except BaseException:
-                self.close(by_force=True)
+                self._end(by_force=True)
                 raise
 
     def _open_session(self) -> Session:
@@ -116,8 +108,17 @@ class ProcessEngine:
         peer = f"c{os.getpid()}.{next(self._session_numbers)}"
         return Session(self._coordinator, peer)
 
-    def close(self, *, by_force: bool = False) -> None:
-        """End all processes; views of their results stay readable."""
+    def close(self) -> None:
+        """End all processes; views of their results stay readable.
+
+        A backward that another thread is waiting for raises EngineClosed there.
+        """
+        with self._lock:
+            if self._coordinator is not None:
+                self._coordinator.is_closed = True
+                self._end()
+
+    def _end(self, *, by_force: bool = False) -> None:
         with self._lock:
             coordinator, self._coordinator = self._coordinator, None
             if coordinator is None:
@@ -140,12 +141,23 @@ class ProcessEngine:
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
-        """Borrow a session; one that broke is not given back."""
+        """Borrow a session; one that broke is not given back.
+
+        An inner backward shares that of the outer one, whose thread waits for it anyway: thousands
+        of nested ones need no more sockets than one.
+        """
+        running = innermost()
+        outer = running.session if running is not None else None
+        if outer is not None and outer[0] is self:
+            yield outer[1]
+            return
         with self._lock:
             self.start()
             coordinator = self._coordinator
             session = self._idle.pop() if self._idle else self._open_session()
             self._collect_released()
+        if running is not None:
+            running.session = (self, session)
         try:
             yield session
         except (CoordinatorLost, EngineClosed):
@@ -155,6 +167,9 @@ class ProcessEngine:
         except BaseException:
             self._give_back(session, coordinator)
             raise
+        finally:
+            if running is not None:
+                running.session = outer
         self._give_back(session, coordinator)
 
     def _give_back(self, session: Session, coordinator: CoordinatorProcess | None) -> None:
@@ -167,7 +182,7 @@ class ProcessEngine:
     def _forget(self, coordinator: CoordinatorProcess | None) -> None:
         with self._lock:
             if coordinator is self._coordinator:
-                self.close(by_force=True)
+                self._end(by_force=True)
 
     def _collect_released(self) -> None:
         """Blocks whose last view has died go back to the sessions that hold them."""
@@ -188,7 +203,7 @@ class ProcessEngine:
         try:
             with self._session() as session:
                 return session.processes()
-        except CoordinatorLost:
+        except (CoordinatorLost, EngineClosed):
             return None
 
     # ------------------------------------------------------------------ one backward
@@ -233,7 +248,7 @@ class ProcessEngine:
     ) -> tuple[CompleteGraph | FailGraph, ClientWorker]:
         if self._coordinator is None:
             raise EngineClosed("the engine was closed by another thread")
-        graph, count = next(_graph_numbers), len(planned.tasks)
+        graph, count, running = next(_graph_numbers), len(planned.tasks), innermost()
         handover.engine_arena = self._coordinator.arena
 
         def packed(start: int, stop: int) -> tuple[NodeTaskSpec, ...]:
@@ -250,19 +265,15 @@ class ProcessEngine:
         )
         (_, sent), *rest = _pieces(count)
         submission = GraphSubmitted(
-            session.peer, graph, _nesting.depth, packed(0, sent), seeds, len(frozen.sinks),
-            not rest,
+            session.peer, graph, running.depth if running is not None else 0, packed(0, sent),
+            seeds, len(frozen.sinks), not rest,
         )  # fmt: skip
         extensions = (
             GraphExtended(session.peer, graph, packed(start, stop), stop == count)
             for start, stop in rest
         )
         client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
-        _nesting.depth += 1
-        try:
-            return session.run(submission, extensions, client.run), client
-        finally:
-            _nesting.depth -= 1
+        return session.run(submission, extensions, client.run), client
 
     def _open_results(
         self, session: Session, frozen: FrozenGraph, outcome: CompleteGraph, handover: Handover

@@ -41,6 +41,8 @@ class CoordinatorProcess:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
         self._is_killed = False
+        #: The engine was closed; whoever still waits for an answer gets none.
+        self.is_closed = False
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)

@@ -6,6 +6,7 @@ what workers print: the calling thread drives.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections import deque
@@ -45,7 +46,9 @@ class Session:
         self._coordinator = coordinator
         self._state = ClientState(peer)
         self._spoke = ZmqSpoke.session(coordinator.directory, peer)
-        self._spoke.watch(coordinator.pidfd)
+        #: A descriptor of its own: the engine may be closed while this session waits.
+        self._pidfd = os.dup(coordinator.pidfd)
+        self._spoke.watch(self._pidfd)
         self._answers: list[Any] = []
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
@@ -128,7 +131,9 @@ class Session:
         for frame in self._spoke.receive():
             replies += self._receive(decode(frame, schema.TO_CLIENT))
         self._send(*replies)
-        if self._coordinator.pidfd in readable:
+        if self._pidfd in readable:
+            if self._coordinator.is_closed:
+                raise EngineClosed("the engine was closed while a backward was running")
             raise CoordinatorLost(
                 "the coordinator process died while a backward was running; no .grad was changed. "
                 "The next backward starts a new one."
@@ -174,6 +179,7 @@ class Session:
 
     def close(self) -> None:
         self._spoke.close()
+        os.close(self._pidfd)
 
     def _answer(self, kind: type[Any]) -> Any:
         """Wait for an answer outside any graph."""
@@ -221,7 +227,8 @@ class _Interrupts:
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt
-        self._sleeping = True
+        # Ctrl-C strikes the main thread, which a helper thread's sleep is none of.
+        self._sleeping = threading.current_thread() is threading.main_thread()
         try:
             yield
         finally:

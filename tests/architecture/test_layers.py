@@ -23,9 +23,15 @@ FLOORS = (
     (
         3,
         "tensor",
-        "autograd/saved_tensor autograd/accumulate_grad autograd/graph_root autograd/engine_slot",
+        "autograd/saved_tensor autograd/accumulate_grad autograd/graph_root autograd/engine_slot "
+        "autograd/reentrant autograd/running autograd/undo_log",
     ),
-    (2, "graph", "storage autograd/node autograd/grad_mode autograd/hooks"),
+    (
+        2,
+        "graph",
+        "storage autograd/node autograd/grad_mode autograd/hooks autograd/thread_state "
+        "autograd/interrupts",
+    ),
     (2, "registry", "ops/__init__ ops/registry"),
     (1, "scheduler", "scheduler/*"),
     (1, "shm", "shm/*"),

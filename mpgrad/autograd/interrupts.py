@@ -1,0 +1,28 @@
+"""interrupts_deferred(): a Ctrl-C waits while ``.grad`` is changed, which happens whole or not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let a Ctrl-C wait until the block is over (it only ever reaches the main thread)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *args: arrived.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if arrived and callable(before):
+        before(*arrived[0])
+    elif arrived:
+        warnings.warn("an interrupt arrived while gradients were committed", stacklevel=2)
