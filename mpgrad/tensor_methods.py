@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage, tensor_display, tensor_in_place, tensor_numpy
+from mpgrad.autograd import overrides
 from mpgrad.device import Device, as_device
 from mpgrad.ops import (
     activation,
@@ -270,6 +271,12 @@ def backward(
     """
     from mpgrad.autograd.backward import backward as run
 
+    if type(self) is not Tensor and overrides.is_overridden((self,)):
+        overrides.call_override(
+            Tensor.backward, (self,), self, gradient=gradient, retain_graph=retain_graph,
+            create_graph=create_graph, inputs=inputs,
+        )  # fmt: skip
+        return
     run(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
@@ -401,7 +408,13 @@ def _attach() -> None:
         setattr(Tensor, f"__r{name}__", _infix(function, reflected=True))
     for name, function in _COMPARISONS.items():
         setattr(Tensor, name, _infix(function))
-    for table in (_METHODS, _PROPERTIES, tensor_numpy.METHODS, tensor_in_place.METHODS):
+    for table in (
+        _METHODS,
+        _PROPERTIES,
+        tensor_numpy.METHODS,
+        tensor_in_place.METHODS,
+        overrides.METHODS,
+    ):
         for name, member in table.items():
             setattr(Tensor, name, member)
 

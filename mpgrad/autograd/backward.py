@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.commit import commit, commit_recorded, recorded_results
 from mpgrad.autograd.commit import results as results_of
 from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.gradient_edge import GradientEdge
+from mpgrad.autograd.grads_batch import results_of_batch
 from mpgrad.autograd.node import Edge
+from mpgrad.autograd.overrides import call_override, is_overridden
 from mpgrad.autograd.roots import (
     Wanted,
     as_tuple,
@@ -21,39 +22,52 @@ from mpgrad.autograd.roots import (
     seed_tuple,
     wanted_grads,
     wanted_results,
+    zeros_for,
 )
 from mpgrad.autograd.running import RunningBackward
 from mpgrad.tensor import Tensor
 
+#: What has a place in the graph: roots and inputs.
+Place: TypeAlias = Tensor | GradientEdge
+#: The seeds of the roots.
+Seeds: TypeAlias = Tensor | Sequence[Tensor | None] | None
+
 
 def backward(
-    tensors: Tensor | Sequence[Tensor],
-    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    tensors: Place | Sequence[Place],
+    grad_tensors: Seeds = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    grad_variables: Tensor | Sequence[Tensor | None] | None = None,
-    inputs: Tensor | Sequence[Tensor] | dict[str, Tensor] | None = None,
+    grad_variables: Seeds = None,
+    inputs: Place | Sequence[Place] | dict[str, Tensor] | None = None,
 ) -> None:
     """Add the gradients of ``tensors`` to the ``.grad`` of the leaves behind them.
 
     Args:
-        tensors: the roots.
+        tensors: the roots, Tensors or GradientEdges.
         grad_tensors: a seed of the root's shape for each; None stands for 1 at a scalar root.
         retain_graph: keep saved tensors, so that the graph can be used again; default
             ``create_graph``.
         create_graph: record the gradients' own computation.
         grad_variables: the deprecated name of ``grad_tensors``.
-        inputs: accumulate only into these tensors.
+        inputs: accumulate only into these. A Tensor that is no leaf gets a ``.grad`` too.
 
     Raises:
         RuntimeError: a root does not require grad, a seed does not fit, or the graph was used up.
     """
     if grad_variables is not None:
         grad_tensors = _under_its_old_name(grad_variables, grad_tensors)
-    wanted_tensors = None if inputs is None else input_tuple(inputs, "backward")
+    wanted_places = None if inputs is None else input_tuple(inputs, "backward")
     roots = as_tuple(tensors)
+    asked = roots if wanted_places is None else (*roots, *wanted_places)
+    if is_overridden(asked):
+        call_override(
+            backward, asked, roots, grad_tensors=grad_tensors, retain_graph=retain_graph,
+            create_graph=create_graph, inputs=wanted_places,
+        )  # fmt: skip
+        return
     edges, seeds = check_roots(roots, seed_tuple(grad_tensors, len(roots)))
-    wanted = None if wanted_tensors is None else wanted_grads(wanted_tensors)
+    wanted = None if wanted_places is None else wanted_grads(wanted_places)
     keep_graph = create_graph if retain_graph is None else retain_graph
     frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
     with RunningBackward(create_graph=create_graph, is_partial=inputs is not None):
@@ -76,9 +90,9 @@ def _under_its_old_name(grad_variables: Any, grad_tensors: Any) -> Any:
 
 
 def grad(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Tensor | Sequence[Tensor] | dict[str, Tensor],
-    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    outputs: Place | Sequence[Place],
+    inputs: Place | Sequence[Place] | dict[str, Tensor],
+    grad_outputs: Seeds = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     only_inputs: bool = True,
@@ -89,8 +103,8 @@ def grad(
     """The gradients of ``outputs`` with respect to ``inputs``; no ``.grad`` is touched.
 
     Args:
-        outputs: the roots.
-        inputs: any tensors of the graph.
+        outputs: the roots, Tensors or GradientEdges.
+        inputs: any Tensors or GradientEdges of the graph.
         grad_outputs: as ``grad_tensors`` of :func:`backward`.
         retain_graph: keep saved tensors, so that the graph can be used again; default
             ``create_graph``.
@@ -98,7 +112,8 @@ def grad(
         only_inputs: deprecated and ignored.
         allow_unused: give None for an input that does not influence the outputs; default
             ``materialize_grads``.
-        is_grads_batched: not supported yet.
+        is_grads_batched: the first dimension of each ``grad_outputs`` counts seeds; the results
+            have it too. The graph is run once for each seed.
         materialize_grads: give zeros instead of that None.
 
     Returns:
@@ -108,11 +123,6 @@ def grad(
         ValueError: ``allow_unused=False`` with ``materialize_grads``.
         RuntimeError: there are no inputs, an input was not used, or as in :func:`backward`.
     """
-    if allow_unused is False and materialize_grads:
-        raise ValueError(
-            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: "
-            "allow_unused=False."
-        )
     if not only_inputs:
         warnings.warn(
             "only_inputs argument is deprecated and is ignored now (defaults to True). To "
@@ -120,28 +130,82 @@ def grad(
             FutureWarning,
             stacklevel=2,
         )
-    if is_grads_batched:
-        raise NotImplementedError("is_grads_batched=True is not supported yet")
-    roots, wanted_tensors = as_tuple(outputs), input_tuple(inputs, "grad")
+    roots, wanted = as_tuple(outputs), input_tuple(inputs, "grad")
+    options = _GradOptions(
+        create_graph if retain_graph is None else retain_graph,
+        create_graph,
+        _allows_unused(allow_unused, materialize_grads),
+        is_grads_batched,
+        materialize_grads,
+    )
+    if is_overridden((*roots, *wanted)):
+        results = call_override(
+            grad, (*roots, *wanted), roots, wanted, grad_outputs=grad_outputs,
+            retain_graph=retain_graph, create_graph=create_graph, only_inputs=only_inputs,
+            allow_unused=allow_unused, is_grads_batched=is_grads_batched,
+            materialize_grads=materialize_grads,
+        )  # fmt: skip
+    else:
+        results = _results(roots, wanted, grad_outputs, options)
+    return dict(zip(inputs, results, strict=True)) if type(inputs) is dict else results
+
+
+class _GradOptions(NamedTuple):
+    """What ``grad()`` was told, with the defaults filled in."""
+
+    keep_graph: bool
+    create_graph: bool
+    allow_unused: bool
+    is_grads_batched: bool
+    materialize_grads: bool
+
+
+def _allows_unused(allow_unused: bool | None, materialize_grads: bool) -> bool:
+    if materialize_grads and allow_unused is False:
+        raise ValueError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: "
+            "allow_unused=False."
+        )
+    return materialize_grads if allow_unused is None else allow_unused
+
+
+def _results(
+    roots: Sequence[Any], wanted: Sequence[Any], grad_outputs: Any, options: _GradOptions
+) -> tuple[Tensor | None, ...]:
+    def run(seeds: Any, keep_graph: bool) -> list[Tensor | None]:
+        return _gradients(roots, wanted, seeds, keep_graph, options.create_graph)
+
+    if options.is_grads_batched:
+        results = results_of_batch(
+            run, roots, grad_outputs, options.keep_graph, options.create_graph
+        )
+    else:
+        results = run(grad_outputs, options.keep_graph)
+    if options.materialize_grads:
+        results = [
+            zeros_for(value, requires_grad=options.create_graph) if result is None else result
+            for value, result in zip(wanted, results, strict=True)
+        ]
+    elif not options.allow_unused:
+        _refuse_unused(results)
+    return tuple(results)
+
+
+def _gradients(
+    roots: Sequence[Any],
+    wanted: Sequence[Any],
+    grad_outputs: Any,
+    keep_graph: bool,
+    create_graph: bool,
+) -> list[Tensor | None]:
+    """The gradient for each of ``wanted``; None where it does not influence ``roots``."""
     edges, seeds = check_roots(roots, seed_tuple(grad_outputs, len(roots)))
-    wanted = wanted_results(wanted_tensors)
-    keep_graph = create_graph if retain_graph is None else retain_graph
-    frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
-    count = len(wanted_tensors)
+    frozen, seeds = _freeze(edges, seeds, wanted_results(wanted), keep_graph)
     with RunningBackward(create_graph=create_graph, is_partial=True):
         if create_graph:
             gradients = engine_slot.execute_recorded(frozen, seeds)
-            results = recorded_results(frozen, gradients, count)
-        else:
-            results = results_of(frozen, engine_slot.execute(frozen), count)
-    if not (allow_unused or materialize_grads):
-        _refuse_unused(results)
-    if materialize_grads:
-        results = [
-            Tensor(np.zeros(tensor.shape, tensor.dtype)) if result is None else result
-            for tensor, result in zip(wanted_tensors, results, strict=True)
-        ]
-    return dict(zip(inputs, results, strict=True)) if type(inputs) is dict else tuple(results)
+            return recorded_results(frozen, gradients, len(wanted))
+        return results_of(frozen, engine_slot.execute(frozen), len(wanted))
 
 
 def _refuse_unused(results: Sequence[Tensor | None]) -> None:

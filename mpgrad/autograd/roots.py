@@ -12,6 +12,7 @@ import numpy as np
 
 from mpgrad.autograd.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.freeze import LeafSink, ResultSink, Sink
+from mpgrad.autograd.gradient_edge import GradientEdge
 from mpgrad.autograd.node import Edge, InputMetadata
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import contiguous
@@ -22,12 +23,12 @@ Wanted = list[tuple[Edge, Sink | None]]
 
 
 def as_tuple(tensors: Any) -> tuple[Any, ...]:
-    """One Tensor, or a sequence of them, as a tuple.
+    """One Tensor or GradientEdge, or a sequence of them, as a tuple.
 
     Raises:
         TypeError: it is neither.
     """
-    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    return (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors)
 
 
 def input_tuple(inputs: Any, function: str) -> tuple[Any, ...]:
@@ -79,12 +80,6 @@ def check_roots(
         RuntimeError: a root does not require grad, or a seed does not fit.
         TypeError: a seed is no Tensor.
     """
-    for index, root in enumerate(roots):
-        if not isinstance(root, Tensor):
-            raise RuntimeError(
-                f"element {index} of tensors is neither a Tensor nor a GradientEdge, but "
-                f"{type(root).__name__}"
-            )
     seeds = [
         _seed(index, root, seed)
         for index, (root, seed) in enumerate(zip(roots, grads, strict=True))
@@ -92,7 +87,9 @@ def check_roots(
     return [_root_edge(index, root) for index, root in enumerate(roots)], seeds
 
 
-def _root_edge(index: int, root: Tensor) -> Edge:
+def _root_edge(index: int, root: Any) -> Edge:
+    if isinstance(root, GradientEdge):
+        return Edge(root.node, root.output_nr)
     if not root._requires_grad:
         raise RuntimeError(
             f"element {index} of tensors does not require grad and does not have a grad_fn"
@@ -100,11 +97,29 @@ def _root_edge(index: int, root: Tensor) -> Edge:
     return gradient_edge(root)
 
 
-def _seed(index: int, root: Tensor, seed: Any) -> Tensor | None:
+def root_metadata(index: int, root: Any) -> InputMetadata:
+    """What a seed of root ``index`` must look like.
+
+    Raises:
+        RuntimeError: ``root`` is neither a Tensor nor a GradientEdge.
+    """
+    if isinstance(root, Tensor):
+        return metadata_of(root)
+    if isinstance(root, GradientEdge):
+        return root.node.input_metadata[root.output_nr]
+    raise RuntimeError(
+        f"element {index} of tensors is neither a Tensor nor a GradientEdge, but "
+        f"{type(root).__name__}"
+    )
+
+
+def _seed(index: int, root: Any, seed: Any) -> Tensor | None:
     """What flows into root ``index``: of its dtype, C-contiguous, with the history of ``seed``."""
-    expected = metadata_of(root)
+    expected = root_metadata(index, root)
     if seed is None:
-        return _implicit_seed(expected) if root._requires_grad else None
+        # A Tensor that does not require grad needs none; _root_edge refuses it.
+        wanted = isinstance(root, GradientEdge) or root._requires_grad
+        return _implicit_seed(expected) if wanted else None
     if not isinstance(seed, Tensor):
         raise TypeError(f"gradients can be either Tensors or None, but got {type(seed).__name__}")
     if seed.shape != expected.shape:
@@ -143,33 +158,50 @@ def wanted_results(inputs: Sequence[Any]) -> Wanted:
     Raises:
         RuntimeError: one does not require grad.
     """
-    return [(_input_edge(tensor), ResultSink(number)) for number, tensor in enumerate(inputs)]
+    return [(_input_edge(value), ResultSink(number)) for number, value in enumerate(inputs)]
 
 
 def wanted_grads(inputs: Sequence[Any]) -> Wanted:
-    """The ``inputs`` of ``backward()``: their ``.grad`` is wanted.
+    """The ``inputs`` of ``backward()``: their ``.grad`` is wanted, once for each edge.
 
-    A tensor that is no leaf keeps it as after ``retain_grad()``.
+    A Tensor that is no leaf keeps it as after ``retain_grad()``; a GradientEdge within the graph
+    has no ``.grad``, and only limits how far the backward goes.
 
     Raises:
         RuntimeError: one does not require grad.
     """
-    return [_accumulated(tensor) for tensor in dict.fromkeys(inputs)]
+    wanted: dict[Edge, Sink | None] = {}
+    for value in inputs:
+        edge = _input_edge(value)
+        if isinstance(edge.function, AccumulateGrad):
+            wanted[edge] = LeafSink(edge.function)
+            continue
+        wanted[edge] = None
+        if isinstance(value, Tensor):
+            value.retain_grad()
+    return list(wanted.items())
 
 
-def _accumulated(tensor: Any) -> tuple[Edge, Sink | None]:
-    edge = _input_edge(tensor)
-    if isinstance(edge.function, AccumulateGrad):
-        return edge, LeafSink(edge.function)
-    tensor.retain_grad()
-    return edge, None
-
-
-def _input_edge(tensor: Any) -> Edge:
-    if not isinstance(tensor, Tensor):
+def _input_edge(value: Any) -> Edge:
+    if isinstance(value, GradientEdge):
+        return Edge(value.node, value.output_nr)
+    if not isinstance(value, Tensor):
         raise RuntimeError(
-            "all inputs have to be Tensors or GradientEdges, but got " + type(tensor).__name__
+            f"all inputs have to be Tensors or GradientEdges, but got {type(value).__name__}"
         )
-    if not tensor._requires_grad:
+    if not value._requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    return gradient_edge(tensor)
+    return gradient_edge(value)
+
+
+def zeros_for(value: Any, *, requires_grad: bool) -> Tensor:
+    """The gradient of an input that does not influence the outputs.
+
+    Raises:
+        RuntimeError: a GradientEdge, for which PyTorch makes none either.
+    """
+    if not isinstance(value, Tensor):
+        raise RuntimeError(
+            "materialize_grads cannot be used when the given input is a GradientEdge"
+        )
+    return Tensor(np.zeros(value.shape, value.dtype), requires_grad=requires_grad)
