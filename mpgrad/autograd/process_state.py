@@ -55,12 +55,15 @@ _MPGRAD_RANDOM = _words(
     "rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial "
     "poisson dropout Dropout manual_seed seed get_rng_state set_rng_state"
 )
+#: Those that change what only the client has: the ``.grad`` of its leaves, its running backward.
+_MPGRAD_CLIENT = _words("backward queue_callback Variable")
 
-#: Attributes of objects that could not be followed, but that mean the same nearly everywhere.
+#: Attributes of objects that could not be followed, but that nearly always mean this:
+#: randomness, a look behind the scenes, or a change of what only the client has.
 SUSPECT_ATTRIBUTES = _words(
     "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __dict__ __globals__ __class__ "
     "__code__ __closure__ __bases__ __mro__ __subclasses__ __builtins__ f_globals f_locals "
-    "f_back"
+    "f_back backward queue_callback"
 )
 
 #: Attributes of arrays and tensors that code sets on what it has just made.
@@ -75,7 +78,7 @@ DYNAMIC_BUILTINS = _words(
 def process_state(module: str, attribute: str | None) -> bool:
     """Whether ``module.attribute`` (None: the module itself) differs between processes."""
     if module == "mpgrad" or module.startswith("mpgrad."):
-        return attribute in _MPGRAD_RANDOM
+        return attribute in _MPGRAD_RANDOM or attribute in _MPGRAD_CLIENT
     listed = _BELONGS_TO_PROCESS.get(module)
     if listed is None:
         return False
