@@ -15,7 +15,7 @@ _HOME = {
 }
 
 #: Public names that are modules.
-_SUBMODULES = ("graph",)
+_SUBMODULES = ("function", "graph")
 
 __all__ = [*_HOME, *_SUBMODULES]
 

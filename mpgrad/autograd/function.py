@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from mpgrad.autograd.function_node import (
-    FunctionContext,
-    FunctionNode,
-    PortableContext,
-    run_function_backward,
-)
+from mpgrad.autograd.function_context import FunctionContext
+from mpgrad.autograd.function_node import FunctionNode, PortableContext, run_function_backward
+from mpgrad.autograd.function_outputs import outputs_of
 from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from mpgrad.autograd.node import Edge, Node
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
@@ -23,6 +21,7 @@ __all__ = [
     "Function",
     "FunctionContext",
     "FunctionNode",
+    "InplaceFunction",
     "PortableContext",
     "once_differentiable",
     "run_function_backward",
@@ -52,9 +51,12 @@ class Function:
             ``mpgrad.autograd.shipping``), else in the calling process. ``"worker"``: always on a
             worker; a promise that it depends on nothing but its arguments and constants.
             ``"client"``: always in the calling process.
+        clear_saved_tensors_on_access: whether ctx drops its saved tensors when backward asks for
+            them, so that their memory is free before backward ends; a second access is an error.
     """
 
     run_on: ClassVar[str | None] = None
+    clear_saved_tensors_on_access: ClassVar[bool] = False
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -83,6 +85,15 @@ class Function:
     #: PyTorch's other name for backward.
     vjp = backward
 
+    def __init__(self) -> None:
+        warnings.warn(
+            f"{type(self)} should not be instantiated. Methods on autograd functions are all "
+            "static, so you should invoke them on the class itself. Instantiating an autograd "
+            "function will raise an error in a future version.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
             "Legacy autograd function with non-static forward method is deprecated. Please use "
@@ -98,22 +109,20 @@ class Function:
 
         Args:
             args: passed to forward.
-            kwargs: only with ``setup_context``; bound to their positions.
+            kwargs: bound to their positions.
 
         Raises:
-            TypeError: keyword arguments without ``setup_context``.
+            TypeError: the arguments do not fit forward, or it saved something that is no Tensor.
+            RuntimeError: forward changed a leaf that requires grad (``ctx.mark_dirty``), or ctx
+                says something about a value that forward did not take or return.
         """
         cls._checked_run_on()
         separate = cls.setup_context is not Function.setup_context
-        if separate:
-            args = _positional(cls.forward, args, kwargs)
-        elif kwargs:
-            raise TypeError(
-                f"{cls.__name__}.apply() got an unexpected keyword argument {next(iter(kwargs))!r}:"
-                " pass the arguments of forward by position"
-            )
+        args = _positional(cls.forward, args, kwargs, has_ctx=not separate)
         needs = tuple(isinstance(value, Tensor) and value._requires_grad for value in args)
-        ctx = FunctionContext(needs)
+        ctx = FunctionContext(needs, clears_on_access=cls.clear_saved_tensors_on_access)
+        # Before forward, which may rewrite the history of an input (see mark_dirty).
+        node = _node(cls, ctx, args, needs) if is_grad_enabled() and True in needs else None
         with no_grad():
             if separate:
                 raw = cls.forward(*args)
@@ -122,10 +131,7 @@ class Function:
                 raw = cls.forward(ctx, *args)
         several = isinstance(raw, tuple)
         produced = raw if several else (raw,)
-        outputs = _wrap_outputs(produced, args)
-        if is_grad_enabled() and True in needs:
-            marked = [any(value is m for m in ctx._non_differentiable) for value in produced]
-            _record(cls, ctx, args, needs, outputs, marked)
+        outputs = outputs_of(produced, args, ctx, node, has_setup_context=separate)
         return tuple(outputs) if several else outputs[0]
 
     @classmethod
@@ -160,66 +166,50 @@ class Function:
 
 
 def _positional(
-    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    has_ctx: bool,
 ) -> tuple[Any, ...]:
-    """The arguments in order, with forward's defaults filled in."""
-    bound = inspect.signature(forward).bind(*args, **kwargs)
+    """The arguments in order; for a forward that takes no ctx, with its defaults filled in.
+
+    Raises:
+        TypeError: they do not fit, or one is for a keyword-only parameter.
+    """
+    code = getattr(forward, "__code__", None)
+    if not kwargs and (has_ctx or (code and code.co_argcount == len(args))):
+        return args
+    signature = inspect.signature(forward)
+    bound = signature.bind(None, *args, **kwargs) if has_ctx else signature.bind(*args, **kwargs)
+    if bound.kwargs:
+        name = next(iter(bound.kwargs))
+        raise TypeError(
+            f"forward() got an unexpected keyword argument {name!r}: apply passes everything by "
+            "position"
+        )
+    if has_ctx:
+        return bound.args[1:]
     bound.apply_defaults()
     return bound.args
 
 
-def _wrap_outputs(raw: Sequence[Any], args: tuple[Any, ...]) -> list[Any]:
-    """Tensors that may enter the graph: none of them an input or part of another graph."""
-    inputs = [value for value in args if isinstance(value, Tensor)]
-    fresh: dict[int, Tensor] = {}
-    return [_wrap_output(value, inputs, fresh) for value in raw]
-
-
-def _wrap_output(value: Any, inputs: list[Tensor], fresh: dict[int, Tensor]) -> Any:
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        array = np.asarray(value)
-        source = next((t for t in inputs if np.may_share_memory(t._array, array)), None)
-        counter = None if source is None else source._version_counter
-        return Tensor(array, version_counter=counter)
-    if not isinstance(value, Tensor):
-        return value
-    if id(value) in fresh:
-        return fresh[id(value)]
-    taken = value._requires_grad or any(value is tensor for tensor in inputs)
-    # Recording must not rewrite the history of a tensor that somebody else holds.
-    wrapped = Tensor(value._array, version_counter=value._version_counter) if taken else value
-    fresh[id(value)] = wrapped
-    return wrapped
-
-
-def _record(
-    cls: type[Function],
-    ctx: FunctionContext,
-    args: tuple[Any, ...],
-    needs: tuple[bool, ...],
-    outputs: list[Any],
-    marked: list[bool],
-) -> None:
-    """Make the Node and give the differentiable outputs their place in the graph.
-
-    ``marked`` says which outputs the user declared to be non-differentiable.
-    """
-    differentiable = [
-        isinstance(value, Tensor) and value._array.dtype.kind in "fc" and not excluded
-        for value, excluded in zip(outputs, marked, strict=True)
-    ]
-    if True not in differentiable:
-        return
-    ctx._inputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in args)
-    ctx._outputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in outputs)
+def _node(
+    cls: type[Function], ctx: FunctionContext, args: tuple[Any, ...], needs: tuple[bool, ...]
+) -> FunctionNode:
     edges: list[Edge | None] = [
         gradient_edge(value) if needed else None for value, needed in zip(args, needs, strict=True)
     ]
-    node = FunctionNode(cls, ctx, edges)
-    for output_nr, (value, wanted) in enumerate(zip(outputs, differentiable, strict=True)):
-        if wanted:
-            value._grad_fn, value._output_nr, value._requires_grad = node, output_nr, True
-    node.finish(outputs)
+    ctx._inputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in args)
+    return FunctionNode(cls, ctx, edges)
+
+
+class InplaceFunction(Function):
+    """PyTorch's older base for Functions that may work in place; no more than a Function."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
 
 
 class _DelayedError(Node):

@@ -9,138 +9,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.autograd.function_context import FunctionContext, Metadata, backward_of
 from mpgrad.autograd.grad_mode import enable_grad, no_grad
 from mpgrad.autograd.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved_tensor import SavedTensor
-from mpgrad.autograd.thread_state import PerThread
 from mpgrad.tensor import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-#: What one forward argument or output looked like; None where it was no tensor.
-Metadata: TypeAlias = InputMetadata | None
 
 #: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after
 #: it keep the numbers that PyTorch gives them.
 _NO_TENSOR = InputMetadata((), np.dtype(np.bool_))
-
-
-class _Running(PerThread):
-    """Which ctx runs its backward on this thread, and which gradients that GraphTask wants."""
-
-    def __init__(self) -> None:
-        self.frames: list[tuple[FunctionContext, tuple[bool, ...]]] = []
-
-
-_running = _Running()
-
-
-class FunctionContext:
-    """The ``ctx`` of a custom Function: what forward leaves for backward.
-
-    Any other attribute may be set on it. mpgrad's own state is in slots, so that ``vars(ctx)`` is
-    exactly what the user put there.
-    """
-
-    __slots__ = (
-        "__dict__",
-        "_inputs",
-        "_materialize_grads",
-        "_needs_input_grad",
-        "_node",
-        "_non_differentiable",
-        "_outputs",
-        "_saved",
-        "_to_save",
-    )
-
-    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
-        self._needs_input_grad = needs_input_grad
-        self._to_save: tuple[Tensor | None, ...] = ()
-        self._saved: tuple[SavedTensor | Tensor | None, ...] | None = ()
-        self._non_differentiable: tuple[Tensor, ...] = ()
-        self._materialize_grads = True
-        self._inputs: tuple[Metadata, ...] = ()
-        self._outputs: tuple[Metadata, ...] = ()
-        #: Weak, because the Node owns the ctx.
-        self._node: weakref.ref[FunctionNode] | None = None
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keep ``tensors`` for backward, where they come back as ``ctx.saved_tensors``.
-
-        A second call replaces the first. Other values are simply set as attributes of ctx.
-
-        Raises:
-            TypeError: an argument is neither a Tensor nor None.
-        """
-        for position, value in enumerate(tensors):
-            if value is not None and not isinstance(value, Tensor):
-                raise TypeError(
-                    f"save_for_backward can only save variables, but argument {position} is of "
-                    f"type {type(value).__name__}. Keep other values as attributes: "
-                    "ctx.name = value."
-                )
-        self._to_save = tensors
-
-    @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """What ``save_for_backward`` kept.
-
-        Raises:
-            RuntimeError: backward has released them, or one was changed in place since.
-        """
-        if self._saved is None:
-            raise RuntimeError(FREED_MESSAGE)
-        return tuple(self._unpack(item) for item in self._saved)
-
-    def _unpack(self, item: SavedTensor | Tensor | None) -> Tensor | None:
-        return item.tensor(self._owner()) if isinstance(item, SavedTensor) else item
-
-    def _owner(self) -> FunctionNode:
-        node = self._node() if self._node is not None else None
-        if node is None:
-            raise RuntimeError(
-                "a ctx was used after its graph was destroyed: use ctx only inside forward, "
-                "setup_context and backward"
-            )
-        return node
-
-    @property
-    def needs_input_grad(self) -> tuple[bool, ...]:
-        """For each argument of forward, whether its gradient is wanted.
-
-        Inside backward: wanted by this backward pass (``inputs=`` may leave some out).
-        """
-        for ctx, needs in reversed(_running.frames):
-            if ctx is self:
-                return needs
-        return self._needs_input_grad
-
-    def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Declare that these outputs of forward have no gradient."""
-        self._non_differentiable = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Whether undefined gradients reach backward as zeros (the default) or as None."""
-        self._materialize_grads = bool(value)
-
-    def mark_dirty(self, *tensors: Tensor) -> None:
-        """PyTorch's way to declare inputs that forward changed in place; not supported.
-
-        Raises:
-            NotImplementedError: always (a RuntimeError).
-        """
-        raise NotImplementedError(
-            "ctx.mark_dirty is not supported: a custom Function may not change its inputs in "
-            "place. Return a new tensor instead."
-        )
 
 
 class FunctionNode(Node):
@@ -156,19 +38,48 @@ class FunctionNode(Node):
         self.ctx = ctx
         ctx._node = weakref.ref(self)
 
-    def finish(self, outputs: Sequence[Any]) -> None:
-        """Take note of forward's ``outputs`` once their place in the graph is known."""
+    def finish(self, outputs: Sequence[Any], differentiable: Sequence[bool]) -> None:
+        """Become the history of forward's ``outputs``, as far as they are ``differentiable``.
+
+        If none is, nobody refers to this Node, and it dies with the call.
+        """
         ctx = self.ctx
         self.input_metadata = tuple(meta or _NO_TENSOR for meta in ctx._outputs)
+        for output_nr, (value, wanted) in enumerate(zip(outputs, differentiable, strict=True)):
+            if wanted:
+                value._grad_fn, value._output_nr, value._requires_grad = self, output_nr, True
         produced = {id(value) for value in outputs}
         ctx._saved = tuple(
             None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
             for tensor in ctx._to_save
         )
-        ctx._to_save = ()
+        ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
 
     def name(self) -> str:
         return f"{self.function.__name__}Backward"
+
+    def __getattr__(self, name: str) -> Any:
+        # In PyTorch the Node is the ctx: what the user keeps on one is found on the other.
+        if name != "ctx" and name in vars(self.ctx):
+            return vars(self.ctx)[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+        """As PyTorch has it: of the arguments, only the tensors count."""
+        found = super().next_functions
+        return tuple(
+            pair for pair, meta in zip(found, self.ctx._inputs, strict=True) if meta is not None
+        )
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.ctx.metadata
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """As ``ctx.needs_input_grad``."""
+        return self.ctx.needs_input_grad
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
@@ -195,8 +106,10 @@ class FunctionNode(Node):
 
     def release_saved(self) -> None:
         # A Function that saved nothing may run again, as in PyTorch.
-        if self.ctx._saved:
-            self.ctx._saved = None
+        ctx = self.ctx
+        if ctx._saved:
+            # Where a worker ran backward, whether it looked at them is not known here.
+            ctx._saved, ctx._was_accessed = None, ctx._clears_on_access
 
     def portable_context(self) -> PortableContext:
         """What a worker needs to run backward.
@@ -250,9 +163,11 @@ class PortableContext:
     inputs: tuple[Description, ...]
     outputs: tuple[Description, ...]
 
-    def rebuild(self) -> FunctionContext:
-        """A ctx for one run of backward, equal to the client's as far as backward can see."""
-        ctx = FunctionContext(tuple(self.needs_input_grad))
+    def rebuild(self, function: type[Any]) -> FunctionContext:
+        """A ctx for one run of ``function.backward``, equal to the client's as far as it sees."""
+        ctx = FunctionContext(
+            tuple(self.needs_input_grad), clears_on_access=function.clear_saved_tensors_on_access
+        )
         ctx._saved = tuple(None if item is None else _tensor_of_client(item) for item in self.saved)
         ctx._materialize_grads = self.materialize_grads
         ctx._inputs = tuple(_metadata(description) for description in self.inputs)
@@ -320,7 +235,7 @@ def _checked_gradients(
             Tensor(np.zeros(meta.shape, meta.dtype)) if grad is None and meta else grad
             for grad, meta in zip(grads, ctx._outputs, strict=True)
         ]
-    with _backward_of(ctx, tuple(bool(needed) for needed in needs)):
+    with backward_of(ctx, tuple(bool(needed) for needed in needs)):
         returned = function._backward_rule()(ctx, *grads)
     label = f"{function.__name__}Backward"
     values = _exactly(returned if isinstance(returned, tuple) else (returned,), ctx._inputs, label)
@@ -329,16 +244,6 @@ def _checked_gradients(
         for position, (value, meta) in enumerate(zip(values, ctx._inputs, strict=True))
     ]
     return [value if needed else None for value, needed in zip(checked, needs, strict=True)]
-
-
-@contextmanager
-def _backward_of(ctx: FunctionContext, needs: tuple[bool, ...]) -> Iterator[None]:
-    """Let ``ctx.needs_input_grad`` say ``needs`` on this thread."""
-    _running.frames.append((ctx, needs))
-    try:
-        yield
-    finally:
-        _running.frames.pop()
 
 
 def _exactly(values: tuple[Any, ...], inputs: tuple[Metadata, ...], label: str) -> tuple[Any, ...]:

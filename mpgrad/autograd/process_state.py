@@ -63,7 +63,7 @@ _MPGRAD_CLIENT = _words("backward queue_callback Variable")
 SUSPECT_ATTRIBUTES = _words(
     "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __dict__ __globals__ __class__ "
     "__code__ __closure__ __bases__ __mro__ __subclasses__ __builtins__ f_globals f_locals "
-    "f_back backward queue_callback"
+    "f_back backward queue_callback next_functions grad_fn is_leaf metadata"
 )
 
 #: Attributes of arrays and tensors that code sets on what it has just made.

@@ -139,6 +139,8 @@ class _Surveyor:
         self._names: set[str] = set()
         #: Functions (by id) whose first parameter is an object of their own: self or ctx.
         self._methods: set[int] = set()
+        #: Those of them (by id) that get a ctx.
+        self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
         #: The surveyed class with its bases, mixins included: what their forward is for.
         self._lineage: tuple[type, ...] = ()
@@ -260,7 +262,12 @@ class _Surveyor:
                 self._problem(f"{_where(function, line)} uses .{attribute} of an unknown object")
         own = function.__code__.co_varnames[:1] if id(function) in self._methods else ()
         for variable, attribute, line in reads.stores:
-            if variable not in own and attribute not in HARMLESS_STORES:
+            if variable in own and id(function) in self._rules:
+                self._problem(
+                    f"{_where(function, line)} sets {variable}.{attribute}, where the caller and a "
+                    "later backward would find it"
+                )
+            elif variable not in own and attribute not in HARMLESS_STORES:
                 self._problem(
                     f"{_where(function, line)} sets .{attribute} of an object that may be shared"
                 )
@@ -414,6 +421,7 @@ class _Surveyor:
             self._methods.add(id(value))
         elif isinstance(value, staticmethod) and issubclass(cls, Function):
             self._methods.add(id(value.__func__))
+            self._rules.add(id(value.__func__))
         self._visit(value, f"{cls.__name__} has the attribute `{name}`")
 
 

@@ -29,7 +29,9 @@ def where(node: Node, runs: bool, spec_on_client: bool) -> Where:
     return Where(False, "an operator")
 
 
-def _where_function(node: FunctionNode) -> Where:
+def _where_function(node: FunctionNode, keep_graph: bool = False) -> Where:
+    if (keep_graph and node.ctx._clears_on_access) or node.ctx._was_accessed:
+        return Where(True, "the next backward must find its saved tensors gone, which ctx keeps")
     decision: Decision = decide(node.function)
     if decision.run_on == "client":
         return Where(True, decision.reason)
@@ -46,7 +48,7 @@ def place(frozen: FrozenGraph) -> tuple[FrozenGraph, dict[int, ShippedCode]]:
     moved: dict[int, Where] = {}
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index]:
-            found = _where_function(node)
+            found = _where_function(node, frozen.keep_graph)
             if found.code is not None:
                 code[index] = found.code
             if found.on_client:

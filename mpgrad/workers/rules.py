@@ -73,7 +73,7 @@ class Rules:
     def _function(self, rule: FunctionRule) -> Any:
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
             function = self._load(rule)
-            ctx = self._context(rule).rebuild()
+            ctx = self._context(rule).rebuild(function)
             return run_function_backward(function, ctx, grads, needs)
 
         return apply

@@ -155,7 +155,6 @@ PURE = {
     "no_grad helper": ("value = helper(2.0)", "@mg.no_grad()\ndef helper(x): return x + 1"),
     "mpgrad itself": ("value = 2.0 if mg.is_grad_enabled() else 3.0", ""),
     "nested function": ("def inner(): return SCALE\nvalue = inner()", "SCALE = 4.0"),
-    "sets attributes of ctx": ("ctx.seen = 1\nctx.seen += 1\nvalue = ctx.seen", ""),
     "installed decorated function": (
         "value = logsumexp(np.ones(3))",
         "from scipy.special import logsumexp",
@@ -164,6 +163,7 @@ PURE = {
 }
 
 IMPURE = {
+    "sets attributes of ctx": ("ctx.seen = 1\nvalue = ctx.seen", "", "sets ctx.seen"),
     "list": ("value = SCALES[0]", "SCALES = [1.0]", "`SCALES`, a list"),
     "dict": ("value = CONFIG['k']", "CONFIG = {'k': 1.0}", "`CONFIG`, a dict"),
     "array": ("value = W[0]", "W = np.ones(1)", "`W`, a ndarray"),
