@@ -7,12 +7,14 @@ hand-over. Knows arenas, not tensors.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
 
 from mpgrad.backends.cpu import LARGE_BYTES
 from mpgrad.shm.arena import client_arena
+from mpgrad.shm.lease import Lease
 
 
 class VersionCounter:
@@ -42,3 +44,33 @@ def adopt(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     copy = empty(array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
+
+
+def is_exclusive(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the caller's variable is the only way to ``array`` and its memory."""
+    if not array.flags.writeable or sys.getrefcount(array) > _SOLE:
+        return False
+    if array.flags.owndata:
+        return True
+    # An array in the arena lies over an array of bytes that the Lease owns. NumPy makes that one
+    # the base of every further view, so its references tell whether there is any.
+    memory = array.base
+    return (
+        type(memory) is np.ndarray
+        and isinstance(memory.base, Lease)
+        and memory.nbytes == array.nbytes
+        and sys.getrefcount(memory) <= _SOLE
+    )
+
+
+def _references(array: np.ndarray[Any, Any]) -> int:
+    return sys.getrefcount(array)
+
+
+def _sole_references() -> int:
+    array = np.empty(0)
+    return _references(array)
+
+
+#: What ``is_exclusive`` counts for an array that only its caller holds (it differs by interpreter).
+_SOLE = _sole_references()

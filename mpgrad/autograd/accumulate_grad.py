@@ -20,7 +20,7 @@ class AccumulateGrad(Node):
         super().__init__((), (metadata_of(variable),), SEQUENCE_NR_MAX)
         self.variable = variable
         if variable._leaf_hooks is not None:
-            self.tensor_hooks = {0: variable._leaf_hooks}
+            self.own_hooks().tensor[0] = variable._leaf_hooks
 
     def accumulate(self, grad: np.ndarray[Any, Any], *, exclusive: bool) -> None:
         """Add ``grad`` to ``variable.grad``, keeping the identity of a ``.grad`` that exists.

@@ -1,89 +1,289 @@
-"""Nodes that freeze adds and that only the client may run: they call what the user registered."""
+"""Nodes that freeze puts around recorded ones, and that only the client may run: they call hooks.
+
+In one Node the order is PyTorch's: tensor hooks, ``retain_grad``, pre-hooks, the rule,
+post-accumulate hooks, post-hooks; hooks of one kind in the order of their registration.
+
+All of it works on Tensors. ``apply`` wraps arrays with recording off; ``apply_recorded`` is for
+``create_graph``, where hooks compute on recorded gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mpgrad.autograd.accumulate_grad import AccumulateGrad
-from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.autograd.node import Node
+from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad
+from mpgrad.autograd.graph_task import executing
+from mpgrad.autograd.node import InputMetadata, Node
 from mpgrad.autograd.running import note_early_change
+from mpgrad.storage import adopt, is_exclusive
 from mpgrad.tensor import Tensor
 
+#: At DEBUG it tells of each Node before it runs.
+LOGGER = logging.getLogger("mpgrad.autograd.graph")
 
-class TensorHooks(Node):
-    """Runs the tensor hooks of ``node``'s inputs between its producers and itself."""
+
+class ClientNode(Node):
+    """Stands before, after or instead of ``node``."""
 
     __slots__ = ("node",)
 
-    def __init__(self, node: Node) -> None:
-        super().__init__((), node.input_metadata, node.sequence_nr)
+    takes_undefined = True
+
+    def __init__(self, node: Node, input_metadata: Sequence[InputMetadata]) -> None:
+        super().__init__((), input_metadata, node.sequence_nr)
         self.node = node
 
+    @property
+    def subject(self) -> Node:
+        return self.node
+
     def name(self) -> str:
-        return f"TensorHooks({self.node.name()})"
+        return f"{type(self).__name__}({self.node.name()})"
+
+    def run(self, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+        """Call the hooks."""
+        raise NotImplementedError
+
+    def shows(self, input_nr: int) -> bool:
+        """Whether user code sees the gradient of input ``input_nr``, and so may change it."""
+        return True
 
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-        hooks = self.node.tensor_hooks or {}
-        return [
-            _call_hooks(hooks[nr], grad) if grad is not None and nr in hooks else grad
-            for nr, grad in enumerate(grads)
-        ]
+        tensors: list[Tensor | None] = []
+        for nr in range(len(grads)):
+            # Taken out, so that this is the only reference if nobody else has one.
+            array, grads[nr] = grads[nr], None
+            if array is not None and self.shows(nr) and not is_exclusive(array):
+                array = adopt(array)
+            tensors.append(None if array is None else Tensor(array))
+        with no_grad(), executing(self.node):
+            return [None if grad is None else grad._array for grad in self.run(tensors)]
+
+    def apply_recorded(
+        self, grads: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        with enable_grad(), executing(self.node):
+            return self.run(list(grads))
 
 
-def _call_hooks(hooks: Any, array: Any) -> Any:
-    grad = Tensor(array)
-    with no_grad():
+class HooksBefore(ClientNode):
+    """The tensor hooks and pre-hooks of ``node``, between its producers and itself.
+
+    Args:
+        runs: whether ``node`` runs at all; if it is only captured, its pre-hooks do not run.
+        shared: give every gradient twice, for ``node`` and for its :class:`HooksAfter`.
+        logs: tell the logger.
+    """
+
+    __slots__ = ("logs", "runs", "shared")
+
+    def __init__(self, node: Node, *, runs: bool, shared: bool, logs: bool) -> None:
+        super().__init__(node, node.input_metadata)
+        self.runs, self.shared, self.logs = runs, shared, logs
+
+    def shows(self, input_nr: int) -> bool:
+        hooks = self.node.hooks
+        return hooks is not None and (bool(hooks.pre) or input_nr in hooks.tensor)
+
+    def run(self, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+        run_tensor_hooks(self.node, grads)
+        if self.runs:
+            grads = run_pre_hooks(self.node, grads)
+        if self.logs:
+            _log(self.node, grads)
+        return grads + grads if self.shared else grads
+
+
+class HooksAfter(ClientNode):
+    """The post-hooks of ``node``; its inputs are what ``node`` gave, then what it got."""
+
+    __slots__ = ("outputs",)
+
+    def __init__(self, node: Node, results: Sequence[InputMetadata]) -> None:
+        super().__init__(node, (*results, *node.input_metadata))
+        self.outputs = len(results)
+
+    def run(self, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+        return run_post_hooks(self.node, grads[: self.outputs], grads[self.outputs :])
+
+
+class AccumulateNow(ClientNode):
+    """Adds to ``.grad`` in its turn, and runs what is registered around that.
+
+    A post-accumulate hook (an optimizer in backward) or a Node hook on AccumulateGrad wants to see
+    the gradient as soon as it is complete; such a leaf does not wait for the commit at the end.
+    """
+
+    __slots__ = ("logs",)
+
+    node: AccumulateGrad
+
+    def __init__(self, accumulator: AccumulateGrad, *, logs: bool) -> None:
+        super().__init__(accumulator, accumulator.input_metadata)
+        self.logs = logs
+
+    def name(self) -> str:
+        return self.node.name()
+
+    def shows(self, input_nr: int) -> bool:
+        return self.node.hooks is not None
+
+    def run(self, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+        run_tensor_hooks(self.node, grads)
+        grads = run_pre_hooks(self.node, grads)
+        if self.logs:
+            _log(self.node, grads)
+        if grads[0] is not None:
+            self.node.check()
+            _accumulate(self.node, grads[0])
+        run_post_accumulate_hooks(self.node.variable)
+        run_post_hooks(self.node, [], grads)
+        return ()
+
+
+def _accumulate(accumulator: AccumulateGrad, grad: Tensor) -> None:
+    variable = accumulator.variable
+    if not is_grad_enabled():
+        note_early_change(variable)
+        accumulator.accumulate(grad._array, exclusive=False)
+    elif variable._requires_grad:
+        keep_grad(variable, grad)
+
+
+# ---------------------------------------------------------------------- running hooks
+
+
+def run_tensor_hooks(node: Node, grads: list[Tensor | None]) -> None:
+    """Call the tensor hooks of ``node`` and keep what ``retain_grad`` asks for; changes ``grads``.
+
+    An undefined gradient is shown to hooks as None.
+
+    Raises:
+        TypeError, RuntimeError: a hook returned something else than it got.
+    """
+    if node.hooks is None:
+        return
+    for nr, hooks in tuple(node.hooks.tensor.items()):
+        grad = grads[nr]
         for hook in hooks:
             returned = hook(grad)
             if returned is not None:
-                _check_returned(hook, returned, grad)
-                grad = returned
-    return grad._array
+                grad = _checked(hook, returned, grad)
+        grads[nr] = grad
+    for nr, reference in node.hooks.retained.items():
+        tensor, grad = reference(), grads[nr]
+        if tensor is not None and grad is not None:
+            keep_grad(tensor, grad)
 
 
-def _check_returned(hook: Any, returned: Any, grad: Tensor) -> None:
-    name = getattr(hook, "__name__", "<unknown>")
-    if not isinstance(returned, Tensor):
-        raise TypeError(
-            f"hook '{name}' returned a {type(returned).__name__}; expected a Tensor or None"
-        )
-    if returned.shape != grad.shape:
-        raise RuntimeError(
-            f"hook '{name}' has changed the size of value: {grad.shape} to {returned.shape}"
-        )
-    if returned.dtype != grad.dtype:
-        raise RuntimeError(
-            f"hook '{name}' has changed the type of value: {grad.dtype} to {returned.dtype}"
-        )
+def run_pre_hooks(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """Call the pre-hooks of ``node``; what it runs on.
 
-
-class PostAccumulate(Node):
-    """Adds to ``.grad`` at once and calls the leaf's post-accumulate hooks.
-
-    Optimizer-in-backward needs the gradient as soon as it is complete, so such a leaf does not
-    wait for the commit at the end.
+    Raises:
+        TypeError, RuntimeError: a hook returned something else than it got.
     """
+    for hook in node.hooks.pre if node.hooks is not None else ():
+        returned = hook(tuple(grads))
+        if returned is not None:
+            grads = _checked_tuple(hook, returned, grads)
+    return grads
 
-    __slots__ = ("accumulator",)
 
-    def __init__(self, accumulator: AccumulateGrad) -> None:
-        super().__init__((), accumulator.input_metadata, accumulator.sequence_nr)
-        self.accumulator = accumulator
+def run_post_hooks(
+    node: Node, grad_inputs: list[Tensor | None], grad_outputs: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Call the post-hooks of ``node``; what flows on.
 
-    def name(self) -> str:
-        return "AccumulateGrad"
+    Raises:
+        TypeError, RuntimeError: a hook returned something else than it got.
+    """
+    for hook in node.hooks.post if node.hooks is not None else ():
+        returned = hook(tuple(grad_inputs), tuple(grad_outputs))
+        if returned is not None:
+            grad_inputs = _checked_tuple(hook, returned, grad_inputs)
+    return grad_inputs
 
-    def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-        variable = self.accumulator.variable
-        if grads[0] is None:
-            return []
-        self.accumulator.check()
-        note_early_change(variable)
-        self.accumulator.accumulate(grads[0], exclusive=False)
-        with no_grad():
-            for hook in variable._post_accumulate_hooks or ():
-                if hook(variable) is not None:
-                    raise RuntimeError("post accumulate grad hooks should return None")
-        return []
+
+def run_post_accumulate_hooks(variable: Tensor) -> None:
+    """Call the post-accumulate hooks of a leaf.
+
+    Raises:
+        TypeError, RuntimeError: a hook returned something.
+    """
+    for hook in variable._post_accumulate_hooks or ():
+        returned = hook(variable)
+        if returned is not None and _checked(hook, returned, variable) is not variable:
+            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def keep_grad(tensor: Tensor, grad: Tensor) -> None:
+    """Add a copy of ``grad`` to ``tensor.grad``, as a new tensor."""
+    note_early_change(tensor)
+    previous = tensor._grad
+    tensor._grad = grad.clone() if previous is None else previous + grad
+
+
+# ---------------------------------------------------------------------- what a hook may return
+
+
+def _checked_tuple(
+    hook: Any, returned: Any, previous: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    if not isinstance(returned, tuple):
+        raise TypeError(f"expected tuple, but hook returned '{type(returned).__name__}'")
+    if len(returned) != len(previous):
+        raise RuntimeError(
+            f"hook '{_name(hook)}' has returned an incorrect number of values (got "
+            f"{len(returned)}, but expected {len(previous)})"
+        )
+    return [
+        None if value is None else _checked(hook, value, before)
+        for value, before in zip(returned, previous, strict=True)
+    ]
+
+
+def _checked(hook: Any, returned: Any, previous: Tensor | None) -> Tensor:
+    """``returned`` if it may take the place of ``previous``.
+
+    Raises:
+        TypeError: it is no Tensor.
+        RuntimeError: there was no gradient, or one of another dtype or shape.
+    """
+    if previous is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not isinstance(returned, Tensor):
+        raise TypeError(f"expected Variable, but hook returned '{type(returned).__name__}'")
+    if returned.dtype != previous.dtype:
+        raise RuntimeError(
+            f"hook '{_name(hook)}' has changed the type of value (was {previous.dtype} got "
+            f"{returned.dtype})"
+        )
+    if returned.shape != previous.shape:
+        raise RuntimeError(
+            f"hook '{_name(hook)}' has changed the size of value (was {previous.shape} got "
+            f"{returned.shape})"
+        )
+    return returned
+
+
+def _name(hook: Any) -> str:
+    return getattr(hook, "__name__", "<unknown>")
+
+
+# ---------------------------------------------------------------------- logging
+
+
+def _log(node: Node, grads: Iterable[Tensor | None]) -> None:
+    described = ",".join(
+        "None" if grad is None else f"{_short(grad.dtype)}[{', '.join(map(str, grad.shape))}]"
+        for grad in grads
+    )
+    LOGGER.debug("Executing: %s with grad_outputs: [%s]", node, described)
+
+
+def _short(dtype: Any) -> str:
+    """``f32`` for float32."""
+    return f"{dtype.kind}{8 * dtype.itemsize}"

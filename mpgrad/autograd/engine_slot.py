@@ -77,12 +77,14 @@ def execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> lis
     return _with_room(_execute_recorded, frozen, seeds)  # type: ignore[arg-type]
 
 
-def _with_room(function: Callable[..., T], *args: Any) -> T:
+def _with_room(function: Callable[..., T], frozen: FrozenGraph, *args: Any) -> T:
     """Call ``function``, on a helper thread if too many backwards lie on this one's stack."""
     running = innermost()
-    if running is not None and running.levels >= LEVELS_PER_THREAD:
-        return on_helper_thread(running, functools.partial(function, *args))
-    return function(*args)
+    if running is not None:
+        running.frozen = frozen
+        if running.levels >= LEVELS_PER_THREAD:
+            return on_helper_thread(running, functools.partial(function, frozen, *args))
+    return function(frozen, *args)
 
 
 def _load() -> None:

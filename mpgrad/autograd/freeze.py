@@ -6,14 +6,26 @@ only the client runs; what nobody wants is left out.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from mpgrad.autograd.accumulate_grad import AccumulateGrad
-from mpgrad.autograd.client_nodes import PostAccumulate, TensorHooks
-from mpgrad.autograd.node import Edge, Node
+from mpgrad.autograd.client_nodes import (
+    LOGGER,
+    AccumulateNow,
+    ClientNode,
+    HooksAfter,
+    HooksBefore,
+)
+from mpgrad.autograd.node import Edge, InputMetadata, Node
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
 from mpgrad.tensor import Tensor
+
+#: Of an input of a client Node where no gradient ever arrives.
+NOTHING = InputMetadata((), np.dtype(np.bool_))
 
 #: Expected run time of a Node in microseconds.
 Cost: TypeAlias = Callable[[Node], float]
@@ -56,6 +68,13 @@ class FrozenGraph(NamedTuple):
     sinks: tuple[Sink, ...]
     keep_graph: bool
 
+    def only_captures(self, node: Node) -> bool:
+        """Whether ``node`` is a leaf's and its gradient is a result of ``grad()``."""
+        return isinstance(node, AccumulateGrad) and any(
+            isinstance(sink, ResultSink) and self.nodes[target[0]] is node
+            for target, sink in zip(self.spec.captures, self.sinks, strict=True)
+        )
+
 
 def freeze(
     roots: Sequence[Edge],
@@ -75,7 +94,7 @@ def freeze(
         keep_graph: whether saved tensors stay.
         cost: expected run time of a Node.
     """
-    tables = _Tables(roots)
+    tables = _Tables(roots, logs=LOGGER.isEnabledFor(logging.DEBUG))
     if wanted is None:
         tables.want_leaves()
     else:
@@ -87,14 +106,18 @@ def freeze(
 class _Tables:
     """The tables while they are being made; index i is one Node in all of them."""
 
-    def __init__(self, roots: Sequence[Edge]) -> None:
+    def __init__(self, roots: Sequence[Edge], *, logs: bool) -> None:
+        #: Whether every Node tells the logger when it runs.
+        self.logs = logs
         self.nodes: list[Node] = []
         self.edges: list[list[Target | None]] = []
         self.index: dict[Node, int] = {}
         self._walk(roots)
         self.runs = [True] * len(self.nodes)
         self.captures: list[tuple[Target, Sink]] = []
-        #: Where contributions to a Node go first, if a hook Node stands before it.
+        #: Whether user code will run in the client.
+        self.has_hooks = logs
+        #: Where contributions to a Node go first, if hooks stand before it.
         self.front: dict[int, int] = {}
 
     def _walk(self, roots: Sequence[Edge]) -> None:
@@ -126,23 +149,24 @@ class _Tables:
         for at, node in enumerate(self.nodes):
             if isinstance(node, AccumulateGrad):
                 self._want_leaf(at, node)
-            self._want_retained(at, node)
 
     def _want_leaf(self, at: int, node: AccumulateGrad) -> None:
-        self.runs[at] = bool(node.variable._post_accumulate_hooks)
+        hooks = node.hooks
+        self.runs[at] = self.logs or bool(
+            node.variable._post_accumulate_hooks or (hooks and (hooks.pre or hooks.post))
+        )
         if self.runs[at]:
-            self.nodes[at] = PostAccumulate(node)
+            self.nodes[at] = AccumulateNow(node, logs=self.logs)
+            self.has_hooks = True
         else:
             self.captures.append(((at, 0), LeafSink(node)))
 
-    def _want_retained(self, at: int, node: Node) -> None:
-        for input_nr, reference in (node.retained or {}).items():
-            tensor = reference()
-            if tensor is not None:
-                self.captures.append(((at, input_nr), RetainSink(tensor)))
-
     def want_only(self, wanted: Sequence[tuple[Edge, Sink | None]]) -> None:
-        """Keep what leads to ``wanted``; a wanted Node itself runs only if more lies behind it."""
+        """Keep what leads to ``wanted``.
+
+        A Node whose gradient ``grad()`` asks for runs only if more lies behind it; one whose
+        tensor gets a ``.grad`` runs, as in PyTorch, where that can be seen by its hooks.
+        """
         found = [
             (self.index[edge.function], edge.input_nr, sink)
             for edge, sink in wanted
@@ -152,13 +176,13 @@ class _Tables:
         for at, targets in enumerate(self.edges):
             targets[:] = [t if t is not None and leads[t[0]] else None for t in targets]
             self.runs[at] = any(target is not None for target in targets)
-            if leads[at]:
-                self._want_retained(at, self.nodes[at])
         for at, input_nr, sink in found:
             if isinstance(sink, LeafSink):
                 self._want_leaf(at, sink.accumulator)
             elif sink is not None:
                 self.captures.append(((at, input_nr), sink))
+            else:
+                self.runs[at] = True
         self._drop([at for at, leading in enumerate(leads) if not leading])
 
     def _drop(self, unwanted: Sequence[int]) -> None:
@@ -179,19 +203,65 @@ class _Tables:
     # ------------------------------------------------------------------ hooks
 
     def insert_client_nodes(self) -> None:
-        """Put a Node that runs the tensor hooks before each Node that has some."""
-        for at in range(len(self.nodes)):
-            node = self.nodes[at]
-            hooked = node.accumulator if isinstance(node, PostAccumulate) else node
-            if hooked.tensor_hooks and any(hooked.tensor_hooks.values()):
-                self.front[at] = len(self.nodes)
-                self.nodes.append(TensorHooks(hooked))
-                self.runs.append(True)
-                self.edges.append([(at, nr) for nr in range(len(node.input_metadata))])
+        """Put Nodes that call the user's hooks around each Node that has some."""
+        hooked = [
+            (at, node)
+            for at, node in enumerate(self.nodes)
+            if (self.logs or node.hooks is not None) and not isinstance(node, AccumulateNow)
+        ]
+        if any(node.hooks and node.hooks.calls_user for _, node in hooked):
+            self.has_hooks = True
+        for at, node in hooked:
+            if node.hooks is not None and not self.has_hooks:
+                self._capture_retained(at, node.hooks.retained)
+            elif self.logs or (node.hooks and (node.hooks.calls_user or node.hooks.retained)):
+                self._insert_around(at, node)
         if self.front:
-            for at, targets in enumerate(self.edges):
-                if not isinstance(self.nodes[at], TensorHooks):
-                    targets[:] = [self._redirect(target) for target in targets]
+            self._redirect_all()
+
+    def _capture_retained(self, at: int, retained: dict[int, Any]) -> None:
+        """Where no user code runs in between, a retained gradient may come with the others."""
+        for input_nr, reference in retained.items():
+            tensor = reference()
+            if tensor is not None:
+                self.captures.append(((at, input_nr), RetainSink(tensor)))
+
+    def _insert_around(self, at: int, node: Node) -> None:
+        runs, hooks = self.runs[at], node.hooks
+        has_after = runs and hooks is not None and bool(hooks.pre or hooks.post)
+        inputs = len(node.input_metadata)
+        before = self._append(
+            HooksBefore(node, runs=runs, shared=has_after, logs=self.logs and runs),
+            [(at, nr) for nr in range(inputs)],
+        )
+        self.front[at] = before
+        if has_after:
+            targets = self.edges[at]
+            results = [self._expected(target) for target in targets]
+            after = self._append(HooksAfter(node, results), targets)
+            self.edges[at] = [t and (after, nr) for nr, t in enumerate(targets)]
+            self.edges[before] += [(after, len(results) + nr) for nr in range(inputs)]
+        if runs:
+            # PyTorch shows a gradient that grad() asks for before its hooks if the Node runs.
+            self.captures = [
+                ((before, t[1]) if t[0] == at else t, sink) for t, sink in self.captures
+            ]
+
+    def _append(self, node: ClientNode, targets: list[Target | None]) -> int:
+        self.nodes.append(node)
+        self.runs.append(True)
+        self.edges.append(targets)
+        return len(self.nodes) - 1
+
+    def _expected(self, target: Target | None) -> InputMetadata:
+        """What flows along an edge; along none, nothing, for which anything may stand."""
+        return NOTHING if target is None else self.nodes[target[0]].input_metadata[target[1]]
+
+    def _redirect_all(self) -> None:
+        """Lead every edge to the hooks before its target, save from those hooks themselves."""
+        for at, targets in enumerate(self.edges):
+            if not isinstance(self.nodes[at], HooksBefore):
+                targets[:] = [self._redirect(target) for target in targets]
 
     def _redirect(self, target: Target | None) -> Target | None:
         if target is None:
@@ -216,7 +286,7 @@ class _Tables:
                 tuple(edges) if runs else (),
                 tuple(meta.nbytes for meta in node.input_metadata),
                 cost(node) if runs else 0.0,
-                on_client=isinstance(node, TensorHooks | PostAccumulate),
+                on_client=isinstance(node, ClientNode),
                 is_sink=not runs,
             )
             for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)

@@ -30,6 +30,8 @@ class FunctionNode(Node):
 
     __slots__ = ("ctx", "function")
 
+    takes_undefined = True
+
     def __init__(
         self, function: type[Any], ctx: FunctionContext, next_edges: Sequence[Edge | None]
     ) -> None:

@@ -1,10 +1,10 @@
-"""Hook containers and the handle that removes a hook; knows neither Nodes nor Tensors."""
+"""Hook containers and the handles that remove hooks; knows neither Nodes nor Tensors."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _next_id = itertools.count()
@@ -34,12 +34,43 @@ class Hooks:
         return len(self._by_id)
 
 
+class NodeHooks:
+    """Everything that users hung on one Node; most Nodes have none of it."""
+
+    __slots__ = ("post", "pre", "retained", "tensor")
+
+    def __init__(self) -> None:
+        #: Hooks on the gradient of each forward output, keyed by input number, in the order in
+        #: which the outputs got their first.
+        self.tensor: dict[int, Hooks] = {}
+        #: Tensors (weakly) whose ``.grad`` is kept on request, by input number.
+        self.retained: dict[int, weakref.ref[Any]] = {}
+        self.pre = Hooks()
+        self.post = Hooks()
+
+    @property
+    def calls_user(self) -> bool:
+        """Whether there is any hook (``retain_grad`` calls nobody)."""
+        return bool(self.pre or self.post) or any(self.tensor.values())
+
+
 class RemovableHandle:
-    """Returned by ``register_hook``; ``remove()`` (or leaving its ``with`` block) unregisters."""
+    """Returned where a hook is registered; ``remove()`` or leaving its ``with`` block unregisters.
+
+    It can be copied and pickled (with the hooks, which must be picklable then).
+    """
 
     def __init__(self, hooks: Hooks, key: int) -> None:
         self._hooks = weakref.ref(hooks)
         self.id = key
+
+    def __getstate__(self) -> tuple[Hooks | None, int]:
+        return self._hooks(), self.id
+
+    def __setstate__(self, state: tuple[Hooks | None, int]) -> None:
+        hooks, self.id = state
+        # Without hooks it refers to some that are dead already.
+        self._hooks = weakref.ref(Hooks() if hooks is None else hooks)
 
     def remove(self) -> None:
         """Unregister the hook; doing so twice is safe."""
@@ -52,3 +83,22 @@ class RemovableHandle:
 
     def __exit__(self, *exc: object) -> None:
         self.remove()
+
+
+class MultiHandle(RemovableHandle):
+    """The handle of a hook that was registered in several places."""
+
+    def __init__(self, handles: Sequence[RemovableHandle]) -> None:
+        self.handles = tuple(handles)
+        self.id = next(_next_id)
+
+    def remove(self) -> None:
+        """Unregister the hook everywhere; doing so twice is safe."""
+        for handle in self.handles:
+            handle.remove()
+
+    def __getstate__(self) -> Any:
+        return self.handles, self.id
+
+    def __setstate__(self, state: Any) -> None:
+        self.handles, self.id = state

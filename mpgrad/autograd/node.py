@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.autograd.hooks import Hooks
+from mpgrad.autograd.hooks import Hooks, NodeHooks, RemovableHandle
 from mpgrad.autograd.thread_state import PerThread
 from mpgrad.device import CPU, Device
 
@@ -77,12 +77,14 @@ class Node:
     __slots__ = (
         "__weakref__",
         "_metadata",
+        "hooks",
         "input_metadata",
         "next_edges",
-        "retained",
         "sequence_nr",
-        "tensor_hooks",
     )
+
+    #: Whether the rule also runs where no gradient, or not every one, is defined.
+    takes_undefined = False
 
     def __init__(
         self,
@@ -93,15 +95,18 @@ class Node:
         self.next_edges = tuple(next_edges)
         self.input_metadata = tuple(input_metadata)
         self.sequence_nr = next_sequence_nr() if sequence_nr is None else sequence_nr
-        #: Hooks on the gradient of each forward output, keyed by input number; None while empty.
-        self.tensor_hooks: dict[int, Hooks] | None = None
-        #: Tensors (weakly) whose ``.grad`` is kept on request, by input number; None while empty.
-        self.retained: dict[int, weakref.ref[Any]] | None = None
+        #: What users hung on this Node; None until they do.
+        self.hooks: NodeHooks | None = None
         self._metadata: dict[str, Any] | None = None
 
     def name(self) -> str:
         """The Node's name as users see it, ``MulBackward`` for the operator ``mul``."""
         return type(self).__name__
+
+    @property
+    def subject(self) -> Node:
+        """The recorded Node that this one runs, or calls the hooks of: mostly itself."""
+        return self
 
     @property
     def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
@@ -115,17 +120,58 @@ class Node:
             self._metadata = {}
         return self._metadata
 
+    @property
+    def _input_metadata(self) -> tuple[InputMetadata, ...]:
+        """PyTorch's name of ``input_metadata``."""
+        return self.input_metadata
+
+    def _sequence_nr(self) -> int:
+        """PyTorch's name of ``sequence_nr``."""
+        return self.sequence_nr
+
+    @property
+    def requires_grad(self) -> bool:
+        """True: what needs no gradient has no Node."""
+        return True
+
+    # ------------------------------------------------------------------ hooks
+
+    def register_prehook(self, hook: Callable[[tuple[Any, ...]], Any]) -> RemovableHandle:
+        """Call ``hook(grad_outputs)`` before this Node runs.
+
+        Args:
+            hook: gets a tuple with a Tensor or None for each forward output; what it returns (None,
+                or a tuple of the same kind) takes their place.
+        """
+        return self.own_hooks().pre.add(hook)
+
+    def register_hook(self, hook: Callable[[tuple[Any, ...], tuple[Any, ...]], Any]) -> Any:
+        """Call ``hook(grad_inputs, grad_outputs)`` after this Node has run.
+
+        Args:
+            hook: gets a tuple with a Tensor or None for each forward input and the tuple that the
+                Node ran on; what it returns (None, or a tuple) takes the place of the first.
+
+        Returns:
+            A handle whose ``remove()`` unregisters the hook.
+        """
+        return self.own_hooks().post.add(hook)
+
+    def own_hooks(self) -> NodeHooks:
+        """The (created on demand) place of everything that users hang on this Node."""
+        if self.hooks is None:
+            self.hooks = NodeHooks()
+        return self.hooks
+
     def hooks_for(self, input_nr: int) -> Hooks:
         """The (created on demand) hooks on the gradient of forward output ``input_nr``."""
-        if self.tensor_hooks is None:
-            self.tensor_hooks = {}
-        return self.tensor_hooks.setdefault(input_nr, Hooks())
+        return self.own_hooks().tensor.setdefault(input_nr, Hooks())
 
     def retain_grad_for(self, input_nr: int, tensor: Any) -> None:
         """Have the engine store the gradient of forward output ``input_nr`` in ``tensor``."""
-        if self.retained is None:
-            self.retained = {}
-        self.retained[input_nr] = weakref.ref(tensor)
+        self.own_hooks().retained[input_nr] = weakref.ref(tensor)
+
+    # ------------------------------------------------------------------ running it
 
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
         """Run the rule on arrays of namespace ``xp``; None stands for an undefined gradient.

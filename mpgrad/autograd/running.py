@@ -7,14 +7,19 @@ it has to undo.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.grad_mode import set_grad_enabled
 from mpgrad.autograd.interrupts import interrupts_deferred
 from mpgrad.autograd.thread_state import PerThread
 from mpgrad.autograd.undo_log import UndoLog
+
+if TYPE_CHECKING:
+    from mpgrad.autograd.freeze import FrozenGraph
+_numbers = itertools.count()
 
 
 class _Current(PerThread):
@@ -47,6 +52,8 @@ class RunningBackward:
         levels: how many of those began on this very thread (helper threads begin anew).
         session: what the process engine has connected this thread with, so that inner ones share
             it.
+        id: its number, another one for each backward of this process.
+        frozen: the graph that it executes, once that is known.
         is_interrupted: Ctrl-C came while the outermost one waited for a helper thread.
     """
 
@@ -55,6 +62,8 @@ class RunningBackward:
         "_undo",
         "create_graph",
         "depth",
+        "frozen",
+        "id",
         "is_interrupted",
         "is_partial",
         "levels",
@@ -64,6 +73,8 @@ class RunningBackward:
 
     def __init__(self, *, create_graph: bool = False, is_partial: bool = False) -> None:
         self.create_graph, self.is_partial = create_graph, is_partial
+        self.id = next(_numbers)
+        self.frozen: FrozenGraph | None = None
         self.outer: RunningBackward | None = None
         self.depth = self.levels = 0
         self.session: Any = None

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.autograd.function_node import FunctionNode
 from mpgrad.dispatch import cpu
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.local import output_metadata
@@ -68,7 +67,7 @@ class ClientWorker:
                 for route in member.routes
             ],
             member.captures,
-            takes_undefined=isinstance(node, FunctionNode),
+            takes_undefined=node.takes_undefined,
         )
 
     def _contributions(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.autograd.function_node import FunctionNode
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.dispatch import cpu
-from mpgrad.shm.lease import Lease
+from mpgrad.storage import is_exclusive
 from mpgrad.workers.executor import Step, run_steps
 
 #: Steps that were expected to be and are this short teach nothing, in microseconds.
@@ -58,7 +54,7 @@ def _step(
         output_metadata(frozen, index),
         [None if target is None else (rank[target[0]], target[1]) for target in spec.edges],
         captures,
-        takes_undefined=isinstance(node, FunctionNode),
+        takes_undefined=node.takes_undefined,
         release=_release(frozen, index),
     )
 
@@ -99,33 +95,3 @@ def claim(results: list[Any]) -> list[tuple[Any, bool]]:
         exclusive = array is not None and is_exclusive(array)
         claimed.append((array, exclusive))
     return claimed
-
-
-def is_exclusive(array: np.ndarray[Any, Any]) -> bool:
-    """Whether the caller's variable is the only way to ``array`` and its memory."""
-    if not array.flags.writeable or sys.getrefcount(array) > _SOLE:
-        return False
-    if array.flags.owndata:
-        return True
-    # An array in the arena lies over an array of bytes that the Lease owns. NumPy makes that one
-    # the base of every further view, so its references tell whether there is any.
-    memory = array.base
-    return (
-        type(memory) is np.ndarray
-        and type(memory.base) is Lease
-        and memory.nbytes == array.nbytes
-        and sys.getrefcount(memory) <= _SOLE
-    )
-
-
-def _references(array: np.ndarray[Any, Any]) -> int:
-    return sys.getrefcount(array)
-
-
-def _sole_references() -> int:
-    array = np.empty(0)
-    return _references(array)
-
-
-#: What ``is_exclusive`` counts for an array that only its caller holds (it differs by interpreter).
-_SOLE = _sole_references()
