@@ -7,7 +7,9 @@ a cycle: a path that leaves the group could come back only through that first No
 depend on its own descendant. (A -> B -> C with A -> C: C joins A's group only if B did.)
 
 Within that, a Node joins if it is cheap, or if nothing else waits for the group (a chain, where
-nothing could have run beside it). Both have a bound: urgent work waits at most that long.
+nothing could have run beside it). Both have a bound: urgent work waits at most that long. A cheap
+Node that begins a long branch stays with the branch: there it costs no message more, and it runs
+beside the other branches instead of before them all.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -57,6 +59,7 @@ class _Grouping:
             for target in node.edges:
                 if target is not None:
                     self._producers[target[0]].append(index)
+        self._branch_us = self._branches()
         self._seeded = {target[0] for target in spec.seeds}
         self.group_of = [-1] * len(spec.nodes)
         self.groups: list[list[int]] = []
@@ -65,6 +68,18 @@ class _Grouping:
         self._joined_us: list[float] = []
         #: Per group: edges to nodes that are not in it, those to sinks left out.
         self._waiting: list[int] = []
+
+    def _branches(self) -> list[float]:
+        """For each node the cost of the chain that begins there, to its next fork or join."""
+        nodes = self._spec.nodes
+        branch_us = [node.cost_us for node in nodes]
+        for index in reversed(self._spec.order):
+            behind = {t[0] for t in nodes[index].edges if t is not None and not nodes[t[0]].is_sink}
+            if len(behind) == 1:
+                (link,) = behind
+                if set(self._producers[link]) == {index} and not nodes[link].on_client:
+                    branch_us[index] += branch_us[link]
+        return branch_us
 
     def home_for(self, index: int) -> int:
         """The group that node ``index`` joins, or -1."""
@@ -78,15 +93,16 @@ class _Grouping:
             return -1
         if node.is_sink:
             return home
+        if self._waiting[home] == len(self._producers[index]):
+            if self._total_us[home] + node.cost_us <= self._chain_limit_us:
+                return home
+        elif self._branch_us[index] > FUSE_GROUP_BELOW_US:
+            return -1
         is_cheap = (
             node.cost_us < FUSE_NODE_BELOW_US
             and self._joined_us[home] + node.cost_us <= FUSE_GROUP_BELOW_US
         )
-        is_link = (
-            self._waiting[home] == len(self._producers[index])
-            and self._total_us[home] + node.cost_us <= self._chain_limit_us
-        )
-        return home if is_cheap or is_link else -1
+        return home if is_cheap else -1
 
     def place(self, index: int, home: int) -> None:
         """Put node ``index`` into group ``home``, or into one of its own."""
