@@ -7,6 +7,7 @@ the copies are counted. Everything packed stays alive until ``close``.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -31,6 +32,7 @@ from mpgrad.wire.programs import (
     InlineArray,
     Metadata,
     NodeProgram,
+    NodeWiring,
     OperatorRule,
     PackedArray,
     Rule,
@@ -38,9 +40,13 @@ from mpgrad.wire.programs import (
     TaskProgram,
     encode_plain,
     encode_program,
+    encode_wiring,
 )
 
 Array: TypeAlias = np.ndarray[Any, Any]
+
+#: Encoded wirings of Nodes that are kept.
+WIRINGS_MAX = 4096
 
 
 class Handover:
@@ -167,22 +173,18 @@ class Handover:
     ) -> NodeProgram:
         node = frozen.nodes[member.node]
         if member.piece_of is not None:
-            name = f"Sum({node.name()})"
-            inputs = (_metadata(node.input_metadata[member.piece_of]),)
-            return NodeProgram(name, CaptureRule(), inputs, (), (), member.captures)
+            meta = node.input_metadata[member.piece_of]
+            wiring = _wiring(f"Sum({node.name()})", (meta,), (), (), member.captures)
+            return NodeProgram(CaptureRule(), wiring)
         return NodeProgram(
-            frozen.spec.nodes[member.node].name,
             self._rule(frozen, member.node, code),
-            tuple(_metadata(meta) for meta in node.input_metadata),
-            tuple(
-                None if meta is None else _metadata(meta)
-                for meta in output_metadata(frozen, member.node)
+            _wiring(
+                frozen.spec.nodes[member.node].name,
+                node.input_metadata,
+                tuple(output_metadata(frozen, member.node)),
+                member.routes,
+                member.captures,
             ),
-            tuple(
-                (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
-                for route in member.routes
-            ),
-            member.captures,
         )
 
     def _rule(self, frozen: FrozenGraph, index: int, code: dict[int, ShippedCode]) -> Rule:
@@ -211,7 +213,9 @@ class Handover:
                     )
             else:
                 saved[name] = self.array(value)
-        return OperatorRule(node.operator.name, saved, several, encode_plain(plain))
+        return OperatorRule(
+            node.operator.name, saved, several, encode_plain(plain) if plain else b""
+        )
 
     def _function(self, node: FunctionNode, code: ShippedCode) -> FunctionRule:
         context = node.portable_context()
@@ -262,6 +266,29 @@ def _shared(
 ) -> SharedArray:
     layout = (array.shape, array.strides, array.dtype.str)
     return SharedArray(TensorHandle(arena, offset, block, generation, *layout))
+
+
+@functools.lru_cache(WIRINGS_MAX)
+def _wiring(
+    name: str,
+    inputs: tuple[InputMetadata, ...],
+    outputs: tuple[InputMetadata | None, ...],
+    routes: tuple[InnerTarget | int | None, ...],
+    captures: tuple[tuple[int, int], ...],
+) -> bytes:
+    """The wiring of a Node, encoded; a training loop asks for the same ones in every step."""
+    return encode_wiring(
+        NodeWiring(
+            name,
+            tuple(_metadata(meta) for meta in inputs),
+            tuple(None if meta is None else _metadata(meta) for meta in outputs),
+            tuple(
+                (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
+                for route in routes
+            ),
+            captures,
+        )
+    )
 
 
 def _metadata(meta: InputMetadata) -> Metadata:

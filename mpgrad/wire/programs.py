@@ -50,7 +50,7 @@ class OperatorRule(msgspec.Struct, frozen=True, array_like=True, tag=0):
     saved: dict[str, PackedArray]
     #: For variadic inputs; None stands for a scalar, which ``plain`` holds.
     several: dict[str, tuple[PackedArray | None, ...]]
-    #: Shapes, dtypes, attributes: see encode_plain.
+    #: Shapes, dtypes, attributes: see encode_plain; empty if there are none.
     plain: bytes
 
 
@@ -71,17 +71,28 @@ class CaptureRule(msgspec.Struct, frozen=True, array_like=True, tag=2):
 Rule: TypeAlias = OperatorRule | FunctionRule | CaptureRule
 
 
-class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
-    """One Node of a task (compare ``scheduler.plan.Member``)."""
+class NodeWiring(msgspec.Struct, frozen=True, array_like=True):
+    """What surrounds a rule (compare ``scheduler.plan.Member``)."""
 
     name: str
-    rule: Rule
     inputs: tuple[Metadata, ...]
     #: For each output what it must look like; None where it is not wanted.
     outputs: tuple[Metadata | None, ...]
     #: For each output: (member, input number) inside the task, a task output, or unwanted.
     routes: tuple[tuple[int, int] | int | None, ...]
     captures: tuple[tuple[int, int], ...]
+
+
+class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
+    """One Node of a task.
+
+    Its wiring is the same in each step of a training loop, so it travels as bytes by which both
+    sides find what they made of it before.
+    """
+
+    rule: Rule
+    #: A NodeWiring, see encode_wiring.
+    wiring: bytes
 
 
 class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
@@ -92,6 +103,7 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(TaskProgram)
+_wiring_decoder = msgspec.msgpack.Decoder(NodeWiring)
 
 
 def encode_program(program: TaskProgram) -> bytes:
@@ -108,6 +120,22 @@ def decode_program(data: bytes | memoryview) -> TaskProgram:
         return _decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"malformed task program: {error}") from None
+
+
+def encode_wiring(wiring: NodeWiring) -> bytes:
+    return _encoder.encode(wiring)
+
+
+def decode_wiring(data: bytes) -> NodeWiring:
+    """The wiring in ``data``.
+
+    Raises:
+        ProtocolError: the bytes are none.
+    """
+    try:
+        return _wiring_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"malformed wiring of a Node: {error}") from None
 
 
 # --------------------------------------------------------------------- plain values

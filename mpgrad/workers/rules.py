@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,12 +23,15 @@ from mpgrad.wire.programs import (
     OperatorRule,
     PackedArray,
     decode_plain,
+    decode_wiring,
 )
 from mpgrad.workers.executor import Step
 from mpgrad.workers.memory import WorkerMemory
 
 #: Versions of user code that stay loaded.
 FUNCTIONS_MAX = 256
+#: Wirings of Nodes that stay decoded.
+WIRINGS_MAX = 4096
 
 
 class Rules:
@@ -40,13 +44,14 @@ class Rules:
     def step(self, program: NodeProgram) -> Step:
         """One Node of a task, ready to run."""
         rule = program.rule
+        name, inputs, outputs, routes, captures = _wiring(program.wiring)
         return Step(
-            program.name,
+            name,
             self._apply(rule),
-            tuple(_metadata(meta) for meta in program.inputs),
-            tuple(None if meta is None else _metadata(meta) for meta in program.outputs),
-            program.routes,
-            program.captures,
+            inputs,
+            outputs,
+            routes,
+            captures,
             takes_undefined=isinstance(rule, FunctionRule),
         )
 
@@ -61,7 +66,7 @@ class Rules:
         operator = find_operator(rule.operator)
 
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-            offered = decode_plain(rule.plain)
+            offered = decode_plain(rule.plain) if rule.plain else {}
             for name, packed in rule.saved.items():
                 offered[name] = self._memory.open_packed(packed)
             for name, entries in rule.several.items():
@@ -107,6 +112,19 @@ class Rules:
             scalar if packed is None else self._memory.open_packed(packed)
             for packed, scalar in zip(entries, scalars, strict=True)
         )
+
+
+@functools.lru_cache(WIRINGS_MAX)
+def _wiring(data: bytes) -> tuple[Any, ...]:
+    """Name, inputs, outputs, routes and captures of a Node."""
+    wiring = decode_wiring(data)
+    return (
+        wiring.name,
+        tuple(_metadata(meta) for meta in wiring.inputs),
+        tuple(None if meta is None else _metadata(meta) for meta in wiring.outputs),
+        wiring.routes,
+        wiring.captures,
+    )
 
 
 def _metadata(meta: Metadata) -> InputMetadata:

@@ -14,7 +14,7 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.wire.programs import TaskProgram, decode_program
+from mpgrad.wire.programs import decode_program
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.workers.executor import Placement, Step, run_steps
 from mpgrad.workers.memory import WorkerMemory
@@ -50,17 +50,17 @@ class TaskRunner:
         nodes = "a NodeTask"
         try:
             program = decode_program(self._memory.read_bytes(*dispatch.payload))
-            nodes = " -> ".join(node.name for node in program.nodes)
+            steps = [self._rules.step(node) for node in program.nodes]
+            nodes = " -> ".join([step.name for step in steps])
             publication = _Publication(self._memory, dispatch)
-            self._run_program(program, dispatch, publication)
+            self._run_steps(steps, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None
         except BaseException as error:  # sys.exit() too is the caller's, as in `local`
             return (), 0, encode_error(error, f"{nodes} on {self._where}")
 
-    def _run_program(
-        self, program: TaskProgram, dispatch: DispatchNodeTask, publication: _Publication
+    def _run_steps(
+        self, steps: list[Step], dispatch: DispatchNodeTask, publication: _Publication
     ) -> None:
-        steps = [self._rules.step(node) for node in program.nodes]
         run_steps(
             steps,
             self._contributions(steps[0], dispatch),

@@ -146,6 +146,15 @@ def test_an_expensive_node_begins_a_task_and_cheap_ones_join_it() -> None:
     assert groups(planned) == [[0], [1, 2], [3]]
 
 
+def test_a_cheap_node_stays_with_the_long_branch_that_it_begins() -> None:
+    """In the task before the fork all branches would wait for it."""
+    branch = (node(3, cost=90.0), node(4, cost=90.0))
+    long = plan(graph(node(1, 2), *branch, node(cost=500.0), node(cost=500.0)))
+    assert groups(long) == [[0], [1, 3], [2, 4]]
+    short = plan(graph(node(1, 2), *branch, node(cost=5.0), node(cost=5.0)))
+    assert groups(short) == [[0, 1, 2, 3, 4]]
+
+
 def test_the_links_of_a_chain_are_one_task() -> None:
     """Nothing could run beside them; a sink on the way does not change that."""
     sink = node(is_sink=True)

@@ -21,13 +21,16 @@ from mpgrad.wire.programs import (
     InlineArray,
     Metadata,
     NodeProgram,
+    NodeWiring,
     OperatorRule,
     SharedArray,
     TaskProgram,
     decode_plain,
     decode_program,
+    decode_wiring,
     encode_plain,
     encode_program,
+    encode_wiring,
 )
 from mpgrad.workers.memory import WorkerMemory, open_inline
 
@@ -75,28 +78,16 @@ def test_what_is_not_plain_is_named(value: Any) -> None:
 def test_programs() -> None:
     shared = SharedArray(TensorHandle(1, 640, 576, 7, (2, 3), (-24, 8), "<f8"))
     inline = InlineArray((2,), (4,), "<f4", 0, b"\x00" * 8)
-    meta = Metadata((2, 3), "<f4")
     program = TaskProgram(
         (
             NodeProgram(
-                "MulBackward",
                 OperatorRule(
                     "mul", {"a": shared}, {"more": (inline, None)}, encode_plain({"n": 1})
                 ),
-                (meta,),
-                (meta, None),
-                ((1, 0), None),
-                (),
+                b"wiring",
             ),
-            NodeProgram(
-                "CustomBackward",
-                FunctionRule("id", inline, (None, shared), b"ctx", (inline,)),
-                (meta,),
-                (meta,),
-                (0,),
-                ((0, 1),),
-            ),
-            NodeProgram("AccumulateGrad", CaptureRule(), (meta,), (), (), ((0, 2),)),
+            NodeProgram(FunctionRule("id", inline, (None, shared), b"ctx", (inline,)), b""),
+            NodeProgram(CaptureRule(), b"w"),
         )
     )
     assert decode_program(encode_program(program)) == program
@@ -106,6 +97,14 @@ def test_programs() -> None:
 def test_what_is_no_program(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="malformed task program"):
         decode_program(data)
+
+
+def test_wirings() -> None:
+    meta = Metadata((2, 3), "<f4")
+    wiring = NodeWiring("MulBackward", (meta,), (meta, None), ((1, 0), 2, None), ((0, 1),))
+    assert decode_wiring(encode_wiring(wiring)) == wiring
+    with pytest.raises(ProtocolError, match="malformed wiring"):
+        decode_wiring(b"\xc1")
 
 
 # ---------------------------------------------------------------------- arrays
