@@ -61,6 +61,9 @@ _NAMES_OF = {
     "mpgrad.ops.indexing": "split chunk unbind gather index_select",
     "mpgrad.ops.linalg": "matmul mm bmm dot",
     "mpgrad.ops.activation": "softmax log_softmax",
+    "mpgrad.ops.complex_numbers": (
+        "angle complex conj imag is_complex polar real sgn view_as_complex view_as_real"
+    ),
     "mpgrad.ops.convolution": "conv2d",
     "mpgrad.ops.pooling": "max_pool2d",
     "mpgrad.ops.dropout": "dropout",

@@ -74,6 +74,16 @@ from mpgrad.ops.arithmetic import sqrt as sqrt
 from mpgrad.ops.arithmetic import square as square
 from mpgrad.ops.arithmetic import sub as sub
 from mpgrad.ops.arithmetic import where as where
+from mpgrad.ops.complex_numbers import angle as angle
+from mpgrad.ops.complex_numbers import complex as complex
+from mpgrad.ops.complex_numbers import conj as conj
+from mpgrad.ops.complex_numbers import imag as imag
+from mpgrad.ops.complex_numbers import is_complex as is_complex
+from mpgrad.ops.complex_numbers import polar as polar
+from mpgrad.ops.complex_numbers import real as real
+from mpgrad.ops.complex_numbers import sgn as sgn
+from mpgrad.ops.complex_numbers import view_as_complex as view_as_complex
+from mpgrad.ops.complex_numbers import view_as_real as view_as_real
 from mpgrad.ops.convolution import conv2d as conv2d
 from mpgrad.ops.creation import arange as arange
 from mpgrad.ops.creation import as_tensor as as_tensor

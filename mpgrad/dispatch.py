@@ -121,7 +121,7 @@ def record_call(
         needs: for each input, whether its gradient can be wanted.
         attributes: the keyword arguments.
     """
-    differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind == "f"]
+    differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind in "fc"]
     if not differentiable:
         return
     node = OperatorNode(operator, inputs, needs)

@@ -126,10 +126,10 @@ class Tensor(TensorMembers):
                 "computed variable in a subgraph that doesn't require differentiation use "
                 "var_no_grad = var.detach()."
             )
-        if value and self._array.dtype.kind != "f":
+        if value and self._array.dtype.kind not in "fc":
             raise RuntimeError(
-                "only Tensors of floating point dtype can require gradients (complex dtypes are "
-                f"not supported yet), not {self._array.dtype}"
+                "only Tensors of floating point and complex dtype can require gradients, not "
+                f"{self._array.dtype}"
             )
         self._requires_grad = bool(value)
 

@@ -14,7 +14,7 @@ from mpgrad.tensor import Tensor
 _THRESHOLD, _EDGE_ITEMS, _DIGITS, _LINE_WIDTH = 1000, 3, 4, 80
 
 #: Dtypes that a reader expects, so that they are not printed.
-_SILENT_DTYPES = (DEFAULT_FLOAT, np.dtype(np.int64), np.dtype(bool))
+_SILENT_DTYPES = (DEFAULT_FLOAT, np.dtype(np.complex64), np.dtype(np.int64), np.dtype(bool))
 
 
 def represent(tensor: Tensor) -> str:

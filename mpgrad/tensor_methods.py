@@ -19,6 +19,7 @@ from mpgrad.ops import (
     activation,
     arithmetic,
     catalogue,  # noqa: F401  (registers every operator)
+    complex_numbers,
     indexing,
     linalg,
     reduction,
@@ -33,7 +34,7 @@ Array = np.ndarray[Any, Any]
 
 # ------------------------------------------------------------------------ Python's operators
 
-_OPERANDS = (Tensor, int, float, np.ndarray, np.generic)
+_OPERANDS = (Tensor, int, float, complex, np.ndarray, np.generic)
 
 
 def _infix(function: Callable[..., Tensor], *, reflected: bool = False) -> Callable[..., Any]:
@@ -214,6 +215,14 @@ def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
     return method
 
 
+def _conjugate_transpose(self: Tensor) -> Tensor:
+    if self.ndim != 2:
+        raise RuntimeError(
+            f"tensor.H is only supported on matrices (2-D tensors). Got {self.ndim}-D tensor."
+        )
+    return complex_numbers.adjoint(self)
+
+
 def type_as(self: Tensor, other: Tensor) -> Tensor:
     """In the dtype of ``other``."""
     return cast(self, other.dtype)
@@ -353,7 +362,15 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "long": _in_dtype(np.int64),
     "int": _in_dtype(np.int32),
     "bool": _in_dtype(np.bool_),
+    "cfloat": _in_dtype(np.complex64),
+    "cdouble": _in_dtype(np.complex128),
     "is_floating_point": is_floating_point,
+    "is_complex": complex_numbers.is_complex,
+    "conj": complex_numbers.conj,
+    "resolve_conj": lambda self: self,
+    "adjoint": complex_numbers.adjoint,
+    "angle": complex_numbers.angle,
+    "sgn": complex_numbers.sgn,
     "detach": detach,
     "backward": backward,
     "where": lambda self, condition, other: arithmetic.where(condition, self, other),
@@ -380,6 +397,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__contains__": _contains,
     "__bool__": _bool,
     "__float__": lambda self: float(item(self)),
+    "__complex__": lambda self: complex(item(self)),
     "__int__": lambda self: int(item(self)),
     "__index__": _index,
     "__hash__": object.__hash__,
@@ -394,6 +412,10 @@ _PROPERTIES: dict[str, property] = {
     "data": property(_get_data, _set_data),
     "T": property(lambda self: shape.permute(self, tuple(reversed(range(self.ndim))))),
     "mT": property(lambda self: shape.transpose(self, -2, -1)),
+    "H": property(_conjugate_transpose),
+    "mH": property(complex_numbers.adjoint),
+    "real": property(complex_numbers.real),
+    "imag": property(complex_numbers.imag),
     "nbytes": property(lambda self: self._array.nbytes),
     "itemsize": property(element_size),
     "is_cuda": property(lambda self: False),

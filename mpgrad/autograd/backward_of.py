@@ -54,7 +54,9 @@ def backward_of(base: Operator) -> Operator:
     name = base.name + _SUFFIX
     found = _derived.get(name)
     if found is None:
-        found = _derived[name] = Operator(name, _forward, {}, _derivative, _ANY_NUMBER)
+        found = _derived[name] = Operator(
+            name, _forward, {}, _derivative, _ANY_NUMBER, wirtinger=True
+        )
     return found
 
 

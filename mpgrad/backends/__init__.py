@@ -10,6 +10,7 @@ elementwise    add subtract multiply divide power maximum minimum remainder floo
                absolute sqrt square reciprocal exp expm1 log log1p sin cos tan tanh arcsin arccos
                arctan sinh cosh sigmoid erf sign floor ceil rint where(condition, a, b)
                astype(x, dtype) copy(x)
+complex        conj real imag complex(real, imag) angle view_as_real view_as_complex
 comparison     equal not_equal greater greater_equal less less_equal logical_and logical_or
                logical_xor logical_not isnan isinf isfinite
 reduction      sum(x, axis, keepdims) prod max min argmax argmin any all cumsum(x, axis)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from mpgrad.backends import cpu_special, cpu_windows
 
@@ -46,9 +47,11 @@ def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]
     return apply
 
 
-def _unary(ufunc: np.ufunc) -> Callable[..., Array]:
+def _unary(ufunc: np.ufunc, kinds: str = "fc") -> Callable[..., Array]:
+    """``kinds`` of dtypes are those that ``ufunc`` keeps."""
+
     def apply(self: CpuBackend, x: Array) -> Array:
-        if x.nbytes >= LARGE_BYTES and x.dtype.kind == "f":
+        if x.nbytes >= LARGE_BYTES and x.dtype.kind in kinds:
             return ufunc(x, out=self.empty(x.shape, x.dtype))
         return _as_array(ufunc(x, order="C"))
 
@@ -99,7 +102,7 @@ class CpuBackend:
     logical_xor = _binary(np.logical_xor, bool)
 
     negative = _unary(np.negative)
-    absolute = _unary(np.absolute)
+    absolute = _unary(np.absolute, "f")
     sqrt = _unary(np.sqrt)
     square = _unary(np.square)
     reciprocal = _unary(np.reciprocal)
@@ -120,6 +123,34 @@ class CpuBackend:
     floor = _unary(np.floor)
     ceil = _unary(np.ceil)
     rint = _unary(np.rint)
+    conj = _unary(np.conjugate)
+
+    def real(self, x: Array) -> Array:
+        """A view of the real parts of complex numbers."""
+        return x.real
+
+    def imag(self, x: Array) -> Array:
+        """A view of the imaginary parts of complex numbers."""
+        return x.imag
+
+    def complex(self, real: Array, imag: Array) -> Array:
+        """``real + 1j * imag``, exact also where a part is infinite."""
+        out = self._place(np.broadcast_shapes(real.shape, imag.shape), _complex_of(real.dtype))
+        out.real, out.imag = real, imag
+        return out
+
+    def angle(self, x: Array) -> Array:
+        """The argument of complex numbers, in (-pi, pi]."""
+        return _as_array(np.angle(x))
+
+    def view_as_real(self, x: Array) -> Array:
+        """A view with one more dimension: real and imaginary part."""
+        part = x.real
+        return as_strided(part, (*x.shape, 2), (*x.strides, part.itemsize))
+
+    def view_as_complex(self, x: Array) -> Array:
+        """A view without the last dimension, whose two elements are neighbours in memory."""
+        return x.view(_complex_of(x.dtype)).reshape(x.shape[:-1])
 
     def logical_not(self, x: Array) -> Array:
         return _as_array(np.logical_not(x))
@@ -184,7 +215,7 @@ class CpuBackend:
     all = _reduction(np.all)
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        if axis is None or x.nbytes < LARGE_BYTES or x.dtype.kind != "f":
+        if axis is None or x.nbytes < LARGE_BYTES or x.dtype.kind not in "fc":
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
         shape = _reduced_shape(x.shape, axis, keepdims)
         if math.prod(shape) * x.itemsize < LARGE_BYTES:
@@ -291,7 +322,7 @@ class CpuBackend:
             # bits differ, and whether two operands share memory depends on where the rule runs.
             b = b.copy(order="K")
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] * b.shape[1] * a.itemsize < LARGE_BYTES:
-            if a.ndim > 2 and b.ndim > 1 and a.dtype == b.dtype and a.dtype.kind == "f":
+            if a.ndim > 2 and b.ndim > 1 and a.dtype == b.dtype and a.dtype.kind in "fc":
                 batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
                 return np.matmul(a, b, out=self._place((*batch, a.shape[-2], b.shape[-1]), a.dtype))
             return _as_array(np.matmul(a, b))
@@ -335,9 +366,14 @@ class CpuBackend:
         if math.prod(shape) * 8 < LARGE_BYTES:
             return None
         dtype = np.dtype(result) if result is not None else np.result_type(a, b)
-        if math.prod(shape) * dtype.itemsize < LARGE_BYTES or dtype.kind not in "fb":
+        if math.prod(shape) * dtype.itemsize < LARGE_BYTES or dtype.kind not in "fbc":
             return None
         return self.empty(shape, dtype)
+
+
+def _complex_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The complex dtype whose parts have ``dtype``."""
+    return np.dtype(f"c{2 * dtype.itemsize}")
 
 
 def _reduced_shape(shape: tuple[int, ...], axis: Axis, keepdims: bool) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from mpgrad.dispatch import call
 from mpgrad.ops.arithmetic import add, gt, mul, square, where
 from mpgrad.ops.dimensions import either, one_dim
-from mpgrad.ops.promotion import floating
+from mpgrad.ops.promotion import floating, refuse_complex
 from mpgrad.ops.registry import operator
 from mpgrad.ops.transcendental import erf, exp, expm1, log1p, sigmoid, tanh
 from mpgrad.tensor import Tensor
@@ -49,6 +49,7 @@ def softmax(input: Any, dim: int | None = None, *, axis: int | None = None) -> T
         TypeError: ``dim`` is not given.
     """
     tensor = floating(input)
+    refuse_complex("softmax", tensor)
     return call(_softmax, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))
 
 
@@ -59,6 +60,7 @@ def log_softmax(input: Any, dim: int | None = None, *, axis: int | None = None) 
         TypeError: ``dim`` is not given.
     """
     tensor = floating(input)
+    refuse_complex("log_softmax", tensor)
     return call(_log_softmax, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))
 
 

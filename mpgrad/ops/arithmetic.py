@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from mpgrad.dispatch import call, cpu
-from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, floating, operands
+from mpgrad.ops.promotion import (
+    as_operand,
+    as_tensor_operand,
+    cast,
+    floating,
+    operands,
+    refuse_complex,
+)
 from mpgrad.ops.promotion import result_dtype as _result_dtype
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -131,7 +139,9 @@ _floor_divide = operator("floor_divide", lambda xp, a, b: xp.floor_divide(a, b))
 
 def floor_divide(input: Any, other: Any) -> Tensor:
     """``floor(input / other)``; not differentiable."""
-    return call(_floor_divide, *operands(input, other))
+    a, b = operands(input, other)
+    refuse_complex("floor_divide", a, b)
+    return call(_floor_divide, a, b)
 
 
 _remainder = operator(
@@ -146,11 +156,13 @@ _remainder = operator(
 
 def remainder(input: Any, other: Any) -> Tensor:
     """Python's ``input % other``: the sign of the divisor."""
-    return call(_remainder, *operands(input, other))
+    a, b = operands(input, other)
+    refuse_complex("remainder", a, b)
+    return call(_remainder, a, b)
 
 
 def _power(xp: Any, a: Any, b: Any) -> Any:
-    if b is not None and isinstance(b, int | float):
+    if isinstance(b, int | float):
         # Two exponents that are common and whose NumPy loop is many times slower.
         if b == 2:
             return xp.multiply(a, a)
@@ -161,7 +173,7 @@ def _power(xp: Any, a: Any, b: Any) -> Any:
 
 def _power_grad_base(xp: Any, grad: Any, a: Any, b: Any, a_shape: Any) -> Any:
     """``b * a ** (b - 1)``, and 0 for ``b == 0`` even where ``a`` is 0."""
-    if isinstance(b, int | float):
+    if isinstance(b, int | float | complex):
         if b == 0:
             return xp.zeros(grad.shape, grad.dtype)
         slope = xp.multiply(_power(xp, a, b - 1), b) if b != 2 else xp.multiply(a, 2)
@@ -172,20 +184,26 @@ def _power_grad_base(xp: Any, grad: Any, a: Any, b: Any, a_shape: Any) -> Any:
 
 def _power_grad_exponent(xp: Any, grad: Any, a: Any, b: Any, result: Any, b_shape: Any) -> Any:
     """``a ** b * log(a)``, and 0 for ``a == 0`` with ``b >= 0``, the limit from the right."""
-    if isinstance(a, int | float):
+    if isinstance(a, int | float | complex):
         if a == 0:
-            slope = xp.where(xp.greater_equal(b, 0), 0.0, xp.multiply(result, -float("inf")))
+            slope = xp.where(_not_negative(xp, b), 0.0, xp.multiply(result, -float("inf")))
         else:
-            slope = xp.multiply(result, _log_of_scalar(a))
+            slope = xp.multiply(result, _log_of_scalar(a, is_complex=b.dtype.kind == "c"))
         return xp.sum_to(xp.multiply(grad, slope), b_shape)
-    flat = xp.logical_and(xp.equal(a, 0), xp.greater_equal(b, 0))
+    flat = xp.logical_and(xp.equal(a, 0), _not_negative(xp, b))
     # log is taken of 1 where it would be masked, so that its own derivative stays finite too.
     slope = xp.multiply(result, xp.log(xp.where(flat, 1.0, a)))
     return xp.sum_to(xp.multiply(grad, xp.where(flat, 0.0, slope)), b_shape)
 
 
-def _log_of_scalar(value: float) -> float:
-    return math.log(value) if value > 0 else math.nan
+def _not_negative(xp: Any, x: Any) -> Any:
+    return xp.greater_equal(xp.real(x) if x.dtype.kind == "c" else x, 0)
+
+
+def _log_of_scalar(value: complex, *, is_complex: bool) -> complex:
+    if is_complex:
+        return cmath.log(value)
+    return math.log(value.real) if value.real > 0 else math.nan
 
 
 _pow = operator("pow", _power, a=_power_grad_base, b=_power_grad_exponent)
@@ -217,11 +235,12 @@ _abs = operator(
     "abs",
     lambda xp, input: xp.absolute(input),
     input=lambda xp, grad, input: xp.multiply(grad, xp.sign(input)),
+    wirtinger=True,
 )
 
 
 def abs(input: Any) -> Tensor:
-    """The absolute value; its gradient at 0 is 0."""
+    """The absolute value, real also of complex numbers; its gradient at 0 is 0."""
     return call(_abs, as_tensor_operand(input))
 
 
@@ -247,12 +266,16 @@ _minimum = operator(
 
 def maximum(input: Any, other: Any) -> Tensor:
     """The larger of each pair of elements; a NaN wins."""
-    return call(_maximum, *operands(input, other))
+    a, b = operands(input, other)
+    refuse_complex("maximum", a, b)
+    return call(_maximum, a, b)
 
 
 def minimum(input: Any, other: Any) -> Tensor:
     """The smaller of each pair of elements; a NaN wins."""
-    return call(_minimum, *operands(input, other))
+    a, b = operands(input, other)
+    refuse_complex("minimum", a, b)
+    return call(_minimum, a, b)
 
 
 def _clamp_forward(xp: Any, input: Any, *, min: float | None, max: float | None) -> Any:
@@ -282,6 +305,7 @@ def clamp(input: Any, min: float | None = None, max: float | None = None) -> Ten
         input = input if min is None else maximum(input, min)
         return input if max is None else minimum(input, max)
     tensor = as_tensor_operand(input)
+    refuse_complex("clamp", tensor)
     limits = tuple(as_operand(limit) for limit in (min, max) if limit is not None)
     tensor = cast(tensor, _result_dtype(tensor, *limits))
     return call(_clamp, tensor, min=min, max=max)
@@ -292,6 +316,7 @@ _where = operator(
     lambda xp, condition, a, b: xp.where(condition, a, b),
     a=lambda xp, grad, condition, a_shape: xp.sum_to(xp.where(condition, grad, 0.0), a_shape),
     b=lambda xp, grad, condition, b_shape: xp.sum_to(xp.where(condition, 0.0, grad), b_shape),
+    wirtinger=True,
 )
 
 
@@ -359,7 +384,9 @@ def _flat(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
     )
 
     def public(input: Any) -> Tensor:
-        return call(op, as_tensor_operand(input))
+        tensor = as_tensor_operand(input)
+        refuse_complex(name, tensor)
+        return call(op, tensor)
 
     public.__name__, public.__doc__ = name, doc
     return public
@@ -371,7 +398,9 @@ ceil = _flat("ceil", "ceil", "The smallest integer not below; the gradient is ze
 round = _flat("round", "rint", "The nearest integer, halves to even; the gradient is zero.")
 
 
-def _comparison(name: str, function: str, doc: str) -> Callable[[Any, Any], Tensor]:
+def _comparison(
+    name: str, function: str, doc: str, *, orders: bool = False
+) -> Callable[[Any, Any], Tensor]:
     """A function of two operands whose result is boolean, so that nothing is recorded."""
     compare = getattr(cpu, function)
 
@@ -379,6 +408,8 @@ def _comparison(name: str, function: str, doc: str) -> Callable[[Any, Any], Tens
         a, b = (as_operand(value) for value in (input, other))
         if not isinstance(a, Tensor) and not isinstance(b, Tensor):
             a = as_tensor_operand(a)
+        if orders:
+            refuse_complex(name, a, b)
         return Tensor(compare(*(v._array if isinstance(v, Tensor) else v for v in (a, b))))
 
     public.__name__, public.__doc__ = name, doc
@@ -387,10 +418,10 @@ def _comparison(name: str, function: str, doc: str) -> Callable[[Any, Any], Tens
 
 eq = _comparison("eq", "equal", "``input == other``, element by element.")
 ne = _comparison("ne", "not_equal", "``input != other``, element by element.")
-gt = _comparison("gt", "greater", "``input > other``, element by element.")
-ge = _comparison("ge", "greater_equal", "``input >= other``, element by element.")
-lt = _comparison("lt", "less", "``input < other``, element by element.")
-le = _comparison("le", "less_equal", "``input <= other``, element by element.")
+gt = _comparison("gt", "greater", "``input > other``, element by element.", orders=True)
+ge = _comparison("ge", "greater_equal", "``input >= other``, element by element.", orders=True)
+lt = _comparison("lt", "less", "``input < other``, element by element.", orders=True)
+le = _comparison("le", "less_equal", "``input <= other``, element by element.", orders=True)
 logical_and = _comparison("logical_and", "logical_and", "Both are true (not zero).")
 logical_or = _comparison("logical_or", "logical_or", "At least one is true (not zero).")
 logical_xor = _comparison("logical_xor", "logical_xor", "Exactly one is true (not zero).")

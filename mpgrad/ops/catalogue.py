@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpgrad.ops import (
     activation,
     arithmetic,
+    complex_numbers,
     convolution,
     dropout,
     indexing,
@@ -22,6 +23,7 @@ from mpgrad.ops import (
 FAMILIES = (
     activation,
     arithmetic,
+    complex_numbers,
     convolution,
     dropout,
     indexing,

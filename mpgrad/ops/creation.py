@@ -14,6 +14,12 @@ from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
+#: What NumPy makes of Python's numbers, and what PyTorch does.
+_DOUBLE: dict[Any, Any] = {
+    np.dtype(np.float64): DEFAULT_FLOAT,
+    np.dtype(np.complex128): np.dtype(np.complex64),
+}
+
 
 def tensor(
     data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
@@ -22,7 +28,7 @@ def tensor(
 
     Args:
         data: numbers, nested sequences of them, an array or a Tensor. Python floats become
-            float32, integers int64; an array keeps its dtype.
+            float32, complex numbers complex64, integers int64; an array keeps its dtype.
         dtype: of the result, instead of the one inferred.
         device: where it lies.
         requires_grad: record operations on it.
@@ -192,8 +198,8 @@ def _array_of(data: Any, dtype: Any) -> Array:
     if dtype is not None:
         return array.astype(dtype, copy=False)
     from_python = not isinstance(data, np.ndarray | np.generic)
-    if from_python and array.dtype == np.float64:
-        return array.astype(DEFAULT_FLOAT)
+    if from_python and array.dtype in _DOUBLE:
+        return array.astype(_DOUBLE[array.dtype])
     return array
 
 

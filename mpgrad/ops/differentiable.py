@@ -13,6 +13,7 @@ from typing import Any
 from mpgrad.dispatch import call
 from mpgrad.ops import (
     arithmetic,
+    complex_numbers,
     convolution,
     creation,
     indexing,
@@ -41,7 +42,6 @@ absolute = arithmetic.abs
 sqrt = arithmetic.sqrt
 square = arithmetic.square
 reciprocal = arithmetic.reciprocal
-sign = arithmetic.sign
 floor = arithmetic.floor
 ceil = arithmetic.ceil
 rint = arithmetic.round
@@ -62,6 +62,15 @@ sinh = transcendental.sinh
 cosh = transcendental.cosh
 sigmoid = transcendental.sigmoid
 erf = transcendental.erf
+
+sign = complex_numbers.sgn
+conj = complex_numbers.conj
+real = complex_numbers.real
+imag = complex_numbers.imag
+complex = complex_numbers.complex
+angle = complex_numbers.angle
+view_as_real = complex_numbers.view_as_real
+view_as_complex = complex_numbers.view_as_complex
 
 equal = arithmetic.eq
 not_equal = arithmetic.ne

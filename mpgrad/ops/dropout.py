@@ -11,6 +11,7 @@ _dropout = operator(
     "dropout",
     lambda xp, input, mask, *, scale: xp.multiply(xp.multiply(input, scale), mask),
     input=lambda xp, grad, mask, scale: xp.multiply(xp.multiply(grad, scale), mask),
+    wirtinger=True,
 )
 
 

@@ -22,6 +22,7 @@ _getitem = operator(
     input=lambda xp, grad, indices, key, input_shape: xp.scatter_index(
         grad, key, indices, input_shape
     ),
+    wirtinger=True,
 )
 
 
@@ -74,6 +75,7 @@ _scatter_index = operator(
     "scatter_index",
     lambda xp, input, *indices, key, shape: xp.scatter_index(input, key, indices, shape),
     input=lambda xp, grad, indices, key: xp.getitem(grad, key, indices),
+    wirtinger=True,
 )
 
 
@@ -90,6 +92,7 @@ _take_along_axis = operator(
     input=lambda xp, grad, indices, input_shape, dim: xp.scatter_along_axis(
         grad, indices, dim, input_shape[dim]
     ),
+    wirtinger=True,
 )
 
 
@@ -120,6 +123,7 @@ _scatter_along_axis = operator(
     "scatter_along_axis",
     lambda xp, input, indices, *, dim, size: xp.scatter_along_axis(input, indices, dim, size),
     input=lambda xp, grad, indices, dim: xp.take_along_axis(grad, indices, dim),
+    wirtinger=True,
 )
 
 

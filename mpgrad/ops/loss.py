@@ -11,7 +11,7 @@ from mpgrad.ops.activation import log_softmax
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, clamp, div, le, maximum, mul, ne, neg, square, sub, where
 from mpgrad.ops.indexing import getitem
-from mpgrad.ops.promotion import cast, operands
+from mpgrad.ops.promotion import cast, operands, refuse_complex
 from mpgrad.ops.registry import operator
 from mpgrad.ops.transcendental import exp, log, log1p
 from mpgrad.tensor import Tensor
@@ -216,7 +216,9 @@ _mse_loss = operator(
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """The squared difference of each pair of elements."""
     _check_reduction(reduction)
-    return call(_mse_loss, *operands(input, target, float_result=True), reduction=reduction)
+    a, b = operands(input, target, float_result=True)
+    refuse_complex("mse_loss", a, b)
+    return call(_mse_loss, a, b, reduction=reduction)
 
 
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:

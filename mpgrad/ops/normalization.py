@@ -12,6 +12,7 @@ from typing import Any
 
 from mpgrad.dispatch import call
 from mpgrad.ops.arithmetic import add, mul, rsqrt, sub
+from mpgrad.ops.promotion import refuse_complex
 from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
@@ -117,6 +118,7 @@ def batch_norm(
     """
     if input.ndim < 2:
         raise RuntimeError(f"batch_norm: expected at least 2D input (got {input.ndim}D input)")
+    refuse_complex("batch_norm", input)
     if not training:
         return _with_running(input, running_mean, running_var, weight, bias, eps)
     values = math.prod(input.shape) // max(input.shape[1], 1)
@@ -204,4 +206,5 @@ def layer_norm(
             f"Given normalized_shape={list(shape)}, expected input with shape [*, "
             f"{', '.join(map(str, shape))}], but got input of size {list(input.shape)}"
         )
+    refuse_complex("layer_norm", input)
     return call(_layer_norm, input, weight, bias, features=len(shape), eps=eps)

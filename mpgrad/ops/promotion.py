@@ -7,6 +7,7 @@ category wins always (PyTorch's documentation, "Type promotion").
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,31 @@ DEFAULT_FLOAT = np.dtype(np.float32)
 _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 _DEFAULTS = (np.dtype(bool), np.dtype(np.int64), DEFAULT_FLOAT, np.dtype(np.complex64))
 
+
+def _in_dtype(xp: Any, x: Any, dtype: np.dtype[Any]) -> Any:
+    """``x`` in ``dtype``; where that is real, the real part of complex numbers."""
+    if x.dtype.kind == "c" and dtype.kind not in "cb":
+        x = xp.real(x)
+    return xp.astype(x, dtype)
+
+
 _to_copy = operator(
     "to_copy",
-    lambda xp, input, *, dtype: xp.astype(input, dtype),
-    input=lambda xp, grad, input_dtype: xp.astype(grad, input_dtype),
+    lambda xp, input, *, dtype: _in_dtype(xp, input, dtype),
+    input=lambda xp, grad, input_dtype: _in_dtype(xp, grad, input_dtype),
 )
 
 
 def cast(input: Tensor, dtype: Any) -> Tensor:
     """``input`` in ``dtype``: a differentiable copy, or ``input`` itself if it has it already."""
     dtype = np.dtype(dtype)
-    return input if input._array.dtype == dtype else call(_to_copy, input, dtype=dtype)
+    if input._array.dtype == dtype:
+        return input
+    if input._array.dtype.kind == "c" and dtype.kind not in "cb":
+        warnings.warn(
+            "Casting complex values to real discards the imaginary part", UserWarning, stacklevel=3
+        )
+    return call(_to_copy, input, dtype=dtype)
 
 
 def as_operand(value: Any) -> Any:
@@ -65,6 +80,22 @@ def floating(input: Any) -> Tensor:
     return tensor if tensor._array.dtype.kind in "fc" else cast(tensor, DEFAULT_FLOAT)
 
 
+def refuse_complex(name: str, *values: Any) -> None:
+    """Raise if a value is complex: ``name`` orders numbers, or is not defined for complex ones.
+
+    Raises:
+        NotImplementedError: as in PyTorch.
+    """
+    for value in values:
+        if isinstance(value, Tensor):
+            if value._array.dtype.kind == "c":
+                raise NotImplementedError(
+                    f"{name} is not implemented for complex numbers ({value._array.dtype})"
+                )
+        elif isinstance(value, complex):
+            raise NotImplementedError(f"{name} is not implemented for complex numbers ({value})")
+
+
 def operands(a: Any, b: Any, *, float_result: bool = False) -> tuple[Any, Any]:
     """Bring two operands to one dtype; Python scalars stay scalars.
 
@@ -95,7 +126,9 @@ def result_dtype(*values: Any) -> np.dtype[Any]:
         for dtype in dtypes[1:]:
             dtypes[0] = np.promote_types(dtypes[0], dtype)
         if dtypes and (best is None or _CATEGORY[dtypes[0].kind] > _CATEGORY[best.kind]):
-            best = dtypes[0]
+            # A complex operand of less weight makes the result complex, but not less precise.
+            is_precise = best is not None and best.kind == "f" and dtypes[0].kind == "c"
+            best = np.result_type(best, np.complex64) if is_precise else dtypes[0]
     if best is None:
         raise TypeError("no operand to take a dtype from")
     return best
@@ -114,9 +147,9 @@ def _by_weight(values: tuple[Any, ...]) -> tuple[list[np.dtype[Any]], ...]:
 
 
 def _torch_integers(dtypes: list[np.dtype[Any]]) -> list[np.dtype[Any]]:
-    """Floating dtypes alone decide where there are any: int64 with float32 is float32."""
-    highest = max((_CATEGORY[dtype.kind] for dtype in dtypes), default=0)
-    return [dtype for dtype in dtypes if _CATEGORY[dtype.kind] == highest]
+    """Floating and complex dtypes alone decide where there are any: int64 counts nothing then."""
+    lowest = min(2, max((_CATEGORY[dtype.kind] for dtype in dtypes), default=0))
+    return [dtype for dtype in dtypes if _CATEGORY[dtype.kind] >= lowest]
 
 
 def _scalar_category(value: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mpgrad.dispatch import call, cpu
 from mpgrad.ops.arithmetic import maximum, minimum
 from mpgrad.ops.dimensions import count, either, kept_shape, one_dim, some_dims
-from mpgrad.ops.promotion import as_tensor_operand, cast, floating
+from mpgrad.ops.promotion import as_tensor_operand, cast, floating, refuse_complex
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
 
@@ -115,13 +115,17 @@ def mean(
     return call(_mean, tensor, dim=dims, keepdim=either("keepdim", keepdim, "keepdims", keepdims))
 
 
+def _squared_size(xp: Any, x: Any) -> Any:
+    return xp.square(xp.absolute(x) if x.dtype.kind == "c" else x)
+
+
 def _centered(xp: Any, input: Any, dim: Dims) -> Any:
     return xp.subtract(input, _mean_of(xp, input, dim, True))
 
 
 def _var_of(xp: Any, input: Any, *, dim: Dims, correction: float, keepdim: bool) -> Any:
     freedom = count(input.shape, dim) - correction
-    squares = xp.sum(xp.square(_centered(xp, input, dim)), dim, keepdim)
+    squares = xp.sum(_squared_size(xp, _centered(xp, input, dim)), dim, keepdim)
     return xp.divide(squares, freedom if freedom > 0 else 0)
 
 
@@ -138,12 +142,15 @@ def _std_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims, correction
     return _var_grad(xp, xp.where(still, 0.0, xp.divide(grad, safe)), input, dim, correction)
 
 
-_var = operator("var", _var_of, input=_var_grad)
+# Deviations and norms of complex numbers are real, and so are their gradients: no holomorphic
+# functions. The formulas hold as they stand.
+_var = operator("var", _var_of, wirtinger=True, input=_var_grad)
 _std = operator(
     "std",
     lambda xp, input, *, dim, correction, keepdim: xp.sqrt(
         _var_of(xp, input, dim=dim, correction=correction, keepdim=keepdim)
     ),
+    wirtinger=True,
     input=_std_grad,
 )
 
@@ -199,7 +206,8 @@ def _norm_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims) -> Any:
 
 _norm = operator(
     "norm",
-    lambda xp, input, *, dim, keepdim: xp.sqrt(xp.sum(xp.square(input), dim, keepdim)),
+    lambda xp, input, *, dim, keepdim: xp.sqrt(xp.sum(_squared_size(xp, input), dim, keepdim)),
+    wirtinger=True,
     input=_norm_grad,
 )
 
@@ -233,12 +241,14 @@ _amin = operator(
 def amax(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
     """The largest element over ``dim``; ties share the gradient."""
     tensor = as_tensor_operand(input)
+    refuse_complex("amax", tensor)
     return call(_amax, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
 
 
 def amin(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
     """The smallest element over ``dim``; ties share the gradient."""
     tensor = as_tensor_operand(input)
+    refuse_complex("amin", tensor)
     return call(_amin, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
 
 
@@ -293,6 +303,7 @@ def _extremum(whole: Any, along: Any, of_two: Any, input: Any, dim: Any, keepdim
     if isinstance(dim, Tensor):
         return of_two(input, dim)
     tensor = as_tensor_operand(input)
+    refuse_complex("max or min", tensor)
     if dim is None:
         return call(whole, tensor, dim=None, keepdim=False)
     if tensor.ndim == 0:
@@ -301,7 +312,7 @@ def _extremum(whole: Any, along: Any, of_two: Any, input: Any, dim: Any, keepdim
 
 
 def _logsumexp_of(xp: Any, input: Any, *, dim: Dims, keepdim: bool) -> Any:
-    largest = xp.max(input, dim, True)
+    largest = xp.max(xp.real(input) if input.dtype.kind == "c" else input, dim, True)
     # An infinite maximum would give inf - inf.
     largest = xp.where(xp.isfinite(largest), largest, 0.0)
     total = xp.log(xp.sum(xp.exp(xp.subtract(input, largest)), dim, True))
@@ -394,6 +405,7 @@ def argmin(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = No
 
 def _where_extremum(function: str, input: Any, dim: Any, keepdim: bool) -> Tensor:
     tensor = as_tensor_operand(input)
+    refuse_complex(function, tensor)
     if dim is not None and tensor.ndim:
         dim = one_dim(dim, tensor.ndim)
     return Tensor(getattr(cpu, function)(tensor._array, dim if tensor.ndim else None, keepdim))

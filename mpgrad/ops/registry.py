@@ -26,6 +26,13 @@ an attribute's name  the keyword argument that forward got
 Where the gradients of several inputs share most of their work, ``joint`` gives all of them at once
 as a tuple in the order of the inputs (None where ``needs`` is False).
 
+Formulas are written as for real numbers: they apply the transpose of the Jacobian. A gradient of
+complex numbers is the conjugate Wirtinger derivative, as in PyTorch ("Autograd mechanics", section
+"Autograd for Complex Numbers"): the conjugate transpose is to be applied. For a holomorphic
+operator ``J^H g == conj(J^T conj(g))``, so :meth:`Operator.backward` conjugates before and after,
+and no formula has to know. An operator that is not holomorphic (``abs``, ``real``) has formulas
+that hold for complex numbers as they stand, and says so with ``wirtinger=True``.
+
 This file knows neither Nodes nor arrays.
 """
 
@@ -56,6 +63,7 @@ class Operator:
         derivatives: dict[str, Formula],
         joint: Formula | None,
         outputs: int,
+        wirtinger: bool = False,
     ) -> None:
         self.name = name
         #: What its Nodes are called: ``LogSoftmaxBackward`` for "log_softmax".
@@ -71,6 +79,10 @@ class Operator:
         if joint is not None:
             self._wants["joint"] = _wanted(joint)
         self._check()
+        #: Formulas that ask for no values have real factors only: conjugating would change nothing.
+        self.holomorphic = not wirtinger and any(
+            wanted & {*self.inputs, "result", "results"} for wanted in self._wants.values()
+        )
 
     def _check(self) -> None:
         for name in self.derivatives:
@@ -112,6 +124,15 @@ class Operator:
             saved: by name, everything in :meth:`wanted_names`, attributes included.
             needs: for each input, whether its gradient is wanted.
         """
+        if self.holomorphic and grads[0].dtype.kind == "c":
+            conjugates = self._transposed(xp, [xp.conj(grad) for grad in grads], saved, needs)
+            return [None if grad is None else xp.conj(grad) for grad in conjugates]
+        return self._transposed(xp, grads, saved, needs)
+
+    def _transposed(
+        self, xp: Any, grads: Sequence[Any], saved: dict[str, Any], needs: Sequence[bool]
+    ) -> list[Any]:
+        """The formulas as they stand."""
         offered = {**saved, "grad": grads[0], "grads": tuple(grads), "needs": tuple(needs)}
         if self.joint is not None:
             return list(self._call("joint", self.joint, xp, offered))
@@ -139,6 +160,7 @@ def operator(
     *,
     joint: Formula | None = None,
     outputs: int = 1,
+    wirtinger: bool = False,
     **derivatives: Formula,
 ) -> Operator:
     """Register an operator (see the module's docstring).
@@ -149,11 +171,12 @@ def operator(
             keyword-only ones the attributes. One ``*inputs`` makes it variadic.
         joint: one formula for all inputs.
         outputs: number of leading differentiable outputs.
+        wirtinger: the formulas hold for complex numbers as they stand.
         derivatives: a formula per differentiable input.
     """
     if name in OPERATORS:
         raise ValueError(f"operator {name!r} is registered twice")
-    OPERATORS[name] = Operator(name, forward, derivatives, joint, outputs)
+    OPERATORS[name] = Operator(name, forward, derivatives, joint, outputs, wirtinger)
     return OPERATORS[name]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.promotion import as_tensor_operand, floating
+from mpgrad.ops.promotion import as_tensor_operand, floating, refuse_complex
 from mpgrad.ops.registry import Formula, operator
 from mpgrad.tensor import Tensor
 
@@ -32,13 +32,16 @@ __all__ = [
 
 
 def _elementwise(
-    name: str, forward: Formula, derivative: Formula, doc: str
+    name: str, forward: Formula, derivative: Formula, doc: str, *, is_real: bool = False
 ) -> Callable[[Any], Tensor]:
     """Register ``name`` and make its public function of one floating tensor."""
     op = operator(name, forward, input=derivative)
 
     def public(input: Any) -> Tensor:
-        return call(op, floating(input))
+        tensor = floating(input)
+        if is_real:
+            refuse_complex(name, tensor)
+        return call(op, tensor)
 
     public.__name__, public.__qualname__, public.__doc__ = name, name, doc
     return public
@@ -137,6 +140,7 @@ erf = _elementwise(
         xp.multiply(grad, 2 / math.sqrt(math.pi)), xp.exp(xp.negative(xp.multiply(input, input)))
     ),
     "The error function.",
+    is_real=True,
 )
 
 
@@ -150,4 +154,6 @@ _relu = operator(
 
 def relu(input: Any) -> Tensor:
     """``max(input, 0)``; the gradient at 0 is 0."""
-    return call(_relu, as_tensor_operand(input))
+    tensor = as_tensor_operand(input)
+    refuse_complex("relu", tensor)
+    return call(_relu, tensor)

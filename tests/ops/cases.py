@@ -269,7 +269,7 @@ _networks = [
     ),
 ]
 
-CASES = [
+_REAL = [
     *_unary(),
     *_binary,
     *_reductions,
@@ -277,4 +277,62 @@ CASES = [
     *_linear,
     *_windows,
     *_networks,
+]
+
+#: Cases that are tried with complex numbers too.
+_ALSO_COMPLEX = (
+    "exp|expm1|sin|cos|tan|tanh|sinh|cosh|sigmoid|arctan|arcsin|arccos|neg|abs|square|log|sqrt|"
+    "rsqrt|reciprocal|log1p|add|add broadcasting|add alpha|add 0-d|sub|rsub scalar|mul|mul itself|"
+    "mul scalar|div|div scalar|pow|pow 2|pow 3|pow half|pow 0|pow -1|rpow|sum dim|sum dims keepdim|"
+    "mean|mean dim|var|var dim|std|norm|norm dim|logsumexp|logsumexp keepdim|cumsum|prod|prod dim|"
+    "reshape|flatten|permute|T|expand|repeat|flip|clone|cat|stack|split|unbind|getitem slice|"
+    "getitem repeated|getitem mask|gather|matmul|matmul vectors|matmul folded|matmul batch|"
+    "matmul itself|linear|conv2d geometry|l1_loss"
+)
+
+
+def _complex_values(*shape: int) -> np.ndarray:
+    real, imag = np.random.default_rng(9).uniform(-2, 2, (2, *shape))
+    return np.asarray(real + 1j * imag)
+
+
+def _with_complex_inputs(case: Case) -> Case:
+    """``case`` where each real input has got an imaginary part."""
+    arrays = case.arrays()
+    inputs = tuple(np.asarray(a + 0.7j * np.cos(a + i)) for i, a in enumerate(arrays))
+    return case._replace(name=f"complex {case.name}", inputs=inputs)
+
+
+def _only_complex() -> list[Case]:
+    def z(*shape: int) -> tuple[np.ndarray]:
+        return (_complex_values(*shape),)
+
+    real, imag = _complex_values(3, 2).real.copy(), _complex_values(3, 2).imag.copy()
+    return [
+        Case("real", lambda m, x: m.real(x), z(2, 3)),
+        Case("imag", lambda m, x: m.imag(x) * 2, z(2, 3)),
+        Case("conj", lambda m, x: m.conj(x) * x * 1j, z(2, 3)),
+        Case("angle", lambda m, x: m.angle(x), z(2, 3)),
+        Case("angle of real", lambda m, x: m.angle(x) + x, ((5,),)),
+        Case("sgn", lambda m, x: m.sgn(x), z(2, 3)),
+        Case("abs squared", lambda m, x: (x * m.conj(x)).real, z(2, 3)),
+        Case("adjoint", lambda m, x: x.mH @ x, z(2, 3)),
+        Case("complex", lambda m, a, b: m.complex(a, b) * (1 + 2j), (real, imag)),
+        Case("polar", lambda m, a, b: m.polar(a, b), (positive(3, 2), imag)),
+        Case("view_as_real", lambda m, x: m.view_as_real(x) * m.tensor(real), z(3)),
+        Case("view_as_complex", lambda m, x: m.view_as_complex(x.clone()) ** 2, (real,)),
+        Case("real times complex", lambda m, a, x: a * x + x * a.sum(), (real, *z(3, 2))),
+        Case("complex power", lambda m, x: x ** (1 - 0.5j), z(4)),
+        Case("complex base", lambda m, x: (1 - 0.5j) ** x, z(4)),
+        Case("real to complex power", lambda m, a, x: (a * a + 0.1) ** x, (real, *z(3, 2))),
+        Case("complex where", lambda m, x: m.where(m.real(x) > 0, x, 2j * x), z(5)),
+    ]
+
+
+_by_name = {case.name: case for case in _REAL}
+
+CASES = [
+    *_REAL,
+    *(_with_complex_inputs(_by_name[name]) for name in _ALSO_COMPLEX.split("|")),
+    *_only_complex(),
 ]

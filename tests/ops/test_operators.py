@@ -43,8 +43,12 @@ def run(case: Case, arrays: list[np.ndarray]) -> tuple[Tensor, list[Tensor]]:
     return case.function(MPGRAD, *inputs), inputs
 
 
-def cotangent_for(shape: tuple[int, ...]) -> np.ndarray:
-    return np.asarray(np.random.default_rng(3).uniform(0.5, 1.5, shape))
+def cotangent_for(out: Any) -> np.ndarray:
+    """Any values of the shape and the kind of ``out``, which may be PyTorch's."""
+    rng, shape = np.random.default_rng(3), tuple(out.shape)
+    values = rng.uniform(0.5, 1.5, shape)
+    is_complex = "complex" in str(out.dtype)
+    return np.asarray(values + 1j * rng.uniform(-1, 1, shape) if is_complex else values)
 
 
 @by_name
@@ -52,8 +56,8 @@ def test_values_and_gradients_equal_pytorchs(case: Case) -> None:
     torch = pytest.importorskip("torch")
     out, inputs = run(case, case.arrays())
     expected, leaves = _run_torch(torch, case)
-    np.testing.assert_allclose(out._array, expected.detach().numpy(), rtol=1e-12, atol=1e-12)
-    cotangent = cotangent_for(out.shape)
+    np.testing.assert_allclose(out._array, expected.numpy(force=True), rtol=1e-12, atol=1e-12)
+    cotangent = cotangent_for(out)
     wanted = torch.autograd.grad(expected, leaves, torch.from_numpy(cotangent), allow_unused=True)
     for ours, theirs in zip(gradients([out], [cotangent], inputs), wanted, strict=True):
         assert (ours is None) == (theirs is None)
@@ -65,7 +69,7 @@ def test_values_and_gradients_equal_pytorchs(case: Case) -> None:
 def test_gradients_equal_finite_differences(case: Case) -> None:
     arrays = case.arrays()
     out, inputs = run(case, arrays)
-    cotangent = cotangent_for(out.shape)
+    cotangent = cotangent_for(out)
     for array, grad in zip(arrays, gradients([out], [cotangent], inputs), strict=True):
         if grad is not None:
             numeric = _finite_differences(case, arrays, array, cotangent)
@@ -75,22 +79,27 @@ def test_gradients_equal_finite_differences(case: Case) -> None:
 def _finite_differences(
     case: Case, arrays: list[np.ndarray], array: np.ndarray, cotangent: np.ndarray
 ) -> np.ndarray:
-    """Central differences with respect to ``array``, which is one of ``arrays``."""
-    step, numeric = 1e-6, np.empty_like(array)
+    """Central differences with respect to ``array``, which is one of ``arrays``.
+
+    Of complex numbers ``d/dx + 1j * d/dy``, which is what the gradient is to be.
+    """
+    step, numeric = 1e-6, np.zeros_like(array)
     for place in np.ndindex(array.shape):
-        kept, ends = array[place], []
-        for value in (kept + step, kept - step):
-            array[place] = value
-            ends.append(float((run(case, arrays)[0]._array * cotangent).sum()))
-        array[place] = kept
-        numeric[place] = (ends[0] - ends[1]) / (2 * step)
+        for direction in (1, 1j) if array.dtype.kind == "c" else (1,):
+            kept, ends = array[place], []
+            for value in (kept + step * direction, kept - step * direction):
+                array[place] = value
+                out = run(case, arrays)[0]._array
+                ends.append(float((out * cotangent.conj()).sum().real))
+            array[place] = kept
+            numeric[place] += (ends[0] - ends[1]) / (2 * step) * direction
     return numeric
 
 
 @by_name
 def test_formulas_run_on_tensors_too(case: Case) -> None:
     out, inputs = run(case, case.arrays())
-    cotangent = cotangent_for(out.shape)
+    cotangent = cotangent_for(out)
     on_arrays = gradients([out], [cotangent], inputs)
     if not case.twice and _uses(out, "prod"):
         with pytest.raises(NotImplementedError, match="'prod'"):
@@ -111,17 +120,17 @@ def _uses(out: Tensor, name: str) -> bool:
 def test_second_derivatives_equal_pytorchs(case: Case) -> None:
     torch = pytest.importorskip("torch")
     out, inputs = run(case, case.arrays())
-    cotangent = Tensor(cotangent_for(out.shape)).requires_grad_()
+    cotangent = Tensor(cotangent_for(out)).requires_grad_()
     firsts = differentiable_gradients([out], [cotangent], inputs)
     expected, leaves = _run_torch(torch, case)
-    their_cotangent = torch.from_numpy(cotangent_for(out.shape)).requires_grad_()
+    their_cotangent = torch.from_numpy(cotangent_for(out)).requires_grad_()
     theirs = torch.autograd.grad(
         expected, leaves, their_cotangent, create_graph=True, allow_unused=True
     )
     pairs = [
         (a, b) for a, b in zip(firsts, theirs, strict=True) if b is not None and b.requires_grad
     ]
-    weights = [cotangent_for(tuple(b.shape)) for _, b in pairs]
+    weights = [cotangent_for(b) for _, b in pairs]
     wanted = torch.autograd.grad(
         [b for _, b in pairs],
         [*leaves, their_cotangent],
@@ -150,7 +159,7 @@ def test_memory_layout_does_not_matter(case: Case) -> None:
         pytest.skip("view promises never to copy")
     again, same_inputs = run(case, strided)
     np.testing.assert_allclose(again._array, out._array, rtol=1e-13, atol=1e-13)
-    cotangent = cotangent_for(out.shape)
+    cotangent = cotangent_for(out)
     pairs = zip(
         gradients([out], [cotangent], inputs),
         gradients([again], [_with_gaps(cotangent)], same_inputs),
@@ -171,11 +180,12 @@ def _with_gaps(array: np.ndarray) -> np.ndarray:
 
 @by_name
 def test_float32_stays_float32(case: Case) -> None:
-    out, inputs = run(case, [a.astype(np.float32) for a in case.arrays()])
+    singles = [a.astype(np.complex64 if a.dtype.kind == "c" else np.float32) for a in case.arrays()]
+    out, inputs = run(case, singles)
     # Cases that mix in float64 constants widen, as PyTorch does.
-    cotangent = cotangent_for(out.shape).astype(out.dtype)
-    for grad in gradients([out], [cotangent], inputs):
-        assert grad is None or grad.dtype == np.float32
+    cotangent = cotangent_for(out).astype(out.dtype)
+    for grad, single in zip(gradients([out], [cotangent], inputs), singles, strict=True):
+        assert grad is None or grad.dtype == single.dtype
 
 
 def test_the_table_covers_every_operator_with_a_formula() -> None:
@@ -184,13 +194,12 @@ def test_the_table_covers_every_operator_with_a_formula() -> None:
         out, inputs = run(case, case.arrays())
         seen |= _operators_behind(out)
         if case.twice:
-            cotangent = creation.ones(out.shape, dtype=np.float64, requires_grad=True)
+            cotangent = creation.ones_like(out, requires_grad=True)
             firsts = differentiable_gradients([out], [cotangent], inputs)
             for first in firsts:
                 seen |= _operators_behind(first) if first is not None else set()
     differentiable = {n for n, op in OPERATORS.items() if op.derivatives or op.joint}
-    # Casts of floating tensors are tested with the dtypes.
-    assert differentiable - seen == {"to_copy"}
+    assert differentiable - seen == set()
 
 
 def _operators_behind(tensor: Tensor) -> set[str]:
@@ -223,7 +232,9 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, slice):
         return all(_is_plain(x) for x in (value.start, value.stop, value.step))
     return (
-        value is None or value is Ellipsis or isinstance(value, bool | int | float | str | np.dtype)
+        value is None
+        or value is Ellipsis
+        or isinstance(value, bool | int | float | complex | str | np.dtype)
     )
 
 

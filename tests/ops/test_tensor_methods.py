@@ -350,7 +350,7 @@ def test_data_that_is_no_tensor_is_refused() -> None:
         creation.tensor(["a"])
     with pytest.raises(ValueError, match="inhomogeneous"):
         creation.tensor([[1.0], [1.0, 2.0]])
-    with pytest.raises(RuntimeError, match="floating point dtype"):
+    with pytest.raises(RuntimeError, match="floating point and complex dtype"):
         creation.tensor([1], requires_grad=True)
     with pytest.warns(UserWarning, match="copy construct"):
         creation.tensor(creation.zeros(1))

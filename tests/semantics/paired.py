@@ -87,6 +87,8 @@ def seen(value: Any, *, exact: bool) -> Any:
         return Seen("error", words)
     if isinstance(value, Tensor) or type(value).__module__.startswith("torch"):
         return _tensor(value)
+    if isinstance(value, np.dtype):
+        return value.name
     if isinstance(value, np.ndarray):
         return Seen("array", f"{value.dtype} {value.shape}", value.copy())
     return value
@@ -95,7 +97,9 @@ def seen(value: Any, *, exact: bool) -> Any:
 def _tensor(value: Any) -> Any:
     if not hasattr(value, "detach"):
         return str(value).rpartition(".")[2]  # a dtype, a device, a size
-    array = np.array(value.detach().resolve_conj().numpy() if _is_torch(value) else value._array)
+    array = np.array(
+        value.detach().resolve_conj().resolve_neg().numpy() if _is_torch(value) else value._array
+    )
     words = f"{array.dtype} {array.shape} requires_grad={value.requires_grad}"
     return Seen("tensor", words, array)
 

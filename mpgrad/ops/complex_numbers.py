@@ -1,0 +1,204 @@
+"""Complex numbers: their parts, conjugates, angles, and making them from real ones.
+
+None of these is holomorphic, so the formulas hold for complex numbers as they stand
+(``wirtinger=True``; see ``ops.registry``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.dispatch import call
+from mpgrad.ops.arithmetic import mul, sign
+from mpgrad.ops.promotion import as_tensor_operand
+from mpgrad.ops.registry import operator
+from mpgrad.ops.shape import transpose
+from mpgrad.ops.transcendental import cos, sin
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "angle",
+    "complex",
+    "conj",
+    "imag",
+    "is_complex",
+    "polar",
+    "real",
+    "sgn",
+    "view_as_complex",
+    "view_as_real",
+]
+
+
+def is_complex(input: Tensor) -> bool:
+    """Whether the dtype is a complex one."""
+    return input._array.dtype.kind == "c"
+
+
+_real = operator(
+    "real",
+    lambda xp, input: xp.real(input),
+    wirtinger=True,
+    input=lambda xp, grad: xp.complex(grad, xp.zeros(grad.shape, grad.dtype)),
+)
+_imag = operator(
+    "imag",
+    lambda xp, input: xp.imag(input),
+    wirtinger=True,
+    input=lambda xp, grad: xp.complex(xp.zeros(grad.shape, grad.dtype), grad),
+)
+
+
+def real(input: Tensor) -> Tensor:
+    """A view of the real parts; a real tensor itself."""
+    return call(_real, input) if is_complex(input) else input
+
+
+def imag(input: Tensor) -> Tensor:
+    """A view of the imaginary parts.
+
+    Raises:
+        RuntimeError: ``input`` is not complex.
+    """
+    if not is_complex(input):
+        raise RuntimeError("imag is not implemented for tensors with non-complex dtypes.")
+    return call(_imag, input)
+
+
+_conj = operator(
+    "conj",
+    lambda xp, input: xp.conj(input),
+    wirtinger=True,
+    input=lambda xp, grad: xp.conj(grad),
+)
+
+
+def conj(input: Tensor) -> Tensor:
+    """The complex conjugates, a copy; a real tensor itself."""
+    return call(_conj, input) if is_complex(input) else input
+
+
+def adjoint(input: Tensor) -> Tensor:
+    """The conjugate transpose of the last two dimensions."""
+    return conj(transpose(input, -2, -1))
+
+
+_complex = operator(
+    "complex",
+    lambda xp, real, imag: xp.complex(real, imag),
+    wirtinger=True,
+    real=lambda xp, grad, real_shape: xp.sum_to(xp.real(grad), real_shape),
+    imag=lambda xp, grad, imag_shape: xp.sum_to(xp.imag(grad), imag_shape),
+)
+
+
+def complex(real: Tensor, imag: Tensor) -> Tensor:
+    """``real + 1j * imag``.
+
+    Raises:
+        RuntimeError: they are not both float32 or both float64.
+    """
+    _check_parts(real, imag)
+    return call(_complex, real, imag)
+
+
+def polar(abs: Tensor, angle: Tensor) -> Tensor:
+    """``abs * (cos(angle) + 1j * sin(angle))``.
+
+    Raises:
+        RuntimeError: they are not both float32 or both float64.
+    """
+    _check_parts(abs, angle)
+    return call(_complex, mul(abs, cos(angle)), mul(abs, sin(angle)))
+
+
+def _check_parts(first: Tensor, second: Tensor) -> None:
+    dtypes = first._array.dtype, second._array.dtype
+    if any(dtype.kind != "f" or dtype.itemsize < 4 for dtype in dtypes):
+        raise RuntimeError(f"Expected both inputs to be Float or Double tensors but got {dtypes}")
+    if dtypes[0] != dtypes[1]:
+        raise RuntimeError(
+            f"Expected object of scalar type {dtypes[0]} but got scalar type {dtypes[1]} for "
+            "second argument"
+        )
+
+
+def _angle_grad(xp: Any, grad: Any, input: Any) -> Any:
+    """``1j * input / |input|^2``, and 0 at the origin; of real numbers the angle is a step."""
+    if input.dtype.kind != "c":
+        return xp.zeros(grad.shape, grad.dtype)
+    origin = xp.equal(input, 0)
+    # 1 / conj(z) is z / |z|^2 without squares that could overflow.
+    slope = xp.multiply(xp.reciprocal(xp.conj(xp.where(origin, 1.0, input))), 1j)
+    return xp.where(origin, 0.0, xp.multiply(slope, grad))
+
+
+_angle = operator("angle", lambda xp, input: xp.angle(input), wirtinger=True, input=_angle_grad)
+
+
+def angle(input: Tensor) -> Tensor:
+    """The argument in (-pi, pi]; of real numbers 0 or pi. Its gradient at 0 is 0."""
+    return call(_angle, as_tensor_operand(input))
+
+
+def _sgn_grad(xp: Any, grad: Any, input: Any, result: Any) -> Any:
+    """What of ``grad`` is at right angles to ``input``, over ``|input|``; 0 at the origin."""
+    size = xp.absolute(input)
+    origin = xp.equal(size, 0)
+    along = xp.real(xp.multiply(grad, xp.conj(result)))
+    across = xp.subtract(grad, xp.multiply(result, along))
+    return xp.where(origin, 0.0, xp.divide(across, xp.where(origin, 1.0, size)))
+
+
+_sgn = operator("sgn", lambda xp, input: xp.sign(input), wirtinger=True, input=_sgn_grad)
+
+
+def sgn(input: Tensor) -> Tensor:
+    """``input / abs(input)``, 0 at 0; of real numbers :func:`sign`."""
+    tensor = as_tensor_operand(input)
+    return call(_sgn, tensor) if is_complex(tensor) else sign(tensor)
+
+
+_view_as_real = operator(
+    "view_as_real",
+    lambda xp, input: xp.view_as_real(input),
+    wirtinger=True,
+    input=lambda xp, grad: xp.view_as_complex(xp.copy(grad)),
+)
+_view_as_complex = operator(
+    "view_as_complex",
+    lambda xp, input: xp.view_as_complex(input),
+    wirtinger=True,
+    input=lambda xp, grad: xp.view_as_real(grad),
+)
+
+
+def view_as_real(input: Tensor) -> Tensor:
+    """A view with one more dimension, of length 2: real and imaginary part.
+
+    Raises:
+        RuntimeError: ``input`` is not complex.
+    """
+    if not is_complex(input):
+        raise RuntimeError("view_as_real is only supported for complex tensors")
+    return call(_view_as_real, input)
+
+
+def view_as_complex(input: Tensor) -> Tensor:
+    """A view as complex numbers; the last dimension, of length 2, are their parts.
+
+    Raises:
+        RuntimeError: there is no such dimension, its elements are not neighbours in memory, or
+            the dtype is neither float32 nor float64.
+    """
+    array = input._array
+    if array.dtype.kind != "f" or array.itemsize < 4:
+        raise RuntimeError(
+            "view_as_complex is only supported for float and double tensors, but got a tensor of "
+            f"scalar type: {array.dtype}"
+        )
+    if array.ndim == 0 or array.shape[-1] != 2:
+        raise RuntimeError("Tensor must have a last dimension of size 2")
+    if array.strides[-1] != array.itemsize:
+        raise RuntimeError("Tensor must have a last dimension with stride 1")
+    return call(_view_as_complex, input)
