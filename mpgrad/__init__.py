@@ -44,8 +44,10 @@ _NAMES_OF = {
     "mpgrad.ops.random": "manual_seed rand randn rand_like randn_like randint randperm",
     "mpgrad.ops.arithmetic": (
         "add sub mul div floor_divide remainder pow neg abs sign floor ceil round "
-        "sqrt rsqrt reciprocal square maximum minimum clamp where eq ne gt ge lt le "
-        "logical_and logical_or logical_xor logical_not "
+        "sqrt rsqrt reciprocal square maximum minimum clamp where"
+    ),
+    "mpgrad.ops.comparison": (
+        "eq ne gt ge lt le logical_and logical_or logical_xor logical_not "
         "bitwise_and bitwise_or bitwise_xor bitwise_not isnan isinf isfinite"
     ),
     "mpgrad.ops.transcendental": (

@@ -19,6 +19,7 @@ from mpgrad.ops import (
     activation,
     arithmetic,
     catalogue,  # noqa: F401  (registers every operator)
+    comparison,
     complex_numbers,
     indexing,
     linalg,
@@ -59,15 +60,15 @@ _INFIX = {
     "matmul": linalg.matmul,
 }
 _COMPARISONS = {
-    "__eq__": arithmetic.eq,
-    "__ne__": arithmetic.ne,
-    "__lt__": arithmetic.lt,
-    "__le__": arithmetic.le,
-    "__gt__": arithmetic.gt,
-    "__ge__": arithmetic.ge,
-    "__and__": arithmetic.bitwise_and,
-    "__or__": arithmetic.bitwise_or,
-    "__xor__": arithmetic.bitwise_xor,
+    "__eq__": comparison.eq,
+    "__ne__": comparison.ne,
+    "__lt__": comparison.lt,
+    "__le__": comparison.le,
+    "__gt__": comparison.gt,
+    "__ge__": comparison.ge,
+    "__and__": comparison.bitwise_and,
+    "__or__": comparison.bitwise_or,
+    "__xor__": comparison.bitwise_xor,
 }
 
 
@@ -118,7 +119,7 @@ def _iter(self: Tensor) -> Iterator[Tensor]:
 
 
 def _contains(self: Tensor, value: Any) -> bool:
-    return bool(arithmetic.eq(self, value)._array.any())
+    return bool(comparison.eq(self, value)._array.any())
 
 
 def _format(self: Tensor, spec: str) -> str:
@@ -331,6 +332,7 @@ def _deepcopy(self: Tensor, memo: dict[int, Any]) -> Tensor:
 
 _FUNCTIONS_AS_METHODS: tuple[Callable[..., Any], ...] = (
     *(getattr(arithmetic, name) for name in arithmetic.__all__ if name != "where"),
+    *(getattr(comparison, name) for name in comparison.__all__),
     *(getattr(transcendental, name) for name in transcendental.__all__),
     *(getattr(reduction, name) for name in reduction.__all__),
     *(getattr(shape, name) for name in shape.__all__ if name not in ("cat", "stack")),
@@ -390,7 +392,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__neg__": arithmetic.neg,
     "__pos__": lambda self: self,
     "__abs__": arithmetic.abs,
-    "__invert__": arithmetic.bitwise_not,
+    "__invert__": comparison.bitwise_not,
     "__getitem__": indexing.getitem,
     "__len__": _len,
     "__iter__": _iter,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
-from mpgrad.ops import arithmetic, linalg, reduction, shape, transcendental
+from mpgrad.ops import arithmetic, comparison, linalg, reduction, shape, transcendental
 from mpgrad.tensor import Tensor
 
 _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
@@ -34,16 +34,16 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.floor: arithmetic.floor,
     np.ceil: arithmetic.ceil,
     np.rint: arithmetic.round,
-    np.equal: arithmetic.eq,
-    np.not_equal: arithmetic.ne,
-    np.greater: arithmetic.gt,
-    np.greater_equal: arithmetic.ge,
-    np.less: arithmetic.lt,
-    np.less_equal: arithmetic.le,
-    np.logical_not: arithmetic.logical_not,
-    np.isnan: arithmetic.isnan,
-    np.isinf: arithmetic.isinf,
-    np.isfinite: arithmetic.isfinite,
+    np.equal: comparison.eq,
+    np.not_equal: comparison.ne,
+    np.greater: comparison.gt,
+    np.greater_equal: comparison.ge,
+    np.less: comparison.lt,
+    np.less_equal: comparison.le,
+    np.logical_not: comparison.logical_not,
+    np.isnan: comparison.isnan,
+    np.isinf: comparison.isinf,
+    np.isfinite: comparison.isfinite,
     np.exp: transcendental.exp,
     np.expm1: transcendental.expm1,
     np.log: transcendental.log,

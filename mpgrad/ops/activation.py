@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.arithmetic import add, gt, mul, square, where
+from mpgrad.ops.arithmetic import add, mul, square, where
+from mpgrad.ops.comparison import gt
 from mpgrad.ops.dimensions import either, one_dim
 from mpgrad.ops.promotion import floating, refuse_complex
 from mpgrad.ops.registry import operator

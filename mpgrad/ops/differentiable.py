@@ -13,6 +13,7 @@ from typing import Any
 from mpgrad.dispatch import call
 from mpgrad.ops import (
     arithmetic,
+    comparison,
     complex_numbers,
     convolution,
     creation,
@@ -72,19 +73,19 @@ angle = complex_numbers.angle
 view_as_real = complex_numbers.view_as_real
 view_as_complex = complex_numbers.view_as_complex
 
-equal = arithmetic.eq
-not_equal = arithmetic.ne
-greater = arithmetic.gt
-greater_equal = arithmetic.ge
-less = arithmetic.lt
-less_equal = arithmetic.le
-logical_and = arithmetic.logical_and
-logical_or = arithmetic.logical_or
-logical_xor = arithmetic.logical_xor
-logical_not = arithmetic.logical_not
-isnan = arithmetic.isnan
-isinf = arithmetic.isinf
-isfinite = arithmetic.isfinite
+equal = comparison.eq
+not_equal = comparison.ne
+greater = comparison.gt
+greater_equal = comparison.ge
+less = comparison.lt
+less_equal = comparison.le
+logical_and = comparison.logical_and
+logical_or = comparison.logical_or
+logical_xor = comparison.logical_xor
+logical_not = comparison.logical_not
+isnan = comparison.isnan
+isinf = comparison.isinf
+isfinite = comparison.isfinite
 
 sum = _reduction.sum
 max = _reduction.amax

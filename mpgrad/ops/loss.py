@@ -9,7 +9,8 @@ from mpgrad.dispatch import call
 from mpgrad.ops import reduction as reductions
 from mpgrad.ops.activation import log_softmax
 from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.arithmetic import add, clamp, div, le, maximum, mul, ne, neg, square, sub, where
+from mpgrad.ops.arithmetic import add, clamp, div, maximum, mul, neg, square, sub, where
+from mpgrad.ops.comparison import le, ne
 from mpgrad.ops.indexing import getitem
 from mpgrad.ops.promotion import cast, operands, refuse_complex
 from mpgrad.ops.registry import operator

@@ -1,0 +1,95 @@
+"""Comparisons, logic and tests for special values: nothing here has a derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpgrad.dispatch import cpu
+from mpgrad.ops.promotion import as_operand, as_tensor_operand, refuse_complex
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "eq",
+    "ge",
+    "gt",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "le",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "lt",
+    "ne",
+]
+
+
+def _comparison(
+    name: str, function: str, doc: str, *, orders: bool = False
+) -> Callable[[Any, Any], Tensor]:
+    """A function of two operands whose result is boolean, so that nothing is recorded."""
+    compare = getattr(cpu, function)
+
+    def public(input: Any, other: Any) -> Tensor:
+        a, b = (as_operand(value) for value in (input, other))
+        if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+            a = as_tensor_operand(a)
+        if orders:
+            refuse_complex(name, a, b)
+        return Tensor(compare(*(v._array if isinstance(v, Tensor) else v for v in (a, b))))
+
+    public.__name__, public.__doc__ = name, doc
+    return public
+
+
+eq = _comparison("eq", "equal", "``input == other``, element by element.")
+ne = _comparison("ne", "not_equal", "``input != other``, element by element.")
+gt = _comparison("gt", "greater", "``input > other``, element by element.", orders=True)
+ge = _comparison("ge", "greater_equal", "``input >= other``, element by element.", orders=True)
+lt = _comparison("lt", "less", "``input < other``, element by element.", orders=True)
+le = _comparison("le", "less_equal", "``input <= other``, element by element.", orders=True)
+logical_and = _comparison("logical_and", "logical_and", "Both are true (not zero).")
+logical_or = _comparison("logical_or", "logical_or", "At least one is true (not zero).")
+logical_xor = _comparison("logical_xor", "logical_xor", "Exactly one is true (not zero).")
+
+
+def _predicate(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
+    test = getattr(cpu, function)
+
+    def public(input: Any) -> Tensor:
+        return Tensor(test(as_tensor_operand(input)._array))
+
+    public.__name__, public.__doc__ = name, doc
+    return public
+
+
+def _bitwise(name: str, ufunc: np.ufunc) -> Callable[..., Tensor]:
+    """Of integers bit by bit, of booleans the logical operation."""
+
+    def public(*inputs: Any) -> Tensor:
+        arrays = [v._array if isinstance(v, Tensor) else v for v in map(as_operand, inputs)]
+        if any(np.asarray(array).dtype.kind == "f" for array in arrays):
+            raise RuntimeError(f"{name}: not implemented for floating point tensors")
+        return Tensor(np.asarray(ufunc(*arrays)))
+
+    public.__name__, public.__doc__ = name, f"``np.{ufunc.__name__}``, element by element."
+    return public
+
+
+bitwise_and = _bitwise("bitwise_and", np.bitwise_and)
+bitwise_or = _bitwise("bitwise_or", np.bitwise_or)
+bitwise_xor = _bitwise("bitwise_xor", np.bitwise_xor)
+bitwise_not = _bitwise("bitwise_not", np.invert)
+
+logical_not = _predicate("logical_not", "logical_not", "True where the element is zero.")
+isnan = _predicate("isnan", "isnan", "True where the element is NaN.")
+isinf = _predicate("isinf", "isinf", "True where the element is infinite.")
+isfinite = _predicate("isfinite", "isfinite", "True where the element is finite.")
