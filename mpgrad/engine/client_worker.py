@@ -37,6 +37,8 @@ class ClientWorker:
         self._handover, self._arena = handover, arena
         #: What the last failed task raised.
         self.error: BaseException | None = None
+        #: What workers warned of while the graph ran, packed.
+        self.warnings: list[bytes] = []
 
     def run(self, dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
         """Run one task; an exception is kept in ``error`` as it is."""

@@ -22,18 +22,19 @@ from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.autograd.running import innermost
 from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import place
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
-from mpgrad.errors import CoordinatorLost, EngineClosed, SharedMemoryExhausted, WorkerLost
+from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan import NodeTaskSpec, Plan
 from mpgrad.scheduler.plan_cache import PlanCache
-from mpgrad.wire.remote_error import decode_error
+from mpgrad.wire.output import replay_warnings
 from mpgrad.wire.schema import Processes
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -227,11 +228,13 @@ class ProcessEngine:
             with self._session() as session:
                 outcome, client = self._submit(session, frozen, planned, code, handover)
                 self._note(frozen, planned, handover, outcome)
-                if isinstance(outcome, FailGraph):
-                    raise self._error(frozen, planned, outcome, client)
-                results = self._open_results(session, frozen, outcome, handover)
+                if isinstance(outcome, CompleteGraph):
+                    results = self._open_results(session, frozen, outcome, handover)
         finally:
             handover.close()
+        replay_warnings(client.warnings, lambda task: planned.tasks[task].position)
+        if isinstance(outcome, FailGraph):
+            raise cause_of(outcome, frozen, planned, client.error)
         if not frozen.keep_graph:
             for node, runs in zip(frozen.nodes, frozen.runs, strict=True):
                 if runs:
@@ -273,7 +276,9 @@ class ProcessEngine:
             for start, stop in rest
         )
         client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
-        return session.run(submission, extensions, client.run), client
+        outcome = session.run(submission, extensions, client.run)
+        client.warnings = session.warnings_of(graph)
+        return outcome, client
 
     def _open_results(
         self, session: Session, frozen: FrozenGraph, outcome: CompleteGraph, handover: Handover
@@ -332,22 +337,6 @@ class ProcessEngine:
                 if members[0].piece_of is None and _is_dominated(frozen, members):
                     costs.observe(frozen.nodes[members[0].node], microseconds)
 
-    def _error(
-        self, frozen: FrozenGraph, planned: Plan, outcome: FailGraph, client: ClientWorker
-    ) -> BaseException:
-        if outcome.kind == "error":
-            # The client's own tasks send no error: theirs is kept here as it is.
-            if client.error is not None and not outcome.error:
-                return client.error
-            return decode_error(outcome.error)
-        if outcome.kind == "memory":
-            requested, used, limit = map(int, outcome.error.split())
-            return SharedMemoryExhausted(requested, used, limit, "engine arena")
-        text = outcome.error.decode(errors="replace")
-        if outcome.kind == "lost":
-            return WorkerLost(f"{_names(frozen, planned, outcome.task)}: {text}")
-        return EngineClosed(f"the backward was cancelled: {text}")
-
 
 def _pieces(count: int) -> list[tuple[int, int]]:
     """How the tables of ``count`` tasks are cut into messages: [start, stop) of each.
@@ -370,10 +359,3 @@ def _is_dominated(frozen: FrozenGraph, members: tuple[Any, ...]) -> bool:
     specs = frozen.spec.nodes
     first = specs[members[0].node].cost_us
     return sum(specs[member.node].cost_us for member in members[1:]) < 0.1 * first
-
-
-def _names(frozen: FrozenGraph, planned: Plan, task: int) -> str:
-    if task < 0:
-        return "the backward could not be finished"
-    nodes = [frozen.spec.nodes[member.node].name for member in planned.groups[task]]
-    return f"the task {' -> '.join(nodes)} could not be run"

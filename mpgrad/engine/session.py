@@ -22,7 +22,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.output import show_output
+from mpgrad.wire.output import WARNING, show_output
 from mpgrad.wire.zeromq import ZmqSpoke
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
@@ -50,6 +50,7 @@ class Session:
         self._pidfd = os.dup(coordinator.pidfd)
         self._spoke.watch(self._pidfd)
         self._answers: list[Any] = []
+        self._warnings: dict[int, list[bytes]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
@@ -148,12 +149,23 @@ class Session:
         replies: list[Any] = []
         for instruction in self._state.handle_event(message):
             if isinstance(instruction, do.ForwardOutput):
-                show_output(instruction.kind, instruction.data)
+                self._show(instruction)
             elif isinstance(instruction, do.ExecuteNodeTask):
                 dispatch = instruction.dispatch
                 reply = self._run_task[dispatch.name](dispatch)
                 replies += self._state.handle_event(ev.NodeTaskFinished(reply))
         return replies
+
+    def _show(self, output: do.ForwardOutput) -> None:
+        """Show what a worker printed or logged; keep warnings, which user filters may raise."""
+        if output.kind == WARNING:
+            self._warnings.setdefault(output.graph, []).append(output.data)
+        else:
+            show_output(output.kind, output.data)
+
+    def warnings_of(self, graph: int) -> list[bytes]:
+        """What workers warned of while ``graph`` ran; asked once it has ended."""
+        return self._warnings.pop(graph, [])
 
     # ------------------------------------------------------------------ everything else
 

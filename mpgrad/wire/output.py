@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 import warnings
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import msgspec
+
+from mpgrad.wire.remote_error import decode_error
 
 STDOUT, STDERR, LOG, WARNING = "stdout", "stderr", "log", "warning"
 
@@ -33,12 +35,10 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Warned(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A warning."""
+    """A warning: which task of its graph gave it, and the Warning as ``encode_error`` packs it."""
 
-    slot: int
-    module: str
-    category: str
-    message: str
+    task: int
+    warning: bytes
     path: str
     line: int
 
@@ -54,7 +54,7 @@ def encode_output(output: Output) -> bytes:
 
 
 def show_output(kind: str, data: bytes) -> None:
-    """Print, log or warn in this process what a worker did, saying which worker it was."""
+    """Print or log in this process what a worker did, saying which worker it was."""
     output = _decoder.decode(data)
     if isinstance(output, Text):
         stream = sys.stderr if kind == STDERR else sys.stdout
@@ -74,18 +74,39 @@ def show_output(kind: str, data: bytes) -> None:
         logger = logging.getLogger(output.name)
         if logger.isEnabledFor(output.level):
             logger.handle(record)
-    else:
-        warnings.warn_explicit(output.message, _category(output), output.path, output.line)
+
+
+def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> None:
+    """Warn on this thread of what workers warned of; the filters of this process decide.
+
+    Args:
+        pieces: what came with the kind WARNING.
+        order: the serial position of a task: warnings appear in the order of the serial engine.
+
+    Raises:
+        Warning: a filter of the user makes an error of it.
+    """
+    found = [output for piece in pieces if isinstance(output := _decoder.decode(piece), Warned)]
+    for warned in sorted(found, key=lambda warned: order(warned.task)):
+        warning = decode_error(warned.warning, with_traceback=False)
+        if not isinstance(warning, Warning):
+            warning = UserWarning(str(warning))  # its class exists only in the worker
+        module, registry = _module_of(warned.path)
+        warnings.warn_explicit(warning, type(warning), warned.path, warned.line, module, registry)
+
+
+def _module_of(path: str) -> tuple[str | None, dict[Any, Any]]:
+    """Name of the module that is written in ``path``, and its memory of warnings it has shown."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == path:
+            return name, vars(module).setdefault("__warningregistry__", {})
+    return None, _registries.setdefault(path, {})
+
+
+#: For code that belongs to no module here (a file that was executed, an interactive cell).
+_registries: dict[str, dict[Any, Any]] = {}
 
 
 def _prefixed(output: Text) -> str:
     lines = output.text.splitlines(keepends=True)
     return "".join(f"[worker {output.slot}] {line}" for line in lines)
-
-
-def _category(output: Warned) -> type[Warning]:
-    try:
-        found = getattr(importlib.import_module(output.module), output.category)
-    except (ImportError, AttributeError):
-        return UserWarning
-    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning

@@ -53,12 +53,13 @@ def encode_error(error: BaseException, where: str) -> bytes:
     )
 
 
-def decode_error(data: bytes) -> BaseException:
+def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
     """The exception, with the remote traceback as its cause."""
     remote = msgspec.msgpack.decode(data, type=RemoteError)
     error = _rebuild(remote)
-    error.add_note(f"raised in {remote.where}")
-    error.__cause__ = RemoteTraceback(remote.traceback)
+    if with_traceback:
+        error.add_note(f"raised in {remote.where}")
+        error.__cause__ = RemoteTraceback(remote.traceback)
     return error
 
 

@@ -24,6 +24,7 @@ from mpgrad.wire.output import (
     Warned,
     encode_output,
 )
+from mpgrad.wire.remote_error import encode_error
 
 Send = Callable[[str, bytes], None]
 
@@ -38,6 +39,8 @@ class OutputForwarder:
 
     def __init__(self, slot: int, send: Send) -> None:
         self._slot, self._send = slot, send
+        #: Which task of its graph runs.
+        self.task = -1
         self._streams = (_Stream(self, STDOUT), _Stream(self, STDERR))
 
     def install(self, log_level: int) -> None:
@@ -45,6 +48,9 @@ class OutputForwarder:
         sys.stdout, sys.stderr = self._streams
         logging.basicConfig(handlers=[_Handler(self)], level=log_level, force=True)
         warnings.showwarning = self._show_warning  # type: ignore[assignment]
+        # Every one is passed on: which of them are shown, and how often, the client's filters say.
+        warnings.resetwarnings()
+        warnings.simplefilter("always")
 
     def flush(self) -> None:
         """Send lines that have no end yet."""
@@ -74,17 +80,8 @@ class OutputForwarder:
     def _show_warning(
         self, message: Any, category: type[Warning], filename: str, lineno: int, *_: Any
     ) -> None:
-        self._pass_on(
-            WARNING,
-            Warned(
-                self._slot,
-                category.__module__,
-                category.__qualname__,
-                str(message),
-                filename,
-                lineno,
-            ),
-        )
+        warning = message if isinstance(message, Warning) else category(message)
+        self._pass_on(WARNING, Warned(self.task, encode_error(warning, ""), filename, lineno))
 
     def _pass_on(self, kind: str, output: Output) -> None:
         self._send(kind, encode_output(output))

@@ -95,7 +95,7 @@ class Worker:
 
     def _execute(self, dispatch: do.DispatchNodeTask) -> Reply:
         self._board.begin(self._setup.slot, dispatch.graph, dispatch.task, dispatch.attempt)
-        self._graph = dispatch.graph
+        self._graph, self._output.task = dispatch.graph, dispatch.task
         reply, released = self._runner.run(dispatch)
         self._output.flush()
         self._graph = -1

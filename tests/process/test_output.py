@@ -112,12 +112,10 @@ def test_a_logger_that_is_off_stays_silent(
     assert caplog.records == []
 
 
-def test_warnings() -> None:
-    # The workers take over the filters that hold when they start.
+def test_warnings(engine: mg.Engine) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with mg.Engine("process", cpu_workers=1):
-            speak("warn", "old way")
+        speak("warn", "old way")
     (warned,) = caught
     assert (warned.category, str(warned.message)) == (DeprecationWarning, "old way")
     assert warned.filename == __file__

@@ -1,0 +1,39 @@
+"""cause_of(): the exception that a failed graph raises in its caller."""
+
+from __future__ import annotations
+
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.errors import EngineClosed, SharedMemoryExhausted, WorkerLost
+from mpgrad.scheduler.instructions import FailGraph
+from mpgrad.scheduler.plan import Plan
+from mpgrad.wire.remote_error import decode_error
+
+
+def cause_of(
+    outcome: FailGraph, frozen: FrozenGraph, planned: Plan, client_error: BaseException | None
+) -> BaseException:
+    """What to raise.
+
+    Args:
+        outcome: the coordinator's last word on the graph.
+        frozen, planned: the graph.
+        client_error: what the last failed task of the client raised; kept here as it is.
+    """
+    if outcome.kind == "error":
+        if client_error is not None and not outcome.error:
+            return client_error
+        return decode_error(outcome.error)
+    if outcome.kind == "memory":
+        requested, used, limit = map(int, outcome.error.split())
+        return SharedMemoryExhausted(requested, used, limit, "engine arena")
+    text = outcome.error.decode(errors="replace")
+    if outcome.kind == "lost":
+        return WorkerLost(f"{_names(frozen, planned, outcome.task)}: {text}")
+    return EngineClosed(f"the backward was cancelled: {text}")
+
+
+def _names(frozen: FrozenGraph, planned: Plan, task: int) -> str:
+    if task < 0:
+        return "the backward could not be finished"
+    nodes = [frozen.spec.nodes[member.node].name for member in planned.groups[task]]
+    return f"the task {' -> '.join(nodes)} could not be run"
