@@ -138,13 +138,14 @@ class AccumulateNow(ClientNode):
             _log(self.node, grads)
         if grads[0] is not None:
             self.node.check()
-            _accumulate(self.node, grads[0])
+            add_to_grad(self.node, grads[0])
         run_post_accumulate_hooks(self.node.variable)
         run_post_hooks(self.node, [], grads)
         return ()
 
 
-def _accumulate(accumulator: AccumulateGrad, grad: Tensor) -> None:
+def add_to_grad(accumulator: AccumulateGrad, grad: Tensor) -> None:
+    """Accumulate at once: recorded where recording is on, else in place."""
     variable = accumulator.variable
     if not is_grad_enabled():
         note_early_change(variable)
@@ -200,11 +201,34 @@ def run_post_hooks(
     Raises:
         TypeError, RuntimeError: a hook returned something else than it got.
     """
+    positions = node.outputs_shown()
+    shown = grad_inputs if positions is None else [grad_inputs[at] for at in positions]
     for hook in node.hooks.post if node.hooks is not None else ():
-        returned = hook(tuple(grad_inputs), tuple(grad_outputs))
+        returned = hook(tuple(shown), tuple(grad_outputs))
         if returned is not None:
-            grad_inputs = _checked_tuple(hook, returned, grad_inputs)
-    return grad_inputs
+            shown = _checked_tuple(hook, returned, shown)
+    if positions is None:
+        return shown
+    result = list(grad_inputs)
+    for at, grad in zip(positions, shown, strict=True):
+        result[at] = grad
+    return result
+
+
+def runs_node_hooks(node: Node) -> bool:
+    """Whether freeze puts a :class:`HooksAfter` behind ``node``, where that runs."""
+    return node.hooks is not None and bool(node.hooks.pre or node.hooks.post)
+
+
+def with_late_hooks(node: Node, results: list[Any], grads: Sequence[Any]) -> list[Any]:
+    """``results`` after the post-hooks that ``node`` got while it ran, if it got any."""
+    if node.hooks is None or not node.hooks.post:
+        return results
+    tensors = [None if value is None else Tensor(value) for value in results]
+    shown = [None if grad is None else Tensor(adopt(grad)) for grad in grads]
+    with no_grad(), executing(node):
+        final = run_post_hooks(node, tensors, shown)
+    return [None if grad is None else grad._array for grad in final]
 
 
 def run_post_accumulate_hooks(variable: Tensor) -> None:

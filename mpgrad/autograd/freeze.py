@@ -19,6 +19,7 @@ from mpgrad.autograd.client_nodes import (
     ClientNode,
     HooksAfter,
     HooksBefore,
+    runs_node_hooks,
 )
 from mpgrad.autograd.node import Edge, InputMetadata, Node
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
@@ -151,9 +152,8 @@ class _Tables:
                 self._want_leaf(at, node)
 
     def _want_leaf(self, at: int, node: AccumulateGrad) -> None:
-        hooks = node.hooks
-        self.runs[at] = self.logs or bool(
-            node.variable._post_accumulate_hooks or (hooks and (hooks.pre or hooks.post))
+        self.runs[at] = bool(
+            self.logs or node.variable._post_accumulate_hooks or runs_node_hooks(node)
         )
         if self.runs[at]:
             self.nodes[at] = AccumulateNow(node, logs=self.logs)
@@ -227,8 +227,8 @@ class _Tables:
                 self.captures.append(((at, input_nr), RetainSink(tensor)))
 
     def _insert_around(self, at: int, node: Node) -> None:
-        runs, hooks = self.runs[at], node.hooks
-        has_after = runs and hooks is not None and bool(hooks.pre or hooks.post)
+        runs = self.runs[at]
+        has_after = runs and runs_node_hooks(node)
         inputs = len(node.input_metadata)
         before = self._append(
             HooksBefore(node, runs=runs, shared=has_after, logs=self.logs and runs),

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.autograd.client_nodes import run_post_hooks, runs_node_hooks, with_late_hooks
 from mpgrad.autograd.function_context import FunctionContext, Metadata, backward_of
 from mpgrad.autograd.grad_mode import enable_grad, no_grad
+from mpgrad.autograd.graph_task import executing
 from mpgrad.autograd.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved_tensor import SavedTensor
 from mpgrad.tensor import Tensor
@@ -70,9 +72,10 @@ class FunctionNode(Node):
     def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
         """As PyTorch has it: of the arguments, only the tensors count."""
         found = super().next_functions
-        return tuple(
-            pair for pair, meta in zip(found, self.ctx._inputs, strict=True) if meta is not None
-        )
+        return tuple(found[position] for position in self.outputs_shown())
+
+    def outputs_shown(self) -> tuple[int, ...]:
+        return tuple(at for at, meta in enumerate(self.ctx._inputs) if meta is not None)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -89,7 +92,10 @@ class FunctionNode(Node):
         return self.ctx.saved_tensors
 
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-        return run_function_backward(self.function, self.ctx, grads, needs)
+        hooked = runs_node_hooks(self)
+        with executing(self):
+            results = run_function_backward(self.function, self.ctx, grads, needs)
+        return results if hooked else with_late_hooks(self, results, grads)
 
     def apply_recorded(
         self, grads: Sequence[Tensor | None], needs: Sequence[bool]
@@ -100,11 +106,13 @@ class FunctionNode(Node):
             grads: gradients of the outputs; they may require grad themselves.
             needs: for each argument of forward, whether its gradient is wanted.
         """
-        with enable_grad():
-            return [
+        hooked = runs_node_hooks(self)
+        with enable_grad(), executing(self):
+            results = [
                 value if value is None or isinstance(value, Tensor) else Tensor(value)
                 for value in _checked_gradients(self.function, self.ctx, grads, needs)
             ]
+            return results if hooked else run_post_hooks(self, results, list(grads))
 
     def release_saved(self) -> None:
         # A Function that saved nothing may run again, as in PyTorch.

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from mpgrad.autograd.gradient_edge import GradientEdge as GradientEdge
 from mpgrad.autograd.gradient_edge import get_gradient_edge as get_gradient_edge
+from mpgrad.autograd.graph_task import current_autograd_node as current_autograd_node
+from mpgrad.autograd.graph_task import (
+    current_graph_task_execution_order as current_graph_task_execution_order,
+)
+from mpgrad.autograd.graph_task import current_graph_task_id as current_graph_task_id
+from mpgrad.autograd.graph_task import (
+    current_graph_task_keep_graph as current_graph_task_keep_graph,
+)
+from mpgrad.autograd.graph_task import will_engine_execute_node as will_engine_execute_node
+from mpgrad.autograd.multi_grad_hook import register_multi_grad_hook as register_multi_grad_hook
 from mpgrad.autograd.node import Node as Node
 from mpgrad.autograd.running import queue_callback as queue_callback
 
 __all__ = [
     "GradientEdge",
     "Node",
+    "current_autograd_node",
+    "current_graph_task_execution_order",
+    "current_graph_task_id",
+    "current_graph_task_keep_graph",
     "get_gradient_edge",
+    "register_multi_grad_hook",
     "queue_callback",
+    "will_engine_execute_node",
 ]

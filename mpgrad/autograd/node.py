@@ -7,6 +7,7 @@ This file knows neither tensors nor engines.
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 import weakref
@@ -167,6 +168,10 @@ class Node:
         """The (created on demand) hooks on the gradient of forward output ``input_nr``."""
         return self.own_hooks().tensor.setdefault(input_nr, Hooks())
 
+    def outputs_shown(self) -> tuple[int, ...] | None:
+        """Which outputs post-hooks see; None for all."""
+        return None
+
     def retain_grad_for(self, input_nr: int, tensor: Any) -> None:
         """Have the engine store the gradient of forward output ``input_nr`` in ``tensor``."""
         self.own_hooks().retained[input_nr] = weakref.ref(tensor)
@@ -186,6 +191,24 @@ class Node:
         Operators have no need of it: their Nodes are mirrored (see ``autograd.recording``).
         """
         raise NotImplementedError(f"{self.name()} does not support create_graph=True")
+
+    def __call__(self, *grads: Any) -> Any:
+        """Run this Node alone, here and now, and return the gradients of the forward inputs.
+
+        No hook is called, and what the Node saved stays; the computation is recorded unless
+        recording is off.
+
+        Args:
+            grads: for each forward output a Tensor or None.
+
+        Returns:
+            A Tensor or None if there is one forward input, else a tuple of them.
+
+        Raises:
+            TypeError: too many or too few gradients, or one that is no Tensor.
+            RuntimeError: what the Node saved was released.
+        """
+        return importlib.import_module("mpgrad.autograd.direct_call").call_directly(self, grads)
 
     def release_saved(self) -> None:
         """Drop what forward saved; a later use raises (see FREED_MESSAGE)."""

@@ -165,26 +165,42 @@ class _Recorder:
         expected: list[InputMetadata | None],
     ) -> Sequence[Tensor]:
         """The gradients of an operator Node, with the mirror Node behind them."""
-        wanted = [meta for meta in expected if meta is not None]
-        grads = [
-            Tensor(np.zeros(meta.shape, meta.dtype)) if total is None else total
-            for total, meta in zip(totals, node.input_metadata, strict=True)
-        ]
-        saved, layout = _saved(node)
-        attributes = {
-            "base": node.operator.name,
-            "gradients": len(grads),
-            "layout": layout,
-            "plain": node.plain,
-            "wanted": needs,
-            "results": tuple((meta.shape, meta.dtype.str) for meta in wanted),
-        }
-        derived, inputs = backward_of(node.operator), [*grads, *saved]
+        derived, inputs, attributes = mirrored_call(node, totals, needs, expected)
         if self._captured is None:
             return call(derived, *inputs, **attributes)  # type: ignore[no-any-return]
-        outputs = [Tensor(_without_memory(meta)) for meta in wanted]
+        outputs = [Tensor(_without_memory(meta)) for meta in expected if meta is not None]
         _record(derived, inputs, outputs, attributes)
         return outputs
+
+
+def mirrored_call(
+    node: OperatorNode,
+    grads: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    expected: Sequence[InputMetadata | None],
+) -> tuple[Operator, list[Any], dict[str, Any]]:
+    """The call (operator, inputs, attributes) that computes what ``node``'s rule would.
+
+    Args:
+        node: the Node.
+        grads: the gradients that flow in; at least one is defined.
+        needs: for each of its outputs, whether that gradient is wanted.
+        expected: for each output that is wanted, what it must look like.
+    """
+    defined = [
+        Tensor(np.zeros(meta.shape, meta.dtype)) if grad is None else grad
+        for grad, meta in zip(grads, node.input_metadata, strict=True)
+    ]
+    saved, layout = _saved(node)
+    attributes = {
+        "base": node.operator.name,
+        "gradients": len(defined),
+        "layout": layout,
+        "plain": node.plain,
+        "wanted": tuple(needs),
+        "results": tuple((meta.shape, meta.dtype.str) for meta in expected if meta is not None),
+    }
+    return backward_of(node.operator), [*defined, *saved], attributes
 
 
 def _saved(node: OperatorNode) -> tuple[list[Any], tuple[tuple[str, int | None], ...]]:

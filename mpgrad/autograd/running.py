@@ -58,6 +58,7 @@ class RunningBackward:
     """
 
     __slots__ = (
+        "__weakref__",
         "_callbacks",
         "_undo",
         "create_graph",
