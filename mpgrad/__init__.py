@@ -54,8 +54,9 @@ _NAMES_OF = {
         "exp expm1 log log1p sin cos tan arcsin arccos arctan sinh cosh tanh erf sigmoid relu"
     ),
     "mpgrad.ops.reduction": (
-        "sum mean var std norm prod max min amax amin argmax argmin any all cumsum logsumexp"
+        "sum mean var std norm max min amax amin argmax argmin any all cumsum logsumexp"
     ),
+    "mpgrad.ops.products": "prod cumprod",
     "mpgrad.ops.shape": (
         "reshape flatten squeeze unsqueeze permute transpose t movedim broadcast_to flip clone "
         "cat stack"

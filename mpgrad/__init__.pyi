@@ -110,6 +110,8 @@ from mpgrad.ops.linalg import dot as dot
 from mpgrad.ops.linalg import matmul as matmul
 from mpgrad.ops.linalg import mm as mm
 from mpgrad.ops.pooling import max_pool2d as max_pool2d
+from mpgrad.ops.products import cumprod as cumprod
+from mpgrad.ops.products import prod as prod
 from mpgrad.ops.random import manual_seed as manual_seed
 from mpgrad.ops.random import rand as rand
 from mpgrad.ops.random import rand_like as rand_like
@@ -129,7 +131,6 @@ from mpgrad.ops.reduction import max as max
 from mpgrad.ops.reduction import mean as mean
 from mpgrad.ops.reduction import min as min
 from mpgrad.ops.reduction import norm as norm
-from mpgrad.ops.reduction import prod as prod
 from mpgrad.ops.reduction import std as std
 from mpgrad.ops.reduction import sum as sum
 from mpgrad.ops.reduction import var as var

@@ -14,6 +14,7 @@ complex        conj real imag complex(real, imag) angle view_as_real view_as_com
 comparison     equal not_equal greater greater_equal less less_equal logical_and logical_or
                logical_xor logical_not isnan isinf isfinite
 reduction      sum(x, axis, keepdims) prod max min argmax argmin any all cumsum(x, axis)
+               cumprod(x, axis)
                sum_to(x, shape): the reverse of broadcasting
 shape          reshape transpose(x, axes) broadcast_to concatenate(arrays, axis)
                stack(arrays, axis) flip(x, axis) zeros(shape, dtype)

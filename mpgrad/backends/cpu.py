@@ -235,6 +235,10 @@ class CpuBackend:
         dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
         return np.cumsum(x, axis=axis, out=self._place(x.shape, dtype))
 
+    def cumprod(self, x: Array, axis: int) -> Array:
+        dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
+        return np.cumprod(x, axis=axis, out=self._place(x.shape, dtype))
+
     # ------------------------------------------------------------------ shape
 
     def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:

@@ -20,6 +20,7 @@ from mpgrad.ops import (
     indexing,
     linalg,
     pooling,
+    products,
     shape,
     transcendental,
 )
@@ -95,6 +96,8 @@ argmin = _reduction.argmin
 any = _reduction.any
 all = _reduction.all
 cumsum = _reduction.cumsum
+prod = products.prod
+cumprod = products.cumprod
 
 reshape = shape.reshape
 transpose = shape.permute

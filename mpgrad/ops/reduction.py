@@ -25,7 +25,6 @@ __all__ = [
     "mean",
     "min",
     "norm",
-    "prod",
     "std",
     "sum",
     "var",
@@ -350,29 +349,6 @@ def cumsum(input: Any, dim: Any = None, *, axis: Any = None) -> Tensor:
     """The running sum along ``dim``."""
     tensor = as_tensor_operand(input)
     return call(_cumsum, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))
-
-
-def _prod_grad(xp: Any, grad: Any, input: Any, dim: Dims) -> Any:
-    """The product of all other elements, right also where one element or more is zero."""
-    zero = xp.equal(input, 0)
-    zeros = xp.sum(zero, dim, True)
-    others = xp.prod(xp.where(zero, 1.0, input), dim, True)
-    # With one zero only that element's gradient is not zero; with two, none is.
-    alone = xp.logical_and(zero, xp.equal(zeros, 1))
-    slope = xp.where(xp.equal(zeros, 0), xp.divide(others, xp.where(zero, 1.0, input)), 0.0)
-    slope = xp.where(alone, others, slope)
-    return xp.multiply(_keep(xp, grad, input.shape, dim), slope)
-
-
-_prod = operator(
-    "prod", lambda xp, input, *, dim, keepdim: xp.prod(input, dim, keepdim), input=_prod_grad
-)
-
-
-def prod(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
-    """The product over ``dim``; differentiable once."""
-    tensor = as_tensor_operand(input)
-    return call(_prod, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
 
 
 # ------------------------------------------------------------------------ not differentiable

@@ -79,8 +79,9 @@ class Operator:
         if joint is not None:
             self._wants["joint"] = _wanted(joint)
         self._check()
-        #: Formulas that ask for no values have real factors only: conjugating would change nothing.
-        self.holomorphic = not wirtinger and any(
+        #: Whether complex gradients are conjugated before and after. Formulas that ask for no
+        #: values have real factors only, so that it would change nothing.
+        self.conjugates = not wirtinger and any(
             wanted & {*self.inputs, "result", "results"} for wanted in self._wants.values()
         )
 
@@ -124,27 +125,22 @@ class Operator:
             saved: by name, everything in :meth:`wanted_names`, attributes included.
             needs: for each input, whether its gradient is wanted.
         """
-        if self.holomorphic and grads[0].dtype.kind == "c":
-            conjugates = self._transposed(xp, [xp.conj(grad) for grad in grads], saved, needs)
-            return [None if grad is None else xp.conj(grad) for grad in conjugates]
-        return self._transposed(xp, grads, saved, needs)
-
-    def _transposed(
-        self, xp: Any, grads: Sequence[Any], saved: dict[str, Any], needs: Sequence[bool]
-    ) -> list[Any]:
-        """The formulas as they stand."""
+        conjugates = self.conjugates and grads[0].dtype.kind == "c"
+        if conjugates:
+            grads = [xp.conj(grad) for grad in grads]
         offered = {**saved, "grad": grads[0], "grads": tuple(grads), "needs": tuple(needs)}
+        gradients: list[Any] = [None] * len(needs)
         if self.joint is not None:
-            return list(self._call("joint", self.joint, xp, offered))
-        gradients: list[Any] = []
-        for position, needed in enumerate(needs):
-            if not needed:
-                gradients.append(None)
-                continue
-            name = self.input_name(position)
-            if self.variadic:
-                offered["index"] = position - (len(self.inputs) - 1)
-            gradients.append(self._call(name, self.derivatives[name], xp, offered))
+            gradients = list(self._call("joint", self.joint, xp, offered))
+        else:
+            for position, needed in enumerate(needs):
+                if needed:
+                    name = self.input_name(position)
+                    if self.variadic:
+                        offered["index"] = position - (len(self.inputs) - 1)
+                    gradients[position] = self._call(name, self.derivatives[name], xp, offered)
+        if conjugates:
+            return [None if grad is None else xp.conj(grad) for grad in gradients]
         return gradients
 
     def _call(self, key: str, formula: Formula, xp: Any, offered: dict[str, Any]) -> Any:

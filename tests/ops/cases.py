@@ -20,8 +20,6 @@ class Case(NamedTuple):
     inputs: tuple[Any, ...]
     #: Whether PyTorch has the function under this name, with these arguments.
     torch: bool = True
-    #: Whether the formula can be differentiated again.
-    twice: bool = True
 
     def arrays(self) -> list[np.ndarray]:
         rng = np.random.default_rng(sum(map(ord, self.name)))
@@ -70,7 +68,7 @@ _binary = [
     Case("mul scalar", lambda m, a: 2.5 * a * 3, ((2, 3),)),
     Case("div", lambda m, a, b: m.div(a, b), ((2, 3), positive(3))),
     Case("div scalar", lambda m, a: 1 / a + a / 4, (positive(3),)),
-    Case("remainder", lambda m, a, b: m.remainder(a, b), ((2, 3), positive(3)), twice=False),
+    Case("remainder", lambda m, a, b: m.remainder(a, b), ((2, 3), positive(3))),
     Case("pow", lambda m, a, b: m.pow(a, b), (positive(2, 3), (3,))),
     Case("pow 2", lambda m, a: a**2, ((2, 3),)),
     Case("pow 3", lambda m, a: a**3, ((2, 3),)),
@@ -108,11 +106,15 @@ _reductions = [
     Case("logsumexp", lambda m, x: m.logsumexp(x, 1), ((3, 4),)),
     Case("logsumexp keepdim", lambda m, x: m.logsumexp(x, (0, 1), keepdim=True), ((3, 4),)),
     Case("cumsum", lambda m, x: m.cumsum(x, 1), ((3, 4),)),
-    Case("prod", lambda m, x: m.prod(x), ((5,),), twice=False),
-    Case("prod dim", lambda m, x: m.prod(x, 1), ((3, 4),), twice=False),
-    Case(
-        "prod zeros", lambda m, x: m.prod(x, 0), (np.array([[0.0, 0, 1], [2, 0, 3]]),), twice=False
-    ),
+    Case("prod", lambda m, x: m.prod(x), ((5,),)),
+    Case("prod dim", lambda m, x: m.prod(x, 1), ((3, 4, 2),)),
+    Case("prod keepdim", lambda m, x: x.prod(0, keepdim=True), ((7, 2),)),
+    Case("prod of one", lambda m, x: x.prod() + x.prod(-1), ((),)),
+    Case("prod zero", lambda m, x: m.prod(x, 0), (np.array([[0.0, 0, 1], [2, 1, 3]]),)),
+    Case("prod zeros", lambda m, x: m.prod(x), (np.array([0.0, 2, 0, 3]),)),
+    Case("cumprod", lambda m, x: m.cumprod(x, 1), ((2, 5, 2),)),
+    Case("cumprod zeros", lambda m, x: m.cumprod(x, 0), (np.array([2.0, 0, 3, 0, 1]),)),
+    Case("cumprod of one", lambda m, x: x.cumprod(0), ((1, 3),)),
 ]
 
 _index = np.array([2, 0, 2, 1])
