@@ -6,14 +6,16 @@ plain Python scalars; attributes are hashable values without arrays.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.node import FREED_MESSAGE, InputMetadata, Node
-from mpgrad.autograd.saved_tensor import SavedTensor
+from mpgrad.autograd.saved_attributes import add_saved_attributes, saved_attribute_names
+from mpgrad.autograd.saved_tensor import HOOKS, SavedTensor
 from mpgrad.backends.cpu import CpuBackend
-from mpgrad.ops.registry import Operator
+from mpgrad.ops.registry import Operator, when_registered
 from mpgrad.storage import empty
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
@@ -24,7 +26,7 @@ cpu = CpuBackend(empty)
 class OperatorNode(Node):
     """The recorded Node of an operator: which one, what it saved, and its attributes."""
 
-    __slots__ = ("_saved", "input_info", "operator", "plain")
+    __slots__ = ("_saved", "has_packed", "input_info", "operator", "plain")
 
     def __init__(self, operator: Operator, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
         edges = [
@@ -41,6 +43,7 @@ class OperatorNode(Node):
         #: What the formulas ask for and is no tensor: shapes, dtypes, attributes, scalars.
         self.plain: dict[str, Any] = {}
         self._saved: dict[str, Any] | None = {}
+        self.has_packed = False
 
     def name(self) -> str:
         return self.operator.node_name
@@ -72,6 +75,13 @@ class OperatorNode(Node):
         # A Node that saved nothing may run again, as in PyTorch.
         if self._saved:
             self._saved = None
+
+    def __dir__(self) -> list[str]:
+        known = [name for name in super().__dir__() if not name.startswith(("_saved_", "_raw_"))]
+        return [*known, *saved_attribute_names(self)]
+
+
+when_registered(functools.partial(add_saved_attributes, OperatorNode))
 
 
 def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
@@ -128,8 +138,10 @@ def record_call(
     node.input_metadata = tuple(metadata_of(tensor) for tensor in differentiable)
     for output_nr, tensor in enumerate(differentiable):
         tensor._grad_fn, tensor._output_nr, tensor._requires_grad = node, output_nr, True
-    for name in sorted(operator.wanted_names(needs)):
+    for name in operator.wanted_names(needs):
         _save(node, name, inputs, outputs, attributes)
+    if HOOKS.entered:
+        node.has_packed = HOOKS.innermost() is not None
 
 
 def _save(

@@ -6,6 +6,7 @@ from mpgrad.lazy import attach as _attach
 
 _HOME = {
     "Function": "mpgrad.autograd.function",
+    "SavedTensor": "mpgrad.autograd.saved_attributes",
     "Variable": "mpgrad.autograd.variable",
     "backward": "mpgrad.autograd.backward",
     "grad": "mpgrad.autograd.backward",

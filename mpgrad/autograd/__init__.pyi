@@ -7,4 +7,5 @@ from mpgrad.autograd.function import Function as Function
 from mpgrad.autograd.grad_mode import enable_grad as enable_grad
 from mpgrad.autograd.grad_mode import no_grad as no_grad
 from mpgrad.autograd.grad_mode import set_grad_enabled as set_grad_enabled
+from mpgrad.autograd.saved_attributes import SavedTensor as SavedTensor
 from mpgrad.autograd.variable import Variable as Variable

@@ -17,6 +17,7 @@ from mpgrad.autograd import engine_slot
 from mpgrad.autograd.backward import grad
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.saved_tensor import HOOKS
 from mpgrad.autograd.validate_outputs import validate_output
 from mpgrad.errors import ProtocolError
 from mpgrad.ops import differentiable
@@ -123,7 +124,7 @@ def _derivative(
     differentiable. Every input stands for itself even if two are the same tensor.
     """
     keeps = xp is differentiable
-    with enable_grad(), engine_slot.locally():
+    with enable_grad(), engine_slot.locally(), HOOKS.only_if(keeps):
         tensors = [_own(value, need, keeps) for value, need in zip(inputs, needs, strict=True)]
         saved = _named(tensors[gradients:], layout, plain)
         given = find_operator(base).backward(differentiable, tensors[:gradients], saved, wanted)

@@ -19,7 +19,8 @@ from mpgrad.autograd.function_context import FunctionContext, Metadata, backward
 from mpgrad.autograd.grad_mode import enable_grad, no_grad
 from mpgrad.autograd.graph_task import executing
 from mpgrad.autograd.node import FREED_MESSAGE, Edge, InputMetadata, Node
-from mpgrad.autograd.saved_tensor import SavedTensor
+from mpgrad.autograd.saved_attributes import SavedTensorHandle, function_handles
+from mpgrad.autograd.saved_tensor import HOOKS, SavedTensor
 from mpgrad.tensor import Tensor
 
 #: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after
@@ -30,7 +31,7 @@ _NO_TENSOR = InputMetadata((), np.dtype(np.bool_))
 class FunctionNode(Node):
     """The Node that ``Function.apply`` records: one edge per argument of forward."""
 
-    __slots__ = ("ctx", "function")
+    __slots__ = ("ctx", "function", "has_packed")
 
     takes_undefined = True
 
@@ -40,6 +41,7 @@ class FunctionNode(Node):
         super().__init__(next_edges)
         self.function = function
         self.ctx = ctx
+        self.has_packed = False
         ctx._node = weakref.ref(self)
 
     def finish(self, outputs: Sequence[Any], differentiable: Sequence[bool]) -> None:
@@ -58,6 +60,8 @@ class FunctionNode(Node):
             for tensor in ctx._to_save
         )
         ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
+        if HOOKS.entered:
+            self.has_packed = HOOKS.innermost() is not None
 
     def name(self) -> str:
         return f"{self.function.__name__}Backward"
@@ -90,6 +94,16 @@ class FunctionNode(Node):
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
         """As ``ctx.saved_tensors``."""
         return self.ctx.saved_tensors
+
+    @property
+    def _raw_saved_tensors(self) -> tuple[SavedTensorHandle, ...]:
+        """A handle for each saved tensor, to register hooks on."""
+        return function_handles(self, self._saved, len(self._saved()))
+
+    def _saved(self) -> Sequence[Any]:
+        if self.ctx._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        return self.ctx._saved
 
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
         hooked = runs_node_hooks(self)
@@ -132,7 +146,7 @@ class FunctionNode(Node):
             raise RuntimeError(FREED_MESSAGE)
         return PortableContext(
             saved=tuple(
-                SavedArray(item.array(self), item._requires_grad)
+                SavedArray(item.array(self), item.requires_grad)
                 if isinstance(item, SavedTensor)
                 else None
                 for item in ctx._saved

@@ -16,6 +16,11 @@ from mpgrad.autograd.graph_task import will_engine_execute_node as will_engine_e
 from mpgrad.autograd.multi_grad_hook import register_multi_grad_hook as register_multi_grad_hook
 from mpgrad.autograd.node import Node as Node
 from mpgrad.autograd.running import queue_callback as queue_callback
+from mpgrad.autograd.saved_tensors_hooks import (
+    disable_saved_tensors_hooks as disable_saved_tensors_hooks,
+)
+from mpgrad.autograd.saved_tensors_hooks import save_on_cpu as save_on_cpu
+from mpgrad.autograd.saved_tensors_hooks import saved_tensors_hooks as saved_tensors_hooks
 
 __all__ = [
     "GradientEdge",
@@ -24,8 +29,11 @@ __all__ = [
     "current_graph_task_execution_order",
     "current_graph_task_id",
     "current_graph_task_keep_graph",
+    "disable_saved_tensors_hooks",
     "get_gradient_edge",
     "register_multi_grad_hook",
     "queue_callback",
     "will_engine_execute_node",
+    "save_on_cpu",
+    "saved_tensors_hooks",
 ]

@@ -86,6 +86,9 @@ class Node:
 
     #: Whether the rule also runs where no gradient, or not every one, is defined.
     takes_undefined = False
+    #: Whether hooks packed a saved tensor, so that only the calling process may run the rule.
+    #: (A slot of the classes that save tensors; hides this.)
+    has_packed = False
 
     def __init__(
         self,

@@ -37,9 +37,9 @@ class InputSink(NamedTuple):
 
 
 def has_only_operators(frozen: FrozenGraph) -> bool:
-    """Whether no user code runs in ``frozen``."""
+    """Whether no user code runs in ``frozen``, not even to unpack a saved tensor."""
     return all(
-        isinstance(node, OperatorNode) or not runs
+        (isinstance(node, OperatorNode) and not node.has_packed) or not runs
         for node, runs in zip(frozen.nodes, frozen.runs, strict=True)
     )
 

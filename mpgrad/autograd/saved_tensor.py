@@ -1,31 +1,212 @@
 """SavedTensor: what forward keeps for backward, with the version it had then.
 
 A saved input keeps the Tensor itself; a saved output keeps only its array, because the Node would
-otherwise own its own output and form a cycle.
+otherwise own its own output and form a cycle. Where a pair of hooks is in force, only what its pack
+hook returns is kept (:class:`Packed`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpgrad.tensor import Tensor
+from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.autograd.thread_state import PerThread
+from mpgrad.tensor import Tensor, gradient_edge
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.node import Node
+    from mpgrad.autograd.accumulate_grad import AccumulateGrad
+    from mpgrad.autograd.node import Edge, Node
+
+_DETACHED = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_(). This is "
+    "not supported, please use out-of-place `.detach()` instead"
+)
+
+
+# ---------------------------------------------------------------------- which hooks are in force
+
+
+class HookPair(NamedTuple):
+    """What ``saved_tensors_hooks`` was given."""
+
+    pack: Callable[[Tensor], Any]
+    unpack: Callable[[Any], Tensor]
+
+
+class HookState(NamedTuple):
+    """The pairs that a thread has entered, innermost last, and why it may enter no more."""
+
+    pairs: tuple[HookPair, ...] = ()
+    forbidden: str | None = None
+
+
+class _Threads(PerThread):
+    state = HookState()
+
+
+class SavedTensorsHooks:
+    """The saved-tensor hooks of every thread.
+
+    Attributes:
+        entered: how many pairs are in force on all threads together. While it is 0, and that is
+            nearly always, saving a tensor need not ask which thread it is on.
+    """
+
+    __slots__ = ("_lock", "_threads", "entered")
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self._lock = threading.Lock()
+        self._threads = _Threads()
+
+    @property
+    def state(self) -> HookState:
+        """This thread's hooks. Another thread that goes on with its work adopts them."""
+        return self._threads.state
+
+    @state.setter
+    def state(self, state: HookState) -> None:
+        self._threads.state = state
+
+    def innermost(self) -> HookPair | None:
+        """The pair that packs what this thread saves."""
+        pairs = self._threads.state.pairs
+        return pairs[-1] if pairs else None
+
+    def push(self, pair: HookPair) -> None:
+        """Enter ``pair``.
+
+        Raises:
+            RuntimeError: hooks are disabled.
+        """
+        state = self._threads.state
+        if state.forbidden is not None:
+            raise RuntimeError(state.forbidden)
+        self._threads.state = state._replace(pairs=(*state.pairs, pair))
+        self._count(1)
+
+    def pop(self) -> None:
+        """Leave the innermost pair.
+
+        Raises:
+            RuntimeError: this thread has entered none.
+        """
+        state = self._threads.state
+        if not state.pairs:
+            raise RuntimeError("there are no saved-tensor hooks to leave on this thread")
+        self._threads.state = state._replace(pairs=state.pairs[:-1])
+        self._count(-1)
+
+    @contextmanager
+    def only_if(self, condition: bool) -> Iterator[None]:
+        """Without hooks unless ``condition``: what is recorded inside is not the user's."""
+        before = self.state
+        if not condition:
+            self.state = HookState()
+        try:
+            yield
+        finally:
+            self.state = before
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self.entered += change
+
+
+HOOKS = SavedTensorsHooks()
+
+
+# ---------------------------------------------------------------------- a saved tensor
 
 
 class SavedTensor:
-    """One tensor that a Node saved (compare ``torch::autograd::SavedVariable``)."""
+    """One tensor that a Node saved (compare ``torch::autograd::SavedVariable``).
 
-    __slots__ = ("_array", "_counter", "_output_nr", "_requires_grad", "_tensor", "_version")
+    Attributes:
+        packed: what a pack hook made of it; None without hooks.
+    """
+
+    # An input sets the first group, an output the second.
+    __slots__ = (
+        "_array",
+        "_counter",
+        "_output_nr",
+        "_requires_grad",
+        "_tensor",
+        "_version",
+        "_was_leaf",
+        "packed",
+    )
 
     def __init__(self, tensor: Tensor, *, is_output: bool) -> None:
-        self._tensor = None if is_output else tensor
-        self._array = tensor._array
-        self._counter = tensor._version_counter
+        self.packed: Packed | None = None
         self._version = tensor._version_counter.value
-        self._output_nr = tensor._output_nr
-        self._requires_grad = tensor._requires_grad
+        if is_output:
+            self._tensor = None
+            self._array = tensor._array
+            self._counter = tensor._version_counter
+            self._output_nr = tensor._output_nr
+            self._requires_grad = tensor._requires_grad
+        else:
+            self._tensor = tensor
+            self._was_leaf = tensor._grad_fn is None
+        if HOOKS.entered:
+            pair = HOOKS.innermost()
+            if pair is not None:
+                self._pack(pair, tensor, tensor, is_output)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the tensor required grad when it was saved."""
+        if self.packed is not None:
+            return self.packed.requires_grad
+        return self._requires_grad if self._tensor is None else self._tensor._requires_grad
+
+    def register_hooks(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
+    ) -> None:
+        """Pack the tensor now, and unpack it whenever it is needed.
+
+        Raises:
+            RuntimeError: it has hooks already, or ``pack`` changed it in place.
+        """
+        if self.packed is not None:
+            raise RuntimeError(
+                "Calling register_hooks on a saved tensor whose hooks have already been set. Hint: "
+                "only one pair of hooks is allowed at a time."
+            )
+        original = self._tensor
+        if original is None:
+            array, counter = self._array, self._counter
+        else:
+            array, counter = original._array, original._version_counter
+        # Not the tensor itself: what the hook returns must not keep this graph alive.
+        seen = Tensor(array, version_counter=counter)
+        self._pack(HookPair(pack, unpack), seen, original, original is None)
+
+    def _pack(self, pair: HookPair, seen: Tensor, original: Tensor | None, is_output: bool) -> None:
+        """Show ``seen`` to the pack hook and keep only what it returns."""
+        counter = seen._version_counter
+        before = counter.value
+        with no_grad():
+            value = pair.pack(seen)
+        if counter.value != before:
+            raise RuntimeError(
+                "A saved tensor pack hook is modifying its input in place. Tensors provided as "
+                "input to pack hook can not be modified by in-place operations as this can lead to "
+                "unexpected side-effects."
+            )
+        if is_output:
+            self.packed = Packed(pair.unpack, value, self._requires_grad, None, self._output_nr)
+            self._array = self._counter = None  # type: ignore[assignment]
+        else:
+            assert original is not None
+            self.packed = Packed.of_input(pair.unpack, value, original)
+            self._tensor = None
 
     def array(self, owner: Node) -> Any:
         """The saved array.
@@ -33,19 +214,35 @@ class SavedTensor:
         Raises:
             RuntimeError: the tensor was changed in place since ``owner`` saved it.
         """
-        if self._counter.value != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: [{self._array.dtype} {list(self._array.shape)}], saved by "
-                f"{owner.name()}, is at version {self._counter.value}; expected version "
-                f"{self._version} instead. Hint: clone() the tensor before changing it, or enable "
-                "anomaly detection to find the operation that failed to compute its gradient, with "
-                "mg.autograd.set_detect_anomaly(True)."
+        if self.packed is not None:
+            with no_grad():
+                return self.packed.unpacked()._array
+        tensor = self._tensor
+        if tensor is None:
+            if self._counter.value != self._version:
+                self._refuse(self._array, self._counter.value, owner, owner, self._output_nr)
+            return self._array
+        if tensor._version_counter.value != self._version:
+            self._refuse(
+                tensor._array,
+                tensor._version_counter.value,
+                owner,
+                tensor._grad_fn,
+                tensor._output_nr,
             )
-        return self._array
+        if tensor._grad_fn is None and not self._was_leaf:
+            raise RuntimeError(_DETACHED)
+        return tensor._array
 
     def tensor(self, owner: Node) -> Tensor:
-        """The saved tensor, an output with its history re-attached."""
+        """The saved tensor; an output, and what a hook unpacked, with its history re-attached.
+
+        Raises:
+            RuntimeError: as :meth:`array`.
+            TypeError: the unpack hook returned no tensor.
+        """
+        if self.packed is not None:
+            return self.packed.tensor(owner)
         array = self.array(owner)
         if self._tensor is not None:
             return self._tensor
@@ -55,4 +252,87 @@ class SavedTensor:
             grad_fn=owner if self._requires_grad else None,
             output_nr=self._output_nr,
             version_counter=self._counter,
+        )
+
+    def _refuse(
+        self, array: Any, version: int, owner: Node, producer: Node | None, output_nr: int
+    ) -> None:
+        made = f", which is output {output_nr} of {producer.name()}" if producer else ""
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: [{array.dtype} {list(array.shape)}]{made}, saved by {owner.name()}, is at "
+            f"version {version}; expected version {self._version} instead. Hint: clone() the "
+            "tensor before changing it, or enable anomaly detection to find the operation that "
+            "failed to compute its gradient, with mg.autograd.set_detect_anomaly(True)."
+        )
+
+
+class Packed:
+    """What a pack hook returned, and the place in the graph of the tensor that it was given.
+
+    Versions are not checked here: what the hook keeps is its own affair.
+    """
+
+    __slots__ = ("_accumulator", "_edge", "_output_nr", "_unpack", "_value", "requires_grad")
+
+    def __init__(
+        self,
+        unpack: Callable[[Any], Tensor],
+        value: Any,
+        requires_grad: bool,
+        edge: Edge | None,
+        output_nr: int,
+    ) -> None:
+        self._unpack, self._value = unpack, value
+        self.requires_grad = requires_grad
+        #: Where the gradient of an input that is no leaf flows.
+        self._edge = edge
+        self._output_nr = output_nr
+        #: The AccumulateGrad of a leaf, which owns the leaf: held weakly, or packing frees nothing.
+        self._accumulator: weakref.ref[AccumulateGrad] | None = None
+
+    @classmethod
+    def of_input(cls, unpack: Callable[[Any], Tensor], value: Any, tensor: Tensor) -> Packed:
+        """For an input, whose history is known now (that of an output is its Node)."""
+        if not tensor._requires_grad:
+            return cls(unpack, value, False, None, 0)
+        edge = gradient_edge(tensor)
+        if tensor._grad_fn is not None:
+            return cls(unpack, value, True, edge, edge.input_nr)
+        packed = cls(unpack, value, True, None, 0)
+        packed._accumulator = tensor._accumulator
+        return packed
+
+    def unpacked(self) -> Tensor:
+        """What the unpack hook makes of it.
+
+        Raises:
+            TypeError: that is no Tensor.
+        """
+        value = self._unpack(self._value)
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                "Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
+                f"{type(value).__name__}"
+            )
+        return value
+
+    def tensor(self, owner: Node) -> Tensor:
+        """The unpacked tensor in the place of the one that was packed."""
+        value = self.unpacked()
+        if not self.requires_grad and not value._requires_grad:
+            return value
+        array, counter = value._array, value._version_counter
+        if not self.requires_grad:
+            return Tensor(array, version_counter=counter)
+        if self._accumulator is not None:
+            tensor = Tensor(array, requires_grad=True, version_counter=counter)
+            tensor._accumulator = self._accumulator
+            return tensor
+        return Tensor(
+            array,
+            requires_grad=True,
+            grad_fn=owner if self._edge is None else self._edge.function,
+            output_nr=self._output_nr,
+            version_counter=counter,
         )

@@ -39,6 +39,24 @@ class ClientWorker:
         self.error: BaseException | None = None
         #: What workers warned of while the graph ran, packed.
         self.warnings: list[bytes] = []
+        #: The Nodes that have not released what they saved, in serial order, the first one last;
+        #: made when the first task runs.
+        self._unreleased: list[int] | None = None
+
+    def release_before(self, node: int) -> None:
+        """Release what the Nodes before ``node`` saved, as the serial engine has done by then.
+
+        User code that runs now may look. No worker can miss it: all programs are packed before the
+        first task of the client runs.
+        """
+        if self._frozen.keep_graph:
+            return
+        if self._unreleased is None:
+            self._unreleased = list(reversed(self._frozen.spec.order))
+        while self._unreleased and self._unreleased[-1] != node:
+            done = self._unreleased.pop()
+            if self._frozen.runs[done]:
+                self._frozen.nodes[done].release_saved()
 
     def run(self, dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
         """Run one task; an exception is kept in ``error`` as it is."""
@@ -49,6 +67,7 @@ class ClientWorker:
         def emit(output: int, array: Array | None) -> None:
             refs[output] = self._handover.gradient(array)
 
+        self.release_before(members[0].node)
         try:
             steps = [self._step(member) for member in members]
             run_steps(steps, self._contributions(steps[0], dispatch), emit, cpu)
@@ -70,6 +89,7 @@ class ClientWorker:
             ],
             member.captures,
             takes_undefined=node.takes_undefined,
+            release=None if self._frozen.keep_graph else node.release_saved,
         )
 
     def _contributions(

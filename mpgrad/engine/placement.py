@@ -22,6 +22,8 @@ def where(node: Node, runs: bool, spec_on_client: bool) -> Where:
     """Where ``node`` would run, and the reason in plain words."""
     if not runs:
         return Where(False, "passes a finished gradient on")
+    if node.has_packed:
+        return Where(True, "hooks unpack its saved tensors in the calling process")
     if isinstance(node, FunctionNode):
         return _where_function(node)
     if spec_on_client:
@@ -47,7 +49,7 @@ def place(frozen: FrozenGraph) -> tuple[FrozenGraph, dict[int, ShippedCode]]:
     code: dict[int, ShippedCode] = {}
     moved: dict[int, Where] = {}
     for index, node in enumerate(frozen.nodes):
-        if isinstance(node, FunctionNode) and frozen.runs[index]:
+        if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
             found = _where_function(node, frozen.keep_graph)
             if found.code is not None:
                 code[index] = found.code

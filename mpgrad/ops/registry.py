@@ -50,6 +50,9 @@ OPERATORS: dict[str, Operator] = {}
 #: and building signatures would double the time that the operators take to load).
 _VARARGS = 0x04
 
+#: Called with each operator that is registered.
+_listeners: list[Callable[[Operator], None]] = []
+
 _PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "index", "needs"})
 
 
@@ -75,14 +78,19 @@ class Operator:
         self.joint = joint
         self.derivatives = derivatives
         self.inputs, self.variadic, self.attributes = _parameters(forward)
+        #: What each formula asks for, in the order of its parameters.
         self._wants = {key: _wanted(f) for key, f in derivatives.items()}
         if joint is not None:
             self._wants["joint"] = _wanted(joint)
+        #: All that any of the formulas asks forward for.
+        self.wanted = frozenset[str]().union(*self._wants.values()) - _PASSED_BY_ENGINE
+        self._wanted_names: dict[tuple[bool, ...], tuple[str, ...]] = {}
         self._check()
         #: Whether complex gradients are conjugated before and after. Formulas that ask for no
         #: values have real factors only, so that it would change nothing.
         self.conjugates = not wirtinger and any(
-            wanted & {*self.inputs, "result", "results"} for wanted in self._wants.values()
+            {*self.inputs, "result", "results"}.intersection(wanted)
+            for wanted in self._wants.values()
         )
 
     def _check(self) -> None:
@@ -92,7 +100,7 @@ class Operator:
         known = set(self.inputs) | set(self.attributes) | {"result", "results"}
         known |= {f"{name}_{what}" for name in self.inputs for what in ("shape", "dtype")}
         for wanted in self._wants.values():
-            unknown = wanted - known - _PASSED_BY_ENGINE
+            unknown = set(wanted) - known - _PASSED_BY_ENGINE
             if unknown:
                 raise ValueError(f"operator {self.name}: formula asks for unknown {unknown}")
 
@@ -104,15 +112,21 @@ class Operator:
         last = len(self.inputs) - 1
         return self.inputs[min(position, last) if self.variadic else position]
 
-    def wanted_names(self, needs: Sequence[bool]) -> frozenset[str]:
-        """What the formulas of the needed inputs ask for: all that forward has to save."""
-        if self.joint is not None:
-            return self._wants["joint"]
-        wanted: frozenset[str] = frozenset()
-        for position, needed in enumerate(needs):
-            if needed:
-                wanted |= self._wants.get(self.input_name(position), frozenset())
-        return wanted
+    def wanted_names(self, needs: Sequence[bool]) -> tuple[str, ...]:
+        """What the formulas of the needed inputs ask for, in that order: all that forward saves."""
+        key = tuple(needs)
+        found = self._wanted_names.get(key)
+        if found is None:
+            formulas = ["joint"] if self.joint is not None else self._needed_formulas(key)
+            names = dict.fromkeys(name for formula in formulas for name in self._wants[formula])
+            found = tuple(name for name in names if name not in _PASSED_BY_ENGINE)
+            if not self.variadic:  # there may be any number of inputs, and so of keys
+                self._wanted_names[key] = found
+        return found
+
+    def _needed_formulas(self, needs: tuple[bool, ...]) -> list[str]:
+        inputs = [self.input_name(at) for at, needed in enumerate(needs) if needed]
+        return [name for name in dict.fromkeys(inputs) if name in self._wants]
 
     def backward(
         self, xp: Any, grads: Sequence[Any], saved: dict[str, Any], needs: Sequence[bool]
@@ -172,8 +186,16 @@ def operator(
     """
     if name in OPERATORS:
         raise ValueError(f"operator {name!r} is registered twice")
-    OPERATORS[name] = Operator(name, forward, derivatives, joint, outputs, wirtinger)
-    return OPERATORS[name]
+    registered = Operator(name, forward, derivatives, joint, outputs, wirtinger)
+    OPERATORS[name] = registered
+    for listener in _listeners:
+        listener(registered)
+    return registered
+
+
+def when_registered(listener: Callable[[Operator], None]) -> None:
+    """Call ``listener`` with every operator that is registered from now on."""
+    _listeners.append(listener)
 
 
 def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
@@ -187,6 +209,6 @@ def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool, tup
     return names[1:positional] + rest, variadic, attributes
 
 
-def _wanted(formula: Formula) -> frozenset[str]:
+def _wanted(formula: Formula) -> tuple[str, ...]:
     code = formula.__code__
-    return frozenset(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
+    return code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
