@@ -46,6 +46,33 @@ def adopt(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return copy
 
 
+def adopt_in_layout(
+    array: np.ndarray[Any, Any], pattern: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """A copy of ``array`` born here, its dimensions in memory in the order of ``pattern``'s.
+
+    Args:
+        array: what to copy.
+        pattern: of the same number of dimensions.
+    """
+    order = sorted(range(array.ndim), key=lambda axis: (-pattern.strides[axis], axis))
+    copy = empty(tuple(array.shape[axis] for axis in order), array.dtype)
+    copy = copy.transpose(np.argsort(order))
+    np.copyto(copy, array)
+    return copy
+
+
+def is_dense(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the elements fill a piece of memory without gap or overlap, in whatever order."""
+    expected = array.itemsize
+    for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
+
+
 def is_exclusive(array: np.ndarray[Any, Any]) -> bool:
     """Whether the caller's variable is the only way to ``array`` and its memory."""
     if not array.flags.writeable or sys.getrefcount(array) > _SOLE:

@@ -6,12 +6,20 @@ Only state and the properties over it live here; arithmetic and the other method
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpgrad.autograd.assigned_grad import (
+    OWN_DTYPE,
+    check_assigned_grad,
+    checked_grad_dtype,
+    wanted_dtype,
+)
 from mpgrad.autograd.hooks import Hooks, RemovableHandle
 from mpgrad.autograd.node import Edge, InputMetadata, Node
 from mpgrad.device import CPU, Device
@@ -41,6 +49,7 @@ class Tensor(TensorMembers):
         "_accumulator",
         "_array",
         "_grad",
+        "_grad_dtype",
         "_grad_fn",
         "_leaf_hooks",
         "_output_nr",
@@ -68,6 +77,7 @@ class Tensor(TensorMembers):
         self._output_nr = output_nr
         self._requires_grad = requires_grad
         self._retains_grad = False
+        self._grad_dtype: Any = OWN_DTYPE
         self._version_counter = version_counter or VersionCounter()
         #: The leaf's AccumulateGrad, held weakly: the graph owns it (see gradient_edge).
         self._accumulator: weakref.ref[AccumulateGrad] | None = None
@@ -156,26 +166,36 @@ class Tensor(TensorMembers):
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
-            self._check_assigned_grad(value)
+            check_assigned_grad(self, value, Tensor)
         self._grad = value
 
     @grad.deleter
     def grad(self) -> None:
         self._grad = None
 
-    def _check_assigned_grad(self, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
-        if value is self:
-            raise RuntimeError("can't assign Variable as its own grad")
-        if value.shape != self.shape:
-            raise RuntimeError(
-                f"assigned grad has data of a different size: {value.shape}, expected {self.shape}"
-            )
-        if value.dtype != self.dtype:
-            raise RuntimeError(
-                f"assigned grad has data of a different type: {value.dtype}, expected {self.dtype}"
-            )
+    @property
+    def grad_dtype(self) -> np.dtype[Any] | None:
+        """The dtype that this leaf's ``.grad`` must have; its own unless set.
+
+        Gradients are converted to it before they reach hooks and ``.grad``. With None, gradients
+        of any dtype may be assigned; those that are computed keep the leaf's own.
+
+        Raises:
+            RuntimeError: the tensor is no leaf; when set, also: its ``.grad`` has another dtype,
+                or gradients cannot have that one.
+        """
+        if self._grad_fn is not None:
+            raise RuntimeError("grad_dtype can only be accessed on leaf tensors.")
+        return wanted_dtype(self)
+
+    @grad_dtype.setter
+    def grad_dtype(self, value: Any) -> None:
+        if self._grad_fn is not None:
+            raise RuntimeError("grad_dtype can only be set on leaf tensors.")
+        self._grad_dtype = checked_grad_dtype(value, self._grad)
+        accumulator = self._accumulator() if self._accumulator is not None else None
+        if accumulator is not None:  # graphs that were recorded before have to obey, too
+            accumulator.input_metadata = (gradient_metadata(self),)
 
     @property
     def retains_grad(self) -> bool:
@@ -231,14 +251,38 @@ def metadata_of(tensor: Tensor) -> InputMetadata:
     return InputMetadata(tensor._array.shape, tensor._array.dtype, CPU)
 
 
+def gradient_metadata(leaf: Tensor) -> InputMetadata:
+    """What a gradient must look like that is added to ``leaf.grad``."""
+    return InputMetadata(leaf._array.shape, wanted_dtype(leaf) or leaf._array.dtype, CPU)
+
+
 def gradient_edge(tensor: Tensor) -> Edge:
     """Where the gradient of ``tensor`` flows: into its grad_fn, or its AccumulateGrad if a leaf."""
     if tensor._grad_fn is not None:
         return Edge(tensor._grad_fn, tensor._output_nr)
     accumulator = tensor._accumulator() if tensor._accumulator is not None else None
-    if accumulator is None:
-        from mpgrad.autograd.accumulate_grad import AccumulateGrad
+    return Edge(_new_accumulator(tensor) if accumulator is None else accumulator, 0)
 
-        accumulator = AccumulateGrad(tensor)
-        tensor._accumulator = weakref.ref(accumulator)
-    return Edge(accumulator, 0)
+
+#: Two threads that use a leaf for the first time must find the same AccumulateGrad.
+_accumulator_lock = threading.Lock()
+
+
+def _new_accumulator(leaf: Tensor) -> AccumulateGrad:
+    from mpgrad.autograd.accumulate_grad import AccumulateGrad
+
+    with _accumulator_lock:
+        accumulator = leaf._accumulator() if leaf._accumulator is not None else None
+        if accumulator is None:
+            accumulator = AccumulateGrad(leaf)
+            leaf._accumulator = weakref.ref(accumulator)
+        return accumulator
+
+
+def _forget_lock_in_child() -> None:
+    # Another thread may have held it at the fork.
+    global _accumulator_lock
+    _accumulator_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock_in_child)

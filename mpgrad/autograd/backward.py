@@ -72,6 +72,7 @@ def backward(
     frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
     with RunningBackward(create_graph=create_graph, is_partial=inputs is not None):
         if create_graph:
+            _warn_of_cycle()
             commit_recorded(frozen, engine_slot.execute_recorded(frozen, seeds))
         else:
             commit(frozen, engine_slot.execute(frozen))
@@ -87,6 +88,26 @@ def _under_its_old_name(grad_variables: Any, grad_tensors: Any) -> Any:
             "`backward()`. Please only use `grad_tensors`."
         )
     return grad_variables
+
+
+_has_warned_of_cycle = False
+
+
+def _warn_of_cycle() -> None:
+    """Once per process, as PyTorch does."""
+    global _has_warned_of_cycle
+    if _has_warned_of_cycle:
+        return
+    _has_warned_of_cycle = True
+    warnings.warn(
+        "Using backward() with create_graph=True will create a reference cycle between the "
+        "parameter and its gradient which can cause a memory leak. We recommend using "
+        "autograd.grad when creating the graph to avoid this. If you have to use this function, "
+        "make sure to reset the .grad fields of your parameters to None after use to break the "
+        "cycle and avoid the leak.",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def grad(

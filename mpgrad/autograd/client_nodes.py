@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mpgrad.autograd.accumulate_grad import AccumulateGrad
+from mpgrad.autograd.accumulate_grad import AccumulateGrad, grad_lock
 from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad
 from mpgrad.autograd.graph_task import executing
 from mpgrad.autograd.node import InputMetadata, Node
@@ -137,8 +137,9 @@ class AccumulateNow(ClientNode):
         if self.logs:
             _log(self.node, grads)
         if grads[0] is not None:
-            self.node.check()
-            add_to_grad(self.node, grads[0])
+            with grad_lock():
+                self.node.check()
+                add_to_grad(self.node, grads[0])
         run_post_accumulate_hooks(self.node.variable)
         run_post_hooks(self.node, [], grads)
         return ()

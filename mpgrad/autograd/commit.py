@@ -7,8 +7,10 @@ outer one has ended is noted in an UndoLog.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from mpgrad.autograd.accumulate_grad import first_grad, grad_lock
 from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.interrupts import interrupts_deferred
@@ -43,11 +45,11 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
         for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True)
         if array is not None and not isinstance(sink, ResultSink)
     ]
-    for sink, _, _ in todo:
-        if isinstance(sink, LeafSink):
-            sink.accumulator.check()
     undo = _undo_log()
-    with interrupts_deferred():
+    with grad_lock(), interrupts_deferred():
+        for sink, _, _ in todo:
+            if isinstance(sink, LeafSink):
+                sink.accumulator.check()
         for sink, array, exclusive in todo:
             if undo is not None:
                 undo.note(sink.accumulator.variable if isinstance(sink, LeafSink) else sink.tensor)
@@ -83,23 +85,38 @@ def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None
     Raises:
         RuntimeError: some leaf cannot take its gradient; nothing was changed.
     """
-    todo: list[tuple[Tensor, Tensor]] = []
-    for sink, gradient in zip(frozen.sinks, gradients, strict=True):
-        if gradient is None or isinstance(sink, ResultSink):
-            continue
-        if isinstance(sink, RetainSink):
-            todo.append((sink.tensor, gradient))
-        else:
-            sink.accumulator.check()
-            if sink.accumulator.variable._requires_grad:
-                todo.append((sink.accumulator.variable, gradient))
     undo = _undo_log()
-    with interrupts_deferred(), enable_grad():
+    with grad_lock(), interrupts_deferred(), enable_grad():
+        todo = list(_recorded_additions(frozen, gradients))
         for tensor, gradient in todo:
             if undo is not None:
                 undo.note(tensor)
             previous = tensor._grad
-            tensor._grad = clone(gradient) if previous is None else add(previous, gradient)
+            tensor._grad = (
+                _first_recorded(tensor, gradient) if previous is None else add(previous, gradient)
+            )
+
+
+def _first_recorded(tensor: Tensor, gradient: Tensor) -> Tensor:
+    copied = clone(gradient)
+    if tensor._grad_fn is None:
+        copied._array = first_grad(copied._array, tensor._array, exclusive=True)
+    return copied
+
+
+def _recorded_additions(
+    frozen: FrozenGraph, gradients: list[Tensor | None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Which tensors get which gradient; raises where a leaf cannot take it."""
+    for sink, gradient in zip(frozen.sinks, gradients, strict=True):
+        if gradient is None or isinstance(sink, ResultSink):
+            continue
+        if isinstance(sink, RetainSink):
+            yield sink.tensor, gradient
+        else:
+            sink.accumulator.check()
+            if sink.accumulator.variable._requires_grad:
+                yield sink.accumulator.variable, gradient
 
 
 def _retain(tensor: Tensor, array: Any) -> None:

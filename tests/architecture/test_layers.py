@@ -30,8 +30,8 @@ FLOORS = (
     (
         2,
         "graph",
-        "storage autograd/node autograd/grad_mode autograd/hooks autograd/thread_state "
-        "autograd/interrupts",
+        "storage autograd/node autograd/grad_mode autograd/hooks autograd/assigned_grad "
+        "autograd/thread_state autograd/interrupts",
     ),
     (2, "registry", "ops/__init__ ops/registry"),
     (1, "scheduler", "scheduler/*"),
