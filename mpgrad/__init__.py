@@ -61,7 +61,8 @@ _NAMES_OF = {
         "reshape flatten squeeze unsqueeze permute transpose t movedim broadcast_to flip clone "
         "cat stack"
     ),
-    "mpgrad.ops.indexing": "split chunk unbind gather index_select",
+    "mpgrad.ops.indexing": "split chunk unbind select narrow diagonal gather index_select",
+    "mpgrad.ops.overwriting": "masked_fill index_put",
     "mpgrad.ops.linalg": "matmul mm bmm dot",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.complex_numbers": (

@@ -14,10 +14,13 @@ from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.node import FREED_MESSAGE, InputMetadata, Node
 from mpgrad.autograd.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved_tensor import HOOKS, SavedTensor
+from mpgrad.autograd.view import share_memory
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.ops.registry import Operator, when_registered
 from mpgrad.storage import empty
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
+
+_RESULTS = frozenset({"result", "results"})
 
 #: The namespace that forward runs in: NumPy, with large results born in the client's arena.
 cpu = CpuBackend(empty)
@@ -93,26 +96,24 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
     arrays = [value._array if isinstance(value, Tensor) else value for value in inputs]
     raw = operator.forward(cpu, *arrays, **attributes)
     several = isinstance(raw, tuple)
-    outputs = [_wrap(array, inputs) for array in (raw if several else (raw,))]
+    outputs = [Tensor(array) for array in (raw if several else (raw,))]
+    if operator.view is not None:
+        share_memory(operator, inputs[0], outputs, attributes)
     if is_grad_enabled():
-        needs = [
-            isinstance(value, Tensor) and value._requires_grad and operator.is_differentiable(i)
-            for i, value in enumerate(inputs)
-        ]
+        needs = wanted_gradients(operator, inputs)
         if True in needs:
             record_call(operator, inputs, outputs, needs, attributes)
     return tuple(outputs) if several else outputs[0]
 
 
-def _wrap(array: Any, inputs: Sequence[Any]) -> Tensor:
-    """A Tensor over ``array``; a view of an input shares that input's version counter."""
-    counter = None
-    if array.base is not None:
-        for value in inputs:
-            if isinstance(value, Tensor) and cpu.is_view(array, value._array):
-                counter = value._version_counter
-                break
-    return Tensor(array, version_counter=counter)
+def wanted_gradients(operator: Operator, inputs: Sequence[Any]) -> list[bool]:
+    """For each input, whether it requires grad and the operator has a formula for it."""
+    return [
+        isinstance(value, Tensor)
+        and (value._requires_grad or (value._view is not None and value.requires_grad))
+        and operator.is_differentiable(i)
+        for i, value in enumerate(inputs)
+    ]
 
 
 def record_call(
@@ -121,6 +122,8 @@ def record_call(
     outputs: list[Tensor],
     needs: Sequence[bool],
     attributes: dict[str, Any],
+    *,
+    results_follow: bool = False,
 ) -> None:
     """Make the Node of a call, and give its outputs their place in the graph.
 
@@ -130,6 +133,7 @@ def record_call(
         outputs: the results; only the history of these Tensors is set.
         needs: for each input, whether its gradient can be wanted.
         attributes: the keyword arguments.
+        results_follow: the outputs' values are not there yet; ``save_results`` is called then.
     """
     differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind in "fc"]
     if not differentiable:
@@ -139,9 +143,18 @@ def record_call(
     for output_nr, tensor in enumerate(differentiable):
         tensor._grad_fn, tensor._output_nr, tensor._requires_grad = node, output_nr, True
     for name in operator.wanted_names(needs):
-        _save(node, name, inputs, outputs, attributes)
+        if not (results_follow and name in _RESULTS):
+            _save(node, name, inputs, outputs, attributes)
     if HOOKS.entered:
         node.has_packed = HOOKS.innermost() is not None
+
+
+def save_results(node: OperatorNode, outputs: list[Tensor]) -> None:
+    """Save the outputs that the formulas ask for, where ``record_call`` had to leave that open."""
+    needs = [info is not None for info in node.input_info]
+    for name in node.operator.wanted_names(needs):
+        if name in _RESULTS:
+            _save(node, name, (), outputs, {})
 
 
 def _save(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpgrad.autograd.accumulate_grad import AccumulateGrad
+    from mpgrad.autograd.view import View
     from mpgrad.tensor_members import TensorMembers
 
     Array = np.ndarray[Any, Any]
@@ -57,6 +58,7 @@ class Tensor(TensorMembers):
         "_requires_grad",
         "_retains_grad",
         "_version_counter",
+        "_view",
     )
 
     #: NumPy must leave ``array * tensor`` to Tensor.
@@ -79,6 +81,8 @@ class Tensor(TensorMembers):
         self._retains_grad = False
         self._grad_dtype: Any = OWN_DTYPE
         self._version_counter = version_counter or VersionCounter()
+        #: Set where the array lies in the memory of another tensor.
+        self._view: View | None = None
         #: The leaf's AccumulateGrad, held weakly: the graph owns it (see gradient_edge).
         self._accumulator: weakref.ref[AccumulateGrad] | None = None
         #: Hooks on a leaf's gradient. They stay with the tensor: its AccumulateGrad comes and goes.
@@ -107,11 +111,26 @@ class Tensor(TensorMembers):
     def _version(self) -> int:
         return self._version_counter.value
 
+    def _is_view(self) -> bool:
+        """Whether the elements lie in the memory of another tensor."""
+        return self._view is not None
+
+    @property
+    def _base(self) -> Tensor | None:
+        """The tensor whose memory this view lies in (never a view itself); None for others."""
+        return None if self._view is None else self._view.base
+
     # ------------------------------------------------------------------ its place in the graph
 
     @property
     def grad_fn(self) -> Node | None:
-        """The Node that computes this tensor's gradient; None for a leaf."""
+        """The Node that computes this tensor's gradient; None for a leaf.
+
+        Raises:
+            RuntimeError: the tensor is a view whose memory was changed, and which cannot follow.
+        """
+        if self._view is not None:
+            self._view.refresh(self)
         return self._grad_fn
 
     @property
@@ -122,11 +141,12 @@ class Tensor(TensorMembers):
     @property
     def is_leaf(self) -> bool:
         """True where no recorded operation made it."""
-        return self._grad_fn is None
+        return self.grad_fn is None
 
     @property
     def requires_grad(self) -> bool:
-        return self._requires_grad
+        # A view does as soon as its base does.
+        return self._requires_grad or (self._view is not None and self._view.base._requires_grad)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -258,6 +278,8 @@ def gradient_metadata(leaf: Tensor) -> InputMetadata:
 
 def gradient_edge(tensor: Tensor) -> Edge:
     """Where the gradient of ``tensor`` flows: into its grad_fn, or its AccumulateGrad if a leaf."""
+    if tensor._view is not None:
+        tensor._view.refresh(tensor)
     if tensor._grad_fn is not None:
         return Edge(tensor._grad_fn, tensor._output_nr)
     accumulator = tensor._accumulator() if tensor._accumulator is not None else None

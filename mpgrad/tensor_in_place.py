@@ -1,8 +1,7 @@
 """In-place methods of Tensor: ``add_``, ``zero_``, ``+=``, ``x[key] = value`` and their like.
 
-They overwrite the array and bump the version counter, so that a backward that had saved the old
-values says so. They are not recorded: where one would have to be, it raises and names the form
-that is.
+Each is recorded as its out-of-place form is (see ``autograd.in_place``); this file checks the
+operands and names the NumPy function that can write without a copy.
 """
 
 from __future__ import annotations
@@ -12,212 +11,347 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from mpgrad.ops import arithmetic, random, transcendental
-from mpgrad.ops.indexing import split_key
-from mpgrad.ops.promotion import as_operand, result_dtype
+from mpgrad import storage
+from mpgrad.autograd.in_place import call_in_place, refuse_shared_elements
+from mpgrad.dispatch import cpu
+from mpgrad.ops import catalogue as _all_registered  # noqa: F401
+from mpgrad.ops import overwriting, random
+from mpgrad.ops.arithmetic import mul
+from mpgrad.ops.indexing import getitem, split_key
+from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, result_dtype
+from mpgrad.ops.registry import OPERATORS
+from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
 
 _CATEGORY = "buifc"
 
 
-def check_in_place(tensor: Tensor, name: str, *others: Any) -> None:
-    """Raise unless ``tensor`` may be overwritten now.
+# ------------------------------------------------------------------------ operands
 
-    Args:
-        name: of the in-place method, without its underscore.
-        others: the operands, which could require grad too.
+
+def _check_cast(dtype: np.dtype[Any], tensor: Tensor) -> None:
+    """Raise if a result of ``dtype`` may not be written into ``tensor``.
 
     Raises:
-        RuntimeError: the change would have to be recorded, or several elements share memory.
+        RuntimeError: it is of a higher category (bool, integer, floating, complex).
     """
-    if is_grad_enabled():
-        if tensor._requires_grad and tensor._grad_fn is None:
-            raise RuntimeError(
-                "a leaf Variable that requires grad is being used in an in-place operation."
-            )
-        if any(isinstance(t, Tensor) and t._requires_grad for t in (tensor, *others)):
-            raise RuntimeError(
-                f"{name}_: in-place operations on tensors that require grad are not recorded. Use "
-                f"the out-of-place form, x = {_out_of_place(name)}, or no_grad()."
-            )
-    if not tensor._array.flags.writeable:
-        raise RuntimeError(
-            f"{name}_: unsupported operation: more than one element of the written-to tensor may "
-            "refer to a single memory location, or its memory is read-only. Please clone() the "
-            "tensor before performing the operation."
-        )
+    have = tensor._array.dtype
+    if dtype.kind == have.kind or have.kind == "c":
+        return
+    if have.kind == "b" or _CATEGORY.index(dtype.kind) > max(_CATEGORY.index(have.kind), 2):
+        raise RuntimeError(f"result type {dtype} can't be cast to the desired output type {have}")
 
 
-def _out_of_place(name: str) -> str:
-    if name == "__setitem__":
-        return "mg.where(mask, value, x)"
-    return "mg.full_like(x, value)" if name in ("fill", "zero", "copy") else f"x.{name}(...)"
-
-
-def _changed(tensor: Tensor) -> Tensor:
-    tensor._version_counter.value += 1
-    return tensor
-
-
-def _operand_array(tensor: Tensor, name: str, other: Any) -> Any:
-    """``other`` as NumPy takes it, checked to fit into ``tensor``.
+def _operand(tensor: Tensor, other: Any) -> Any:
+    """``other`` as the operator takes it, checked to fit into ``tensor``.
 
     Raises:
         RuntimeError: its category of dtype is higher, or its shape would enlarge ``tensor``.
     """
     other = as_operand(other)
     dtype = result_dtype(tensor, other)
-    if _CATEGORY.index(dtype.kind) > max(_CATEGORY.index(tensor.dtype.kind), 2) or (
-        dtype.kind != "b" and tensor.dtype.kind == "b"
-    ):
-        raise RuntimeError(
-            f"{name}_: result type {dtype} can't be cast to the desired output type {tensor.dtype}"
-        )
+    _check_cast(dtype, tensor)
     if not isinstance(other, Tensor):
         return other
-    shape = np.broadcast_shapes(tensor.shape, other.shape)
-    if shape != tensor.shape:
-        raise RuntimeError(
-            f"{name}_: output with shape {list(tensor.shape)} doesn't match the broadcast shape "
-            f"{list(shape)}"
-        )
-    return other._array
-
-
-def _binary(name: str, ufunc: np.ufunc) -> Callable[..., Tensor]:
-    def method(self: Tensor, other: Any) -> Tensor:
-        check_in_place(self, name, other)
-        array = self._array
-        if ufunc is np.true_divide and array.dtype.kind not in "fc":
+    if other.shape != tensor.shape:
+        try:
+            shape = np.broadcast_shapes(tensor.shape, other.shape)
+        except ValueError:
             raise RuntimeError(
-                f"{name}_: result type Float can't be cast to the desired output type {array.dtype}"
+                f"the shapes {tensor.shape} and {other.shape} do not broadcast"
+            ) from None
+        if shape != tensor.shape:
+            raise RuntimeError(
+                f"output with shape {list(tensor.shape)} doesn't match the broadcast shape "
+                f"{list(shape)}"
             )
-        ufunc(array, _operand_array(self, name, other), out=array, casting="same_kind")
-        return _changed(self)
+    return cast(other, dtype) if dtype == tensor._array.dtype else other
+
+
+def _into(ufunc: Any) -> Callable[..., Any] | None:
+    """A function that writes what ``ufunc`` makes of arrays into the first of them."""
+    if ufunc is None:
+        return None
+    return lambda array, *others: ufunc(array, *others, out=array, casting="unsafe")
+
+
+def _binary(name: str, ufunc: np.ufunc | None = None, *, true_division: bool = False) -> Any:
+    operator, write = OPERATORS[name], _into(ufunc)
+
+    def method(self: Tensor, other: Any) -> Tensor:
+        if true_division and self._array.dtype.kind not in "fc":
+            _check_cast(np.dtype(np.float32), self)
+        return call_in_place(operator, self, _operand(self, other), write=write)
 
     return _described(method, name)
 
 
-def _scaled(name: str, ufunc: np.ufunc) -> Callable[..., Tensor]:
+def _scaled(name: str, ufunc: np.ufunc) -> Any:
     """``add_`` and ``sub_``, whose second operand may be multiplied by ``alpha`` first."""
+    operator, write = OPERATORS[name], _into(ufunc)
 
     def method(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
-        check_in_place(self, name, other)
-        operand = _operand_array(self, name, other)
+        operand = _operand(self, other)
         if alpha != 1:
-            operand = np.multiply(operand, alpha)
-        ufunc(self._array, operand, out=self._array, casting="same_kind")
-        return _changed(self)
+            operand = mul(operand, alpha) if isinstance(operand, Tensor) else operand * alpha
+        return call_in_place(operator, self, operand, write=write)
 
     return _described(method, name)
 
 
-def _unary(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        check_in_place(self, name, *args)
-        with no_grad():
-            self._array[...] = function(self, *args, **kwargs)._array
-        return _changed(self)
+def _unary(name: str, ufunc: Any = None, *, floating: bool = False) -> Any:
+    operator, write = OPERATORS[name], _into(ufunc)
+
+    def method(self: Tensor) -> Tensor:
+        if floating and self._array.dtype.kind not in "fc":
+            _check_cast(np.dtype(np.float32), self)
+        return call_in_place(operator, self, write=write)
+
+    return _described(method, name)
+
+
+def _unrecorded(name: str, ufunc: np.ufunc) -> Any:
+    """In-place forms for integers and booleans, which have no gradient."""
+
+    def method(self: Tensor, *others: Any) -> Tensor:
+        operands = [_operand(self, other) for other in others]
+        if self.dtype.kind not in "biu":
+            raise RuntimeError(f"{name}_: not implemented for {self.dtype}")
+        refuse_shared_elements(self, operands)
+        arrays = [value._array if isinstance(value, Tensor) else value for value in operands]
+        ufunc(self._array, *arrays, out=self._array, casting="unsafe")
+        self._version_counter.value += 1
+        return self
 
     return _described(method, name)
 
 
 def _described(method: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
     method.__name__ = f"{name}_"
-    method.__doc__ = f"``{name}`` in place; not recorded, so raises where it would have to be."
+    method.__doc__ = f"``{name}`` in place; recorded like it."
     return method
+
+
+# ------------------------------------------------------------------------ single methods
+
+
+def pow_(self: Tensor, exponent: Any) -> Tensor:
+    """``pow`` in place; recorded like it.
+
+    Raises:
+        RuntimeError: integers to a negative integer power.
+    """
+    exponent = _operand(self, exponent)
+    if isinstance(exponent, int) and exponent < 0 and self._array.dtype.kind in "iu":
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
+    return call_in_place(OPERATORS["pow"], self, exponent)
+
+
+def clamp_(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """``clamp`` in place; recorded like it.
+
+    Raises:
+        RuntimeError: neither limit is given.
+    """
+    if min is None and max is None:
+        raise RuntimeError("clamp_: At least one of 'min' or 'max' must not be None")
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        if min is not None:
+            call_in_place(OPERATORS["maximum"], self, _operand(self, min), write=_into(np.maximum))
+        if max is not None:
+            call_in_place(OPERATORS["minimum"], self, _operand(self, max), write=_into(np.minimum))
+        return self
+    for limit in (min, max):
+        if limit is not None:
+            _check_cast(result_dtype(self, limit), self)
+    return call_in_place(OPERATORS["clamp"], self, min=min, max=max)
 
 
 def zero_(self: Tensor) -> Tensor:
     """Overwrite every element with 0."""
-    check_in_place(self, "zero")
-    self._array.fill(0)
-    return _changed(self)
+    return call_in_place(overwriting._zero, self, write=lambda array: array.fill(0))
 
 
 def fill_(self: Tensor, value: Any) -> Tensor:
-    """Overwrite every element with ``value``, a number or a 0-d tensor."""
-    check_in_place(self, "fill", value)
-    self._array[...] = value._array if isinstance(value, Tensor) else value
-    return _changed(self)
+    """Overwrite every element with ``value``, a number or a 0-d tensor.
+
+    Raises:
+        RuntimeError: ``value`` has dimensions.
+    """
+    if isinstance(value, Tensor) and value.ndim:
+        raise RuntimeError(
+            "fill_ only supports 0-dimension value tensor but got tensor with "
+            f"{value.ndim} dimensions."
+        )
+    value = as_operand(value)
+    if not isinstance(value, Tensor):
+        value = Tensor(np.asarray(value).astype(self.dtype))
+    return call_in_place(overwriting._fill, self, value)
 
 
 def copy_(self: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
-    """Overwrite with ``source``, broadcast and converted to this dtype."""
-    check_in_place(self, "copy", source)
-    array = source._array if isinstance(source, Tensor) else np.asarray(source)
-    try:
-        np.copyto(self._array, array, casting="unsafe")
-    except ValueError:
+    """Overwrite with ``source``, broadcast and converted to this dtype.
+
+    Raises:
+        RuntimeError: the shape of ``source`` does not broadcast to this one.
+    """
+    source = as_tensor_operand(source)
+    if source.shape != self.shape:
+        _check_broadcast(source.shape, self.shape)
+    elif source is self:
+        return self
+    return call_in_place(overwriting._copy, self, source)
+
+
+def _check_broadcast(shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+    lead = len(target) - len(shape)
+    if lead < 0:
         raise RuntimeError(
-            f"copy_: the shape of the source {array.shape} must be broadcastable to the shape of "
-            f"the destination {self.shape}"
-        ) from None
-    return _changed(self)
+            f"The number of sizes of the source, {shape}, must not be greater than the number of "
+            f"dimensions of the destination, {target}"
+        )
+    for have, wanted in zip(shape, target[lead:], strict=True):
+        if have not in (1, wanted):
+            raise RuntimeError(
+                f"The expanded size of the tensor ({wanted}) must match the existing size ({have})."
+                f" Target sizes: {list(target)}. Tensor sizes: {list(shape)}"
+            )
+
+
+def masked_fill_(self: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """``masked_fill`` in place; recorded like it.
+
+    Raises:
+        RuntimeError: ``mask`` is not boolean, ``value`` has dimensions, or a shape does not fit.
+    """
+    _, mask, value = overwriting.masked_fill_operands(self, mask, value)
+    _check_broadcast(mask.shape, self.shape)
+    return call_in_place(overwriting._masked_fill, self, mask, value)
+
+
+def index_put_(self: Tensor, indices: Any, values: Any) -> Tensor:
+    """``self[indices] = values`` for a tuple of index tensors; returns self."""
+    setitem(self, tuple(slice(None) if i is None else i for i in indices), values)
+    return self
 
 
 def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:
     """Overwrite with draws from the uniform distribution on [``from_``, ``to``)."""
-    check_in_place(self, "uniform")
-    random.fill_uniform(self._array, from_, to)
-    return _changed(self)
+    draws = storage.empty(self.shape, self.dtype)
+    random.fill_uniform(draws, from_, to)
+    return call_in_place(overwriting._uniform, self, Tensor(draws))
 
 
 def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Overwrite with draws from the normal distribution."""
-    check_in_place(self, "normal")
-    random.fill_normal(self._array, mean, std)
-    return _changed(self)
+    draws = storage.empty(self.shape, self.dtype)
+    random.fill_normal(draws, mean, std)
+    return call_in_place(overwriting._normal, self, Tensor(draws))
 
 
 def setitem(self: Tensor, key: Any, value: Any) -> None:
-    """``self[key] = value``, converted to this dtype."""
-    check_in_place(self, "__setitem__", value)
+    """``self[key] = value``, broadcast and converted to this dtype; differentiable in both.
+
+    Raises:
+        IndexError: an index is out of range.
+        RuntimeError: the shape of ``value`` does not fit.
+    """
     plain, indices = split_key(key)
-    left = iter(indices)
-    place = tuple(next(left)._array if isinstance(item, str) else item for item in plain)
-    self._array[place] = value._array if isinstance(value, Tensor) else value
-    _changed(self)
+    value = as_tensor_operand(value)
+    if not indices:
+        place = getitem(self, plain)
+        copy_(place, _without_leading_ones(value, place.ndim))
+        return
+    shape = cpu.getitem(self._array, plain, [index._array for index in indices]).shape
+    value = _without_leading_ones(cast(value, self.dtype), len(shape))
+    _check_broadcast(value.shape, shape)
+    call_in_place(
+        overwriting._index_put,
+        self,
+        value,
+        *indices,
+        write=lambda array, value, *at: cpu.assign_index(array, value, plain, at),
+        key=plain,
+    )
+
+
+def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
+    """``value`` with at most ``ndim`` dimensions, if those too many in front have length 1."""
+    extra = value.ndim - ndim
+    if extra > 0 and value.shape[:extra] == (1,) * extra:
+        return reshape(value, value.shape[extra:])
+    return value
 
 
 METHODS: dict[str, Callable[..., Any]] = {
     "add_": _scaled("add", np.add),
     "sub_": _scaled("sub", np.subtract),
     "mul_": _binary("mul", np.multiply),
-    "div_": _binary("div", np.true_divide),
-    "pow_": _binary("pow", np.power),
+    "div_": _binary("div", np.true_divide, true_division=True),
+    "floor_divide_": _binary("floor_divide", np.floor_divide),
+    "remainder_": _binary("remainder", np.remainder),
+    "pow_": pow_,
+    "clamp_": clamp_,
+    "clip_": clamp_,
+    "neg_": _unary("neg", np.negative),
+    "abs_": _unary("abs", np.absolute),
+    "square_": _unary("square", np.square),
+    "sign_": _unary("sign", np.sign),
+    "floor_": _unary("floor", np.floor),
+    "ceil_": _unary("ceil", np.ceil),
+    "round_": _unary("round", np.rint),
+    "relu_": _unary("relu", lambda array, **out: np.maximum(array, 0, **out)),
+    "rsqrt_": _unary("rsqrt", floating=True),
+    "sigmoid_": _unary("sigmoid", floating=True),
+    "erf_": _unary("erf", floating=True),
     "zero_": zero_,
     "fill_": fill_,
     "copy_": copy_,
+    "masked_fill_": masked_fill_,
+    "index_put_": index_put_,
     "uniform_": uniform_,
     "normal_": normal_,
+    "bitwise_and_": _unrecorded("bitwise_and", np.bitwise_and),
+    "bitwise_or_": _unrecorded("bitwise_or", np.bitwise_or),
+    "bitwise_xor_": _unrecorded("bitwise_xor", np.bitwise_xor),
+    "bitwise_not_": _unrecorded("bitwise_not", np.invert),
     "__setitem__": setitem,
 }
 METHODS |= {
-    f"{function.__name__}_": _unary(function.__name__, function)
-    for function in (
-        arithmetic.clamp,
-        arithmetic.neg,
-        arithmetic.abs,
-        arithmetic.sqrt,
-        arithmetic.rsqrt,
-        arithmetic.reciprocal,
-        arithmetic.square,
-        arithmetic.floor,
-        arithmetic.ceil,
-        arithmetic.round,
-        transcendental.exp,
-        transcendental.log,
-        transcendental.tanh,
-        transcendental.sigmoid,
-        transcendental.relu,
+    f"{name}_": _unary(name, getattr(np, name), floating=True)
+    for name in (
+        "sqrt",
+        "reciprocal",
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "sinh",
+        "cosh",
+        "tanh",
     )
 }
 METHODS |= {
+    "multiply_": METHODS["mul_"],
+    "divide_": METHODS["div_"],
+    "subtract_": METHODS["sub_"],
+    "negative_": METHODS["neg_"],
     "__iadd__": METHODS["add_"],
     "__isub__": METHODS["sub_"],
     "__imul__": METHODS["mul_"],
     "__itruediv__": METHODS["div_"],
+    "__ifloordiv__": METHODS["floor_divide_"],
+    "__imod__": METHODS["remainder_"],
     "__ipow__": METHODS["pow_"],
+    "__iand__": METHODS["bitwise_and_"],
+    "__ior__": METHODS["bitwise_or_"],
+    "__ixor__": METHODS["bitwise_xor_"],
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad import storage, tensor_display, tensor_in_place, tensor_numpy
+from mpgrad import storage, tensor_display, tensor_history, tensor_in_place, tensor_numpy
 from mpgrad.autograd import overrides
 from mpgrad.device import Device, as_device
 from mpgrad.ops import (
@@ -23,6 +23,7 @@ from mpgrad.ops import (
     complex_numbers,
     indexing,
     linalg,
+    overwriting,
     products,
     reduction,
     shape,
@@ -238,30 +239,6 @@ def is_floating_point(self: Tensor) -> bool:
 # ------------------------------------------------------------------------ the graph
 
 
-def detach(self: Tensor) -> Tensor:
-    """The same array without history; it shares the version counter."""
-    return Tensor(self._array, version_counter=self._version_counter)
-
-
-def _get_data(self: Tensor) -> Tensor:
-    """The same array without history; changes through it are not noticed by saved tensors."""
-    return Tensor(self._array)
-
-
-def _set_data(self: Tensor, value: Tensor) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
-    if value.shape != self.shape or value.dtype != self.dtype:
-        if self._requires_grad and value.dtype.kind not in "fc":
-            raise RuntimeError(
-                "data set to a tensor that requires gradients must be floating point or complex "
-                "dtype"
-            )
-        # The old AccumulateGrad expects gradients of the old shape and dtype.
-        self._accumulator = None
-    self._array = value._array
-
-
 def backward(
     self: Tensor,
     gradient: Tensor | None = None,
@@ -339,6 +316,7 @@ _FUNCTIONS_AS_METHODS: tuple[Callable[..., Any], ...] = (
     *(getattr(products, name) for name in products.__all__),
     *(getattr(shape, name) for name in shape.__all__ if name not in ("cat", "stack")),
     *(getattr(indexing, name) for name in indexing.__all__),
+    *(getattr(overwriting, name) for name in overwriting.__all__),
     *(getattr(linalg, name) for name in linalg.__all__ if name != "linear"),
     activation.softmax,
     activation.log_softmax,
@@ -375,10 +353,10 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "adjoint": complex_numbers.adjoint,
     "angle": complex_numbers.angle,
     "sgn": complex_numbers.sgn,
-    "detach": detach,
+    "detach": tensor_history.detach,
+    "detach_": tensor_history.detach_,
     "backward": backward,
     "where": lambda self, condition, other: arithmetic.where(condition, self, other),
-    "masked_fill": lambda self, mask, value: arithmetic.where(mask, value, self),
     "view_as": lambda self, other: shape.view(self, other.shape),
     "reshape_as": lambda self, other: shape.reshape(self, other.shape),
     "expand_as": lambda self, other: shape.expand(self, other.shape),
@@ -413,7 +391,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 _PROPERTIES: dict[str, property] = {
-    "data": property(_get_data, _set_data),
+    "data": property(tensor_history.get_data, tensor_history.set_data),
     "T": property(lambda self: shape.permute(self, tuple(reversed(range(self.ndim))))),
     "mT": property(lambda self: shape.transpose(self, -2, -1)),
     "H": property(_conjugate_transpose),

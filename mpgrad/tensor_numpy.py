@@ -141,7 +141,7 @@ def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
         RuntimeError: the tensor requires grad and recording is on (inside ``Function.forward`` and
             ``no_grad()`` it is off), so that changes would escape the record.
     """
-    if self._requires_grad and not force and is_grad_enabled():
+    if self.requires_grad and not force and is_grad_enabled():
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
         )

@@ -119,7 +119,7 @@ class Function:
         cls._checked_run_on()
         separate = cls.setup_context is not Function.setup_context
         args = _positional(cls.forward, args, kwargs, has_ctx=not separate)
-        needs = tuple(isinstance(value, Tensor) and value._requires_grad for value in args)
+        needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in args)
         ctx = FunctionContext(needs, clears_on_access=cls.clear_saved_tensors_on_access)
         # Before forward, which may rewrite the history of an input (see mark_dirty).
         node = _node(cls, ctx, args, needs) if is_grad_enabled() and True in needs else None
@@ -239,7 +239,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(ctx: FunctionContext, *grads: Any) -> Any:
         with no_grad():
             returned = backward(ctx, *grads)
-        wanted = [g for g in grads if isinstance(g, Tensor) and g._requires_grad]
+        wanted = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
         if not is_grad_enabled() or not wanted:
             return returned
         if isinstance(returned, tuple):

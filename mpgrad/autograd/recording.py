@@ -218,7 +218,7 @@ def _record(
     recorded: Operator, inputs: Sequence[Any], outputs: list[Tensor], attributes: dict[str, Any]
 ) -> None:
     """Make the Node of a call whose results are known already."""
-    needs = [isinstance(value, Tensor) and value._requires_grad for value in inputs]
+    needs = [isinstance(value, Tensor) and value.requires_grad for value in inputs]
     if True in needs:
         record_call(recorded, inputs, outputs, needs, attributes)
 

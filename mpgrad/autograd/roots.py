@@ -90,7 +90,7 @@ def check_roots(
 def _root_edge(index: int, root: Any) -> Edge:
     if isinstance(root, GradientEdge):
         return Edge(root.node, root.output_nr)
-    if not root._requires_grad:
+    if not root.requires_grad:
         raise RuntimeError(
             f"element {index} of tensors does not require grad and does not have a grad_fn"
         )
@@ -118,7 +118,7 @@ def _seed(index: int, root: Any, seed: Any) -> Tensor | None:
     expected = root_metadata(index, root)
     if seed is None:
         # A Tensor that does not require grad needs none; _root_edge refuses it.
-        wanted = isinstance(root, GradientEdge) or root._requires_grad
+        wanted = isinstance(root, GradientEdge) or root.requires_grad
         return _implicit_seed(expected) if wanted else None
     if not isinstance(seed, Tensor):
         raise TypeError(f"gradients can be either Tensors or None, but got {type(seed).__name__}")
@@ -189,7 +189,7 @@ def _input_edge(value: Any) -> Edge:
         raise RuntimeError(
             f"all inputs have to be Tensors or GradientEdges, but got {type(value).__name__}"
         )
-    if not value._requires_grad:
+    if not value.requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     return gradient_edge(value)
 

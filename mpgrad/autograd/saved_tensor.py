@@ -294,7 +294,7 @@ class Packed:
     @classmethod
     def of_input(cls, unpack: Callable[[Any], Tensor], value: Any, tensor: Tensor) -> Packed:
         """For an input, whose history is known now (that of an output is its Node)."""
-        if not tensor._requires_grad:
+        if not tensor.requires_grad:
             return cls(unpack, value, False, None, 0)
         edge = gradient_edge(tensor)
         if tensor._grad_fn is not None:

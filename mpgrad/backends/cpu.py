@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mpgrad.backends import cpu_special, cpu_windows
+from mpgrad.backends import cpu_special, cpu_views, cpu_windows
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -251,6 +251,8 @@ class CpuBackend:
         return x.transpose(axes)
 
     def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
+        if math.prod(shape) == x.size:
+            return x.reshape(shape)  # nothing is repeated, so it may stay writable
         return np.broadcast_to(x, shape)
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
@@ -273,15 +275,27 @@ class CpuBackend:
         out.fill(0)
         return out
 
-    def is_view(self, array: Array, of: Array) -> bool:
-        """Whether ``array`` lies in the memory of ``of`` (by their bounds, so it is cheap)."""
-        return np.may_share_memory(array, of)
+    # ------------------------------------------------------------------ views
+
+    diagonal = cpu_views.diagonal
+    diagonal_scatter = cpu_views.diagonal_scatter
+    take_view = cpu_views.take_view
+    put_view = cpu_views.put_view
 
     # ------------------------------------------------------------------ indexing
 
-    def getitem(self, x: Array, key: tuple[Any, ...], indices: Sequence[Array]) -> Array:
+    def getitem(self, x: Array, key: tuple[Any, ...], indices: Sequence[Array] = ()) -> Array:
         """``x[key]``, a view where NumPy gives one; ``indices`` take the places of ``INDEX``."""
         return x[_complete(key, indices)]
+
+    def put_index(self, x: Array, value: Any, key: tuple[Any, ...], indices: Any) -> Array:
+        """A copy of ``x`` with ``value`` at ``key``."""
+        out = self.copy(x)
+        self.assign_index(out, value, key, indices)
+        return out
+
+    def assign_index(self, x: Array, value: Any, key: tuple[Any, ...], indices: Any) -> None:
+        x[_complete(key, indices)] = value
 
     def scatter_index(
         self, x: Array, key: tuple[Any, ...], indices: Sequence[Array], shape: tuple[int, ...]

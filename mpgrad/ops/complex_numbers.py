@@ -39,12 +39,14 @@ _real = operator(
     "real",
     lambda xp, input: xp.real(input),
     wirtinger=True,
+    view="real",
     input=lambda xp, grad: xp.complex(grad, xp.zeros(grad.shape, grad.dtype)),
 )
 _imag = operator(
     "imag",
     lambda xp, input: xp.imag(input),
     wirtinger=True,
+    view="imag",
     input=lambda xp, grad: xp.complex(xp.zeros(grad.shape, grad.dtype), grad),
 )
 
@@ -163,12 +165,14 @@ _view_as_real = operator(
     "view_as_real",
     lambda xp, input: xp.view_as_real(input),
     wirtinger=True,
+    view="view_as_real",
     input=lambda xp, grad: xp.view_as_complex(xp.copy(grad)),
 )
 _view_as_complex = operator(
     "view_as_complex",
     lambda xp, input: xp.view_as_complex(input),
     wirtinger=True,
+    view="view_as_complex",
     input=lambda xp, grad: xp.view_as_real(grad),
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.autograd import in_place
 from mpgrad.dispatch import call
 from mpgrad.ops import (
     arithmetic,
@@ -19,6 +20,7 @@ from mpgrad.ops import (
     creation,
     indexing,
     linalg,
+    overwriting,
     pooling,
     products,
     shape,
@@ -108,7 +110,10 @@ flip = shape.flip
 copy = shape.clone
 astype = _promotion.cast
 
+diagonal = indexing.diagonal
+diagonal_scatter = indexing.diagonal_scatter
 scatter_index = indexing.scatter_index
+put_index = overwriting.put_index
 take_along_axis = indexing.take_along_axis
 scatter_along_axis = indexing.scatter_along_axis
 
@@ -128,9 +133,21 @@ def avg_pool2d(x: Tensor, *, kernel: Any, **geometry: Any) -> Tensor:
     return pooling.avg_pool2d(x, kernel, **geometry)
 
 
-def getitem(x: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor]) -> Tensor:
+def getitem(x: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor] = ()) -> Tensor:
     """``x[key]``, where ``indices`` take the places that ``backends.cpu.INDEX`` marks."""
     return call(indexing._getitem, x, *indices, key=key)  # type: ignore[no-any-return]
+
+
+def take_view(x: Tensor, steps: tuple[tuple[Any, ...], ...]) -> Tensor:
+    """The part of ``x`` that ``steps`` lead to."""
+    for name, *arguments in steps:
+        x = globals()[name](x, *arguments)
+    return x
+
+
+def put_view(x: Tensor, value: Any, steps: tuple[tuple[Any, ...], ...]) -> Tensor:
+    """A copy of ``x`` with ``value`` where ``steps`` lead."""
+    return call(in_place.copy_slices, x, value, steps=steps)  # type: ignore[no-any-return]
 
 
 def zeros(size: tuple[int, ...], dtype: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator as python_operator
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,17 @@ from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
 
-__all__ = ["chunk", "gather", "index_select", "split", "take_along_axis", "unbind"]
+__all__ = [
+    "chunk",
+    "diagonal",
+    "gather",
+    "index_select",
+    "narrow",
+    "select",
+    "split",
+    "take_along_axis",
+    "unbind",
+]
 
 _getitem = operator(
     "getitem",
@@ -23,6 +34,7 @@ _getitem = operator(
         grad, key, indices, input_shape
     ),
     wirtinger=True,
+    view="getitem",
 )
 
 
@@ -137,6 +149,23 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return getitem(input, (slice(None),) * one_dim(dim, input.ndim) + (index,))
 
 
+_split = operator(
+    "split",
+    lambda xp, input, *, sizes, dim: _pieces(xp, input, sizes, dim),
+    input=lambda xp, grads, dim: xp.concatenate(grads, dim),
+    outputs=None,
+    view="split",
+)
+
+
+def _pieces(xp: Any, input: Any, sizes: tuple[int, ...], dim: int) -> tuple[Any, ...]:
+    stops = list(itertools.accumulate(sizes))
+    return tuple(
+        xp.getitem(input, (slice(None),) * dim + (slice(stop - size, stop),))
+        for size, stop in zip(sizes, stops, strict=True)
+    )
+
+
 def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of ``split_size`` elements each along ``dim`` (or of the sizes in a list).
 
@@ -147,19 +176,15 @@ def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     length = input.shape[dim]
     if isinstance(split_size, int):
         starts = range(0, max(length, 1), split_size)
-        sizes = [min(split_size, length - start) for start in starts]
+        sizes = tuple(min(split_size, length - start) for start in starts)
     else:
-        sizes = list(split_size)
+        sizes = tuple(split_size)
         if sum(sizes) != length:
             raise RuntimeError(
                 f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's "
-                f"size at dimension {dim}), but got split_sizes={sizes}"
+                f"size at dimension {dim}), but got split_sizes={list(sizes)}"
             )
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(getitem(input, (slice(None),) * dim + (slice(start, start + size),)))
-        start += size
-    return tuple(pieces)
+    return call(_split, input, sizes=sizes, dim=dim)
 
 
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
@@ -167,7 +192,80 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return split(input, -(-input.shape[one_dim(dim, input.ndim)] // chunks) or 1, dim)
 
 
+_unbind = operator(
+    "unbind",
+    lambda xp, input, *, dim: tuple(
+        xp.getitem(input, (slice(None),) * dim + (i,)) for i in range(input.shape[dim])
+    ),
+    input=lambda xp, grads, dim: xp.stack(grads, dim),
+    outputs=None,
+    view="unbind",
+)
+
+
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The views along ``dim``, without that dimension."""
+    return call(_unbind, input, dim=one_dim(dim, input.ndim))
+
+
+def select(input: Tensor, dim: int, index: int) -> Tensor:
+    """The view at ``index`` along ``dim``, without that dimension.
+
+    Raises:
+        IndexError: there is no such dimension or index.
+    """
+    return getitem(input, (slice(None),) * one_dim(dim, input.ndim) + (index,))
+
+
+def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """The view of ``length`` elements from ``start`` on along ``dim``.
+
+    Raises:
+        RuntimeError: the piece does not lie inside.
+    """
     dim = one_dim(dim, input.ndim)
-    return tuple(getitem(input, (slice(None),) * dim + (i,)) for i in range(input.shape[dim]))
+    total = input.shape[dim]
+    begin = start + total if start < 0 else start
+    if length < 0 or begin < 0 or begin + length > total:
+        raise RuntimeError(
+            f"narrow(): start ({start}) + length ({length}) exceeds dimension size ({total})."
+        )
+    return getitem(input, (slice(None),) * dim + (slice(begin, begin + length),))
+
+
+_diagonal = operator(
+    "diagonal",
+    lambda xp, input, *, offset, dim1, dim2: xp.diagonal(input, offset, dim1, dim2),
+    input=lambda xp, grad, input_shape, offset, dim1, dim2: xp.diagonal_scatter(
+        grad, input_shape, offset, dim1, dim2
+    ),
+    view="diagonal",
+)
+
+
+def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The view of the elements with equal indices in two dimensions; it comes last.
+
+    Raises:
+        RuntimeError: the two dimensions are the same.
+    """
+    first, second = one_dim(dim1, input.ndim), one_dim(dim2, input.ndim)
+    if first == second:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    return call(_diagonal, input, offset=offset, dim1=first, dim2=second)
+
+
+_diagonal_scatter = operator(
+    "diagonal_scatter",
+    lambda xp, input, *, shape, offset, dim1, dim2: xp.diagonal_scatter(
+        input, shape, offset, dim1, dim2
+    ),
+    input=lambda xp, grad, offset, dim1, dim2: xp.diagonal(grad, offset, dim1, dim2),
+)
+
+
+def diagonal_scatter(
+    input: Tensor, shape: tuple[int, ...], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    """Zeros of ``shape`` with ``input`` on a diagonal: the adjoint of :func:`diagonal`."""
+    return call(_diagonal_scatter, input, shape=shape, offset=offset, dim1=dim1, dim2=dim2)

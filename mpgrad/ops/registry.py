@@ -65,8 +65,9 @@ class Operator:
         forward: Callable[..., Any],
         derivatives: dict[str, Formula],
         joint: Formula | None,
-        outputs: int,
+        outputs: int | None,
         wirtinger: bool = False,
+        view: str | None = None,
     ) -> None:
         self.name = name
         #: What its Nodes are called: ``LogSoftmaxBackward`` for "log_softmax".
@@ -75,6 +76,8 @@ class Operator:
         self.forward = forward
         #: How many leading outputs are differentiable; later ones (indices, masks) are not.
         self.outputs = outputs
+        #: Where the result lies in the memory of the first input: the array function that gives it.
+        self.view = view
         self.joint = joint
         self.derivatives = derivatives
         self.inputs, self.variadic, self.attributes = _parameters(forward)
@@ -169,8 +172,10 @@ def operator(
     forward: Callable[..., Any],
     *,
     joint: Formula | None = None,
-    outputs: int = 1,
+    outputs: int | None = 1,
     wirtinger: bool = False,
+    view: str | None = None,
+    node_name: str | None = None,
     **derivatives: Formula,
 ) -> Operator:
     """Register an operator (see the module's docstring).
@@ -180,13 +185,18 @@ def operator(
         forward: ``forward(xp, *inputs, **attributes)``; positional parameters are the inputs,
             keyword-only ones the attributes. One ``*inputs`` makes it variadic.
         joint: one formula for all inputs.
-        outputs: number of leading differentiable outputs.
+        outputs: number of leading differentiable outputs; None: all.
         wirtinger: the formulas hold for complex numbers as they stand.
+        view: for an operator whose result is (where possible) a view of its first input: the
+            array function that makes it from that input and the attributes, in their order.
+        node_name: of its Nodes, where it is not ``<Name>Backward``.
         derivatives: a formula per differentiable input.
     """
     if name in OPERATORS:
         raise ValueError(f"operator {name!r} is registered twice")
-    registered = Operator(name, forward, derivatives, joint, outputs, wirtinger)
+    registered = Operator(name, forward, derivatives, joint, outputs, wirtinger, view)
+    if node_name is not None:
+        registered.node_name = node_name
     OPERATORS[name] = registered
     for listener in _listeners:
         listener(registered)

@@ -39,6 +39,7 @@ _reshape = operator(
     "reshape",
     lambda xp, input, *, shape: xp.reshape(input, shape),
     input=lambda xp, grad, input_shape: xp.reshape(grad, input_shape),
+    view="reshape",
 )
 
 
@@ -97,6 +98,7 @@ _permute = operator(
     "permute",
     lambda xp, input, *, dims: xp.transpose(input, dims),
     input=lambda xp, grad, dims: xp.transpose(grad, _inverse(dims)),
+    view="transpose",
 )
 
 
@@ -161,11 +163,12 @@ _expand = operator(
     "expand",
     lambda xp, input, *, shape: xp.broadcast_to(input, shape),
     input=lambda xp, grad, input_shape: xp.sum_to(grad, input_shape),
+    view="broadcast_to",
 )
 
 
 def expand(input: Tensor, *shape: Any) -> Tensor:
-    """A read-only view, broadcast to ``shape`` (-1 keeps a length).
+    """A view, broadcast to ``shape`` (-1 keeps a length).
 
     Raises:
         RuntimeError: a length that is not 1 would have to change.

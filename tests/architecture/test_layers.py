@@ -17,7 +17,7 @@ FLOORS = (
     (7, "engine", "engine/*"),
     (6, "coordinator", "coordinator/*"),
     (6, "workers", "workers/*"),
-    (4, "dispatch", "dispatch"),
+    (4, "dispatch", "dispatch autograd/view"),
     (3, "wire", "wire/*"),
     (3, "tensor", "tensor"),
     (

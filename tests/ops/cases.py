@@ -149,6 +149,39 @@ _shapes = [
     Case("index_select", lambda m, x: m.index_select(x, 1, m.tensor([1, 1, 0])), ((2, 3),)),
 ]
 
+
+def _written(m: Any, x: Any, value: Any, place: Any) -> Any:
+    """A copy of ``x`` with ``value`` at ``place``."""
+    copy = x * 1
+    copy[m.tensor(place) if isinstance(place, np.ndarray) else place] = value
+    return copy
+
+
+_overwriting = [
+    Case("select", lambda m, x: m.select(x, 1, -1), ((2, 3, 2),)),
+    Case("narrow", lambda m, x: m.narrow(x, 1, -2, 2), ((2, 3, 2),)),
+    Case("diagonal", lambda m, x: m.diagonal(x), ((3, 4),)),
+    Case("diagonal offset", lambda m, x: m.diagonal(x, -1, 2, 1), ((3, 4, 2),)),
+    Case(
+        "masked_fill",
+        lambda m, x, v: m.masked_fill(x, m.tensor([True, False, True]), v),
+        ((2, 3), ()),
+    ),
+    Case(
+        "index_put",
+        lambda m, x, v: m.index_put(x, (m.tensor([1, 0]),), v),
+        ((3, 2), (2,)),
+    ),
+    Case("setitem slice", lambda m, x, v: _written(m, x, v, (slice(1, 3), 0)), ((3, 2), ())),
+    Case("setitem array", lambda m, x, v: _written(m, x, v, np.array([2, 0])), ((3, 2), (2, 1))),
+    Case("setitem mask", lambda m, x, v: _written(m, x, v, _mask), ((3, 2), (2,))),
+    Case("zero", lambda m, x: (x * 1).zero_(), ((3,),)),
+    Case("fill", lambda m, x, v: (x * 1).fill_(v), ((3,), ())),
+    Case("copy", lambda m, x, v: (x * 1).copy_(v), ((2, 3), (3,))),
+    Case("uniform", lambda m, x: (x * 1).uniform_() * 0, ((3,),)),
+    Case("normal", lambda m, x: (x * 1).normal_() * 0, ((3,),)),
+]
+
 _linear = [
     Case("matmul", lambda m, a, b: m.matmul(a, b), ((2, 3), (3, 4))),
     Case("matmul vectors", lambda m, a, b: a @ b, ((3,), (3,))),
@@ -276,6 +309,7 @@ _REAL = [
     *_binary,
     *_reductions,
     *_shapes,
+    *_overwriting,
     *_linear,
     *_windows,
     *_networks,

@@ -259,19 +259,12 @@ def test_random_fills_repeat_with_the_seed() -> None:
 )
 def test_a_leaf_that_requires_grad_is_changed_under_no_grad_only(change: object) -> None:
     x = leaf(1.0, 2.0)
-    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in"):
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad is being used in"):
         change(x)
     assert (x.tolist(), x._version) == ([1.0, 2.0], 0)
     with no_grad():
         change(x)
     assert x._version == 1
-
-
-def test_in_place_that_would_be_recorded_names_the_other_form() -> None:
-    recorded, plain = leaf(1.0) * 2, creation.zeros(1)
-    for change in (lambda: recorded.mul_(2), lambda: plain.mul_(leaf(1.0))):
-        with pytest.raises(RuntimeError, match=r"not recorded. Use the out-of-place form.*x.mul\("):
-            change()
 
 
 def test_in_place_keeps_dtype_and_shape() -> None:

@@ -1,0 +1,88 @@
+"""Views by description: a chain of steps from an array to a part of it, followed and written to.
+
+A step is ``(name of an array function, *arguments)``; with the array in front it gives a view.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpgrad.backends.cpu import CpuBackend
+
+    Array = np.ndarray[Any, Any]
+
+#: What a step may call. Steps reach workers inside programs, so nothing else is looked up.
+STEPS = frozenset(
+    {
+        "broadcast_to",
+        "diagonal",
+        "getitem",
+        "imag",
+        "real",
+        "reshape",
+        "transpose",
+        "view_as_complex",
+        "view_as_real",
+    }
+)
+
+
+def take_view(xp: CpuBackend, x: Array, steps: tuple[tuple[Any, ...], ...]) -> Array:
+    """The part of ``x`` that ``steps`` lead to: a view wherever the layout of ``x`` allows it.
+
+    Raises:
+        ValueError: a step is not one of ``STEPS``.
+    """
+    for name, *arguments in steps:
+        if name not in STEPS:
+            raise ValueError(f"{name!r} is no step of a view")
+        if name == "view_as_complex" and not x.flags.c_contiguous:
+            x = xp.copy(x)
+        x = getattr(xp, name)(x, *arguments)
+    return x
+
+
+def put_view(xp: CpuBackend, x: Array, value: Any, steps: tuple[tuple[Any, ...], ...]) -> Array:
+    """A C-contiguous copy of ``x`` with ``value`` written where ``steps`` lead."""
+    out = xp.copy(x)
+    target = take_view(xp, out, steps)
+    if target.size and not np.may_share_memory(target, out):
+        # The tensor had another memory layout: here a reshape among the steps had to copy.
+        return _put_stepwise(xp, x, value, steps)
+    target[...] = value
+    return out
+
+
+def _put_stepwise(
+    xp: CpuBackend, x: Array, value: Any, steps: tuple[tuple[Any, ...], ...]
+) -> Array:
+    """As :func:`put_view`, with a copy at every step."""
+    out = xp.copy(x)
+    if not steps:
+        out[...] = value
+        return out
+    part = _put_stepwise(xp, take_view(xp, out, steps[:1]), value, steps[1:])
+    if steps[0][0] == "reshape":
+        return part.reshape(x.shape)
+    take_view(xp, out, steps[:1])[...] = part
+    return out
+
+
+def diagonal(xp: CpuBackend, x: Array, offset: int, axis1: int, axis2: int) -> Array:
+    """The elements with equal indices in two axes, as a last axis: a view."""
+    result = np.diagonal(x, offset, axis1, axis2)
+    # NumPy's is read-only for historical reasons; no element is in it twice.
+    result.flags.writeable = x.flags.writeable
+    return result
+
+
+def diagonal_scatter(
+    xp: CpuBackend, x: Array, shape: tuple[int, ...], offset: int, axis1: int, axis2: int
+) -> Array:
+    """Zeros of ``shape`` with ``x`` on a diagonal: the adjoint of :func:`diagonal`."""
+    out = xp.zeros(shape, x.dtype)
+    diagonal(xp, out, offset, axis1, axis2)[...] = x
+    return out

@@ -1,0 +1,101 @@
+"""Elements replaced: ``masked_fill``, ``index_put``, and what only in-place forms are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpgrad.dispatch import call
+from mpgrad.ops.indexing import split_key
+from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast
+from mpgrad.ops.registry import operator
+from mpgrad.tensor import Tensor
+
+__all__ = ["index_put", "masked_fill"]
+
+
+def _no_gradient(xp: Any, grad: Any) -> Any:
+    """Of what was overwritten, whole."""
+    return xp.zeros(grad.shape, grad.dtype)
+
+
+_zero = operator("zero", lambda xp, input: xp.zeros(input.shape, input.dtype), input=_no_gradient)
+
+_fill = operator(
+    "fill",
+    lambda xp, input, value: xp.broadcast_to(value, input.shape),
+    input=_no_gradient,
+    value=lambda xp, grad, value_shape: xp.sum_to(grad, value_shape),
+)
+
+_copy = operator(
+    "copy",
+    lambda xp, input, source: xp.broadcast_to(source, input.shape),
+    input=_no_gradient,
+    source=lambda xp, grad, source_shape, source_dtype: xp.astype(
+        xp.sum_to(grad, source_shape), source_dtype
+    ),
+    node_name="CopyBackwards",
+)
+
+#: ``draws`` are random and have no history.
+_uniform = operator("uniform", lambda xp, input, draws: draws, input=_no_gradient)
+_normal = operator("normal", lambda xp, input, draws: draws, input=_no_gradient)
+
+
+_masked_fill = operator(
+    "masked_fill",
+    lambda xp, input, mask, value: xp.where(mask, value, input),
+    input=lambda xp, grad, mask, input_shape: xp.sum_to(xp.where(mask, 0.0, grad), input_shape),
+    value=lambda xp, grad, mask, value_shape: xp.sum_to(xp.where(mask, grad, 0.0), value_shape),
+    wirtinger=True,
+)
+
+
+def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """``value`` (a number or a 0-d tensor) where ``mask`` is true, else ``input``.
+
+    Raises:
+        RuntimeError: ``mask`` is not boolean, or ``value`` has dimensions.
+    """
+    return call(_masked_fill, *masked_fill_operands(input, mask, value))
+
+
+def masked_fill_operands(input: Tensor, mask: Any, value: Any) -> tuple[Tensor, Tensor, Any]:
+    """The operands of ``masked_fill``, checked; a tensor ``value`` gets the dtype of ``input``."""
+    mask, value = as_tensor_operand(mask), as_operand(value)
+    if mask.dtype.kind != "b":
+        raise RuntimeError(f"masked_fill only supports boolean masks, but got dtype {mask.dtype}")
+    if isinstance(value, Tensor):
+        if value.ndim:
+            raise RuntimeError(
+                "masked_fill only supports a 0-dimensional value tensor, but got tensor with "
+                f"{value.ndim} dimension(s)."
+            )
+        value = cast(value, input.dtype)
+    return input, mask, value
+
+
+_index_put = operator(
+    "index_put",
+    lambda xp, input, value, *indices, key: xp.put_index(input, value, key, indices),
+    input=lambda xp, grad, indices, key: xp.put_index(grad, 0, key, indices),
+    value=lambda xp, grad, indices, key, value_shape: xp.sum_to(
+        xp.getitem(grad, key, indices), value_shape
+    ),
+    wirtinger=True,
+)
+
+
+def put_index(input: Tensor, value: Any, key: tuple[Any, ...], indices: Sequence[Tensor]) -> Tensor:
+    """A copy of ``input`` with ``value`` at ``key`` (as ``split_key`` gives it)."""
+    return call(_index_put, input, value, *indices, key=key)
+
+
+def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
+    """A copy of ``input`` in which ``input[indices] = values`` was done (None: a whole dimension).
+
+    Where an index is repeated, one of its values stays, and all of them get its gradient.
+    """
+    key, arrays = split_key(tuple(slice(None) if i is None else i for i in indices))
+    return put_index(input, cast(values, input.dtype), key, arrays)

@@ -1,0 +1,42 @@
+"""The same memory with another history: ``detach``, ``detach_`` and ``.data``."""
+
+from __future__ import annotations
+
+from mpgrad.tensor import Tensor
+
+
+def detach(self: Tensor) -> Tensor:
+    """The same array without history; it shares the version counter."""
+    return Tensor(self._array, version_counter=self._version_counter)
+
+
+def detach_(self: Tensor) -> Tensor:
+    """Cut this tensor off from its history and return it; it no longer requires grad.
+
+    Raises:
+        RuntimeError: it is a view.
+    """
+    if self._view is not None:
+        raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+    self._grad_fn, self._output_nr, self._requires_grad = None, 0, False
+    self._retains_grad = False
+    return self
+
+
+def get_data(self: Tensor) -> Tensor:
+    """The same array without history; changes through it are not noticed by saved tensors."""
+    return Tensor(self._array)
+
+
+def set_data(self: Tensor, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
+    if value.shape != self.shape or value.dtype != self.dtype:
+        if self._requires_grad and value.dtype.kind not in "fc":
+            raise RuntimeError(
+                "data set to a tensor that requires gradients must be floating point or complex "
+                "dtype"
+            )
+        # The old AccumulateGrad expects gradients of the old shape and dtype.
+        self._accumulator = None
+    self._array = value._array
