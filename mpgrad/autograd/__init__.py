@@ -10,6 +10,8 @@ _HOME = {
     "Variable": "mpgrad.autograd.variable",
     "backward": "mpgrad.autograd.backward",
     "grad": "mpgrad.autograd.backward",
+    "gradcheck": "mpgrad.autograd.gradcheck",
+    "gradgradcheck": "mpgrad.autograd.gradcheck",
     "no_grad": "mpgrad.autograd.grad_mode",
     "enable_grad": "mpgrad.autograd.grad_mode",
     "set_grad_enabled": "mpgrad.autograd.grad_mode",

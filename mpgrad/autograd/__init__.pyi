@@ -1,5 +1,6 @@
 """The public names of mpgrad.autograd, for editors and type checkers."""
 
+from mpgrad.autograd import function as function
 from mpgrad.autograd import graph as graph
 from mpgrad.autograd.backward import backward as backward
 from mpgrad.autograd.backward import grad as grad
@@ -7,5 +8,7 @@ from mpgrad.autograd.function import Function as Function
 from mpgrad.autograd.grad_mode import enable_grad as enable_grad
 from mpgrad.autograd.grad_mode import no_grad as no_grad
 from mpgrad.autograd.grad_mode import set_grad_enabled as set_grad_enabled
+from mpgrad.autograd.gradcheck import gradcheck as gradcheck
+from mpgrad.autograd.gradcheck import gradgradcheck as gradgradcheck
 from mpgrad.autograd.saved_attributes import SavedTensor as SavedTensor
 from mpgrad.autograd.variable import Variable as Variable

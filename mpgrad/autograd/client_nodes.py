@@ -31,6 +31,7 @@ class ClientNode(Node):
     __slots__ = ("node",)
 
     takes_undefined = True
+    runs_on_client = True
 
     def __init__(self, node: Node, input_metadata: Sequence[InputMetadata]) -> None:
         super().__init__((), input_metadata, node.sequence_nr)

@@ -286,7 +286,7 @@ class _Tables:
                 tuple(edges) if runs else (),
                 tuple(meta.nbytes for meta in node.input_metadata),
                 cost(node) if runs else 0.0,
-                on_client=isinstance(node, ClientNode) or (runs and node.has_packed),
+                on_client=node.runs_on_client or (runs and node.has_packed),
                 is_sink=not runs,
             )
             for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)

@@ -217,6 +217,8 @@ class _DelayedError(Node):
 
     __slots__ = ()
 
+    runs_on_client = True
+
     def name(self) -> str:
         return "DelayedError"
 

@@ -1,0 +1,209 @@
+"""gradcheck() and gradgradcheck(): compare what backward gives with finite differences."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd.backward import grad
+from mpgrad.autograd.gradcheck_comparison import Tolerances, check_jacobians, generator
+from mpgrad.autograd.gradcheck_probes import (
+    GradcheckError,
+    check_batched,
+    check_dtypes,
+    check_undefined,
+    check_zero_seeds,
+)
+from mpgrad.autograd.jacobians import Problem, from_reals, real_count
+from mpgrad.tensor import Tensor
+
+__all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]
+
+Function: TypeAlias = Callable[..., Any]
+
+
+def gradcheck(
+    func: Function,
+    inputs: Tensor | Sequence[Any],
+    *,
+    eps: float = 1e-6,
+    atol: float = 1e-5,
+    rtol: float = 1e-3,
+    raise_exception: bool = True,
+    nondet_tol: float = 0.0,
+    check_undefined_grad: bool = True,
+    check_grad_dtypes: bool = False,
+    check_batched_grad: bool = False,
+    check_batched_forward_grad: bool = False,
+    check_forward_ad: bool = False,
+    check_backward_ad: bool = True,
+    fast_mode: bool = False,
+    masked: bool | None = None,
+) -> bool:
+    """Check the gradients of ``func`` at ``inputs`` against central differences.
+
+    The inputs are varied in place and put back. Use float64: with ``eps`` the differences of
+    float32 are mostly rounding.
+
+    Args:
+        func: takes the inputs; returns a Tensor or a tuple or list with some.
+        inputs: a Tensor or a tuple of arguments; those that require grad are checked.
+        eps: the step of the differences.
+        atol, rtol: analytical ``a`` and numerical ``n`` agree if ``|a - n| <= atol + rtol |n|``.
+        raise_exception: raise GradcheckError; otherwise return False.
+        nondet_tol: how far two runs of backward may differ.
+        check_undefined_grad: check that backward bears undefined gradients.
+        check_grad_dtypes: check that a gradient has its input's dtype.
+        check_batched_grad: check ``is_grads_batched``.
+        fast_mode: compare between random vectors instead of whole Jacobians.
+        masked: accepted and without effect; it is about sparse tensors.
+
+    Returns:
+        True, or False where ``raise_exception`` is False and a gradient is wrong.
+
+    Raises:
+        GradcheckError: a gradient is wrong (a RuntimeError).
+        ValueError: no input requires grad.
+        NotImplementedError: forward-mode derivatives were asked for; there are none.
+    """
+    if not (check_forward_ad or check_backward_ad):
+        raise AssertionError(
+            "Expected at least one of check_forward_ad or check_backward_ad to be True"
+        )
+    if check_forward_ad or check_batched_forward_grad:
+        raise NotImplementedError("there is no forward-mode differentiation to be checked")
+    problem = _problem(func, inputs)
+    tolerances = Tolerances(eps, atol, rtol, nondet_tol)
+    try:
+        if not check_jacobians(problem, tolerances, fast_mode):
+            return True
+        if check_batched_grad:
+            check_batched(problem, generator())
+        check_zero_seeds(problem)
+        if check_undefined_grad:
+            check_undefined(problem)
+        if check_grad_dtypes:
+            check_dtypes(problem)
+    except GradcheckError:
+        if raise_exception:
+            raise
+        return False
+    return True
+
+
+def gradgradcheck(
+    func: Function,
+    inputs: Tensor | Sequence[Any],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    *,
+    eps: float = 1e-6,
+    atol: float = 1e-5,
+    rtol: float = 1e-3,
+    gen_non_contig_grad_outputs: bool = False,
+    raise_exception: bool = True,
+    nondet_tol: float = 0.0,
+    check_undefined_grad: bool = True,
+    check_grad_dtypes: bool = False,
+    check_batched_grad: bool = False,
+    check_fwd_over_rev: bool = False,
+    check_rev_over_rev: bool = True,
+    fast_mode: bool = False,
+    masked: bool = False,
+) -> bool:
+    """Check second derivatives: :func:`gradcheck` of the gradients of ``func``.
+
+    Args:
+        func, inputs: as for :func:`gradcheck`.
+        grad_outputs: seeds for the outputs that require grad; by default random ones, which are
+            varied too.
+        gen_non_contig_grad_outputs: whether those random seeds are not contiguous.
+        check_rev_over_rev: differentiate backward by backward; the only way there is.
+        eps, atol, rtol, raise_exception, nondet_tol, check_undefined_grad, check_grad_dtypes,
+            check_batched_grad, fast_mode, masked: as for :func:`gradcheck`.
+
+    Raises:
+        GradcheckError: a second derivative is wrong.
+        ValueError: no input requires grad.
+        NotImplementedError: ``check_fwd_over_rev``.
+    """
+    if not (check_fwd_over_rev or check_rev_over_rev):
+        raise AssertionError(
+            "Expected at least one of check_fwd_over_rev or check_rev_over_rev to be True"
+        )
+    if check_fwd_over_rev:
+        raise NotImplementedError("there is no forward-mode differentiation to be checked")
+    problem = _problem(func, inputs)
+    seeds = _seeds(problem, grad_outputs, scattered=gen_non_contig_grad_outputs)
+    count = len(problem.args)
+
+    def first_derivatives(*args: Any) -> tuple[Tensor, ...]:
+        outputs = Problem(func, args[:count], ()).differentiable_outputs()
+        found = grad(outputs, problem.inputs, args[count:], create_graph=True, allow_unused=True)
+        return tuple(value for value in found if value is not None)
+
+    return gradcheck(
+        first_derivatives,
+        (*problem.args, *seeds),
+        eps=eps,
+        atol=atol,
+        rtol=rtol,
+        raise_exception=raise_exception,
+        nondet_tol=nondet_tol,
+        check_undefined_grad=check_undefined_grad,
+        check_grad_dtypes=check_grad_dtypes,
+        check_batched_grad=check_batched_grad,
+        fast_mode=fast_mode,
+        masked=masked,
+    )
+
+
+def _problem(func: Function, inputs: Any) -> Problem:
+    """The function with its arguments checked.
+
+    Raises:
+        ValueError: no argument requires grad.
+        RuntimeError: elements of one share memory, so that they cannot be varied one by one.
+    """
+    args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    wanted = []
+    for index, arg in enumerate(args):
+        if not (isinstance(arg, Tensor) and arg._requires_grad):
+            continue
+        if arg._array.dtype.char not in "dD":
+            warnings.warn(
+                f"Input #{index} requires gradient and is not a double precision floating point or "
+                "complex. This check will likely fail if all the inputs are not of double "
+                "precision floating point or complex.",
+                UserWarning,
+                stacklevel=3,
+            )
+        sizes = zip(arg._array.shape, arg._array.strides, strict=True)
+        if arg._array.size and any(size > 1 and stride == 0 for size, stride in sizes):
+            raise RuntimeError(
+                f"The {index}th input has a dimension with stride 0. gradcheck only supports "
+                "inputs that are non-overlapping to be able to compute the numerical gradients "
+                "correctly. Call .clone() on the input before passing it to gradcheck."
+            )
+        wanted.append(arg)
+    if not wanted:
+        raise ValueError(
+            "gradcheck expects at least one input tensor to require gradient, but none of them "
+            "have requires_grad=True."
+        )
+    return Problem(func, args, tuple(wanted))
+
+
+def _seeds(problem: Problem, grad_outputs: Any, *, scattered: bool) -> tuple[Tensor, ...]:
+    """Seeds for gradgradcheck that require grad themselves."""
+    if grad_outputs is not None:
+        return (grad_outputs,) if isinstance(grad_outputs, Tensor) else tuple(grad_outputs)
+    draws, seeds = generator(), []
+    for output in problem.differentiable_outputs():
+        array = from_reals(draws.standard_normal(real_count(output)), output._array)
+        if scattered:  # every second element of something twice as long
+            array = np.repeat(array[..., np.newaxis], 2, axis=-1)[..., 0]
+        seeds.append(Tensor(array, requires_grad=True))
+    return tuple(seeds)
