@@ -22,6 +22,7 @@ from mpgrad.autograd.client_nodes import (
     runs_node_hooks,
 )
 from mpgrad.autograd.node import Edge, InputMetadata, Node
+from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
 from mpgrad.tensor import Tensor
 
@@ -288,6 +289,7 @@ class _Tables:
                 cost(node) if runs else 0.0,
                 on_client=node.runs_on_client or (runs and node.has_packed),
                 is_sink=not runs,
+                is_splittable=isinstance(node, OperatorNode) and node.operator.joint is None,
             )
             for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
         )

@@ -122,7 +122,7 @@ class Engine:
         self._check_open()
         choice = self._choose(frozen)
         if config.debug():
-            _report(frozen, choice)
+            _report(frozen, choice, self.cpu_workers)
         if choice.mode == "process":
             if self._effective_mode() == "process" or self._process.is_running:
                 return self._process.execute(frozen)
@@ -189,7 +189,7 @@ class Engine:
         self._check_open()
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return _explain(frozen, self._choose(frozen))
+        return _explain(frozen, self._choose(frozen), self.cpu_workers)
 
     def statistics(self) -> EngineStatistics:
         """Counters and memory figures as of now."""
@@ -230,16 +230,16 @@ class Engine:
         return f"<Engine mode={self.mode!r} cpu_workers={self.cpu_workers} {state}>"
 
 
-def _explain(frozen: FrozenGraph, choice: Choice) -> Explanation:
+def _explain(frozen: FrozenGraph, choice: Choice, workers: int) -> Explanation:
     placed, _ = place(frozen)
-    return explain(placed, plan(placed.spec), choice.mode, choice.reason)
+    return explain(placed, plan(placed.spec, workers=workers), choice.mode, choice.reason)
 
 
-def _report(frozen: FrozenGraph, choice: Choice) -> None:
+def _report(frozen: FrozenGraph, choice: Choice, workers: int) -> None:
     """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
     text = f"{choice.mode} ({choice.reason})"
     if config.debug() >= 2:
-        text = str(_explain(frozen, choice))
+        text = str(_explain(frozen, choice, workers))
     print(f"mpgrad: backward: {text}", file=sys.stderr)
 
 

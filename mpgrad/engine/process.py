@@ -72,7 +72,7 @@ class ProcessEngine:
         #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
         self.counters = Counters()
-        self._plans = PlanCache()
+        self._plans = PlanCache(cpu_workers)
         self._plans_lock = threading.Lock()
 
     # ------------------------------------------------------------------ life
@@ -332,10 +332,7 @@ class ProcessEngine:
             on_client = sum(task.on_client for task in planned.tasks)
             if on_client:
                 counters.tasks["client"] += on_client
-            for task, _, microseconds, _ in outcome.ran:
-                members = planned.groups[task]
-                if members[0].piece_of is None and _is_dominated(frozen, members):
-                    costs.observe(frozen.nodes[members[0].node], microseconds)
+            _learn(frozen, planned, outcome)
 
 
 def _pieces(count: int) -> list[tuple[int, int]]:
@@ -352,6 +349,22 @@ def _pieces(count: int) -> list[tuple[int, int]]:
         start = pieces[-1][1]
         pieces.append((start, min(start + size, count)))
     return pieces
+
+
+def _learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
+    """Tell the cost model what Nodes took, where a task's time is as good as one Node's."""
+    halves: dict[int, int] = {}
+    for task, _, microseconds, _ in outcome.ran:
+        members = planned.groups[task]
+        head = members[0]
+        if head.piece_of is not None or not _is_dominated(frozen, members):
+            continue
+        if not head.is_half:
+            costs.observe(frozen.nodes[head.node], microseconds)
+        elif head.node in halves:
+            costs.observe(frozen.nodes[head.node], halves[head.node] + microseconds)
+        else:
+            halves[head.node] = microseconds
 
 
 def _is_dominated(frozen: FrozenGraph, members: tuple[Any, ...]) -> bool:

@@ -59,7 +59,11 @@ class _Grouping:
             for target in node.edges:
                 if target is not None:
                     self._producers[target[0]].append(index)
+            for half, _ in node.passes[:1]:
+                self._producers[half].append(index)
         self._branch_us = self._branches()
+        #: Second halves of Nodes, which are there to run beside the first.
+        self._second = {target[0] for node in spec.nodes for target in node.passes}
         self._seeded = {target[0] for target in spec.seeds}
         self.group_of = [-1] * len(spec.nodes)
         self.groups: list[list[int]] = []
@@ -84,7 +88,7 @@ class _Grouping:
     def home_for(self, index: int) -> int:
         """The group that node ``index`` joins, or -1."""
         node = self._spec.nodes[index]
-        if index in self._seeded or node.on_client:
+        if index in self._seeded or index in self._second or node.on_client:
             return -1
         home = self.group_of[self._producers[index][0]]
         if any(self.group_of[producer] != home for producer in self._producers[index]):
@@ -121,6 +125,6 @@ class _Grouping:
         self._total_us[home] += node.cost_us
         self._waiting[home] += sum(
             target is not None and not self._spec.nodes[target[0]].is_sink for target in node.edges
-        )
+        ) + bool(node.passes)
         self.groups[home].append(index)
         self.group_of[index] = home

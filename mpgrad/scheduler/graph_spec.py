@@ -31,6 +31,10 @@ class NodeSpec(NamedTuple):
     on_client: bool = False
     #: True where no rule runs: its complete inputs are only captured (AccumulateGrad).
     is_sink: bool = False
+    #: True where each output has a formula of its own, so that they can be computed apart.
+    is_splittable: bool = False
+    #: Where its complete inputs are passed on to, one target per input (see ``split``).
+    passes: tuple[Target, ...] = ()
 
 
 class GraphSpec(NamedTuple):

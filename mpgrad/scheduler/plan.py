@@ -8,12 +8,14 @@ Rules of this file: pure tables, as in ``graph_spec``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.fusion import group
 from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.split import split
 from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
 #: Tasks expected to be shorter than this are handed out and answered several at a time.
@@ -68,11 +70,14 @@ class Member(NamedTuple):
 
     node: int
     routes: tuple[InnerTarget | int | None, ...]
-    #: (input number, task output): complete gradients that the caller wants.
+    #: (input number, task output): complete gradients that leave as they are: the caller wants
+    #: them, or the other half of the Node.
     captures: tuple[tuple[int, int], ...]
     #: Set in a piece of a wide sum, which runs no rule: input 0 of the task is part of this input
     #: of the node, and is passed on.
     piece_of: int | None = None
+    #: True where another task runs the rule for the other outputs.
+    is_half: bool = False
 
 
 class Plan(NamedTuple):
@@ -89,8 +94,24 @@ class Plan(NamedTuple):
     critical_path_us: float
 
 
-def plan(spec: GraphSpec, *, fuse: bool = True) -> Plan:
-    """Group the nodes of ``spec`` into NodeTasks and wire them up."""
+def plan(spec: GraphSpec, *, fuse: bool = True, workers: int = 1) -> Plan:
+    """Group the nodes of ``spec`` into NodeTasks and wire them up.
+
+    Args:
+        spec: the graph.
+        fuse: False makes a task of every Node.
+        workers: how many could run at once; where the graph has too few branches for them,
+            expensive Nodes are split.
+    """
+    whole = _plan(spec, fuse, None)
+    if whole.work_us >= workers * whole.critical_path_us:
+        return whole
+    halved, origin = split(spec)
+    return whole if len(origin) == len(spec.nodes) else _plan(halved, fuse, origin)
+
+
+def _plan(spec: GraphSpec, fuse: bool, origin: tuple[int, ...] | None) -> Plan:
+    """The plan of ``spec``; ``origin`` says which Node each half was part of."""
     group_of, groups = group(spec, fuse=fuse)
     wiring = _Wiring(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
@@ -100,12 +121,23 @@ def plan(spec: GraphSpec, *, fuse: bool = True) -> Plan:
     tasks += [_piece_spec(tasks[consumer], piece, nbytes) for consumer, nbytes, piece in wide]
     return Plan(
         tuple(tasks),
-        tuple(tuple(members) for members in wiring.members),
+        tuple(
+            tuple(members if origin is None else _originals(members, origin))
+            for members in wiring.members
+        ),
         tuple(group_of),
         wiring.seeds,
         work_us=sum(costs),
         critical_path_us=max(priorities, default=0.0),
     )
+
+
+def _originals(members: list[Member], origin: tuple[int, ...]) -> Iterator[Member]:
+    """Members that name the Nodes they are halves of."""
+    halved = set(origin[len(set(origin)) :])
+    for member in members:
+        node = origin[member.node]
+        yield member._replace(node=node, is_half=node in halved)
 
 
 def _task_specs(
@@ -247,6 +279,10 @@ class _Wiring:
         captured = tuple(
             (input_nr, self._leaves(group, (node, input_nr), (CAPTURE, number, 0)))
             for input_nr, number in captures
+        )
+        captured += tuple(
+            (input_nr, self._leaves(group, target, self._contribution(target)))
+            for input_nr, target in enumerate(self._spec.nodes[node].passes)
         )
         routes: list[InnerTarget | int | None] = []
         for target in self._spec.nodes[node].edges:

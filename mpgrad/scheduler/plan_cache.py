@@ -24,7 +24,8 @@ DRIFT_MAX = 1.25
 class PlanCache:
     """Plans by the structure of their graph. Not thread-safe by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
 
     def plan(self, spec: GraphSpec) -> Plan:
@@ -33,7 +34,7 @@ class PlanCache:
         found = self._plans.get(key)
         work_us = sum(node.cost_us for node in spec.nodes)
         if found is None or not _is_near(work_us, found.work_us):
-            found = self._plans[key] = plan(spec)
+            found = self._plans[key] = plan(spec, workers=self._workers)
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
@@ -46,7 +47,8 @@ class PlanCache:
 def structure(spec: GraphSpec) -> Any:
     """All of ``spec`` that decides how its tasks are wired: everything but names and costs."""
     nodes = tuple(
-        (node.edges, node.input_nbytes, node.on_client, node.is_sink) for node in spec.nodes
+        (node.edges, node.input_nbytes, node.on_client, node.is_sink, node.is_splittable)
+        for node in spec.nodes
     )
     return nodes, spec.seeds, spec.captures, spec.order
 

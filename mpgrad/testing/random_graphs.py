@@ -16,7 +16,7 @@ NODES_MIN, NODES_MAX = 5, 60
 #: Gradients that travel inline (the limit itself included), and in blocks.
 SIZES = (4, 256, INLINE_LIMIT_BYTES, INLINE_LIMIT_BYTES + 1, 8_192, 100_000)
 #: Costs of Nodes in microseconds: those that may be fused, and those that may not.
-CHEAP_US, DEAR_US = (1.0, 90.0), (100.0, 900.0)
+CHEAP_US, DEAR_US = (1.0, 90.0), (100.0, 2500.0)
 
 
 def random_graph(rng: Random, *, client_share: float = 0.1, raising: bool = False) -> TracedGraph:
@@ -110,6 +110,7 @@ def _nodes(
             round(rng.uniform(*(DEAR_US if rng.random() < dear_share else CHEAP_US)), 1),
             on_client=has_client and rng.random() < client_share,
             is_sink=not edges[node] and len(sizes[node]) == 1 and rng.random() < 0.7,
+            is_splittable=rng.random() < 0.5,
         )
     return tuple(node for node in nodes if node is not None)
 

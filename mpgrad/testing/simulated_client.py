@@ -74,7 +74,9 @@ class SimulatedClient:
             return
         world, rng = self._world, self._world.rng
         graph = self.graphs[name]
-        self._plans[name] = planned = plan(graph.spec, fuse=rng.random() < 0.7)
+        self._plans[name] = planned = plan(
+            graph.spec, fuse=rng.random() < 0.7, workers=rng.choice((1, 4, 64))
+        )
         program = world.expected.add_program(self.peer, name, graph, planned)
         self._own_blocks[name] = []
         tasks = [

@@ -354,8 +354,8 @@ def nodes_are_fused_around_another(patch):
 
 @bug
 def hooks_run_in_any_order(patch):
-    def wrong(spec, *, fuse=True):
-        planned = plan(spec, fuse=fuse)
+    def wrong(spec, **options):
+        planned = plan(spec, **options)
         return planned._replace(
             tasks=tuple(
                 task._replace(unlocks=(), dependencies=sum(task.places)) for task in planned.tasks

@@ -1,0 +1,55 @@
+"""split(): an expensive Node becomes two, so that a plain chain of layers can use two workers.
+
+The gradient of a layer's input is what the next layer waits for; the gradients of its weights go to
+leaves, and nobody waits for those. Where both come from formulas of their own, the second half
+is a Node of its own that receives the same gradient from the first ("passes") and may run beside
+all that follows.
+
+Rules of this file: pure tables, as in ``graph_spec``.
+"""
+
+from __future__ import annotations
+
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target
+
+#: Half of such a Node must be worth a message and a gradient that is read by another core.
+SPLIT_ABOVE_US = 800.0
+
+
+def split(spec: GraphSpec) -> tuple[GraphSpec, tuple[int, ...]]:
+    """``spec`` with its expensive Nodes in two, and for each of its Nodes which one it was.
+
+    Nodes keep their numbers; second halves come behind them.
+    """
+    nodes, origin = list(spec.nodes), list(range(len(spec.nodes)))
+    second: dict[int, int] = {}
+    for index, node in enumerate(spec.nodes):
+        is_rest = [target is not None and spec.nodes[target[0]].is_sink for target in node.edges]
+        if _is_worth_it(node, is_rest):
+            second[index] = len(nodes)
+            origin.append(index)
+            nodes[index] = _half(node, is_rest, False, second[index])
+            nodes.append(_half(node, is_rest, True, None))
+    order = [
+        half for index in spec.order for half in (index, second.get(index)) if half is not None
+    ]
+    return spec._replace(nodes=tuple(nodes), order=tuple(order)), tuple(origin)
+
+
+def _is_worth_it(node: NodeSpec, is_rest: list[bool]) -> bool:
+    """Whether both halves have something to do and no sum mixes them."""
+    if not node.is_splittable or node.on_client or node.cost_us < SPLIT_ABOVE_US:
+        return False
+    rest = {target for target, late in zip(node.edges, is_rest, strict=True) if late}
+    urgent = {target for target in node.edges if target is not None} - rest
+    return bool(rest) and bool(urgent)
+
+
+def _half(node: NodeSpec, is_rest: list[bool], late: bool, passes_to: int | None) -> NodeSpec:
+    edges: list[Target | None] = [
+        target if rest == late else None for target, rest in zip(node.edges, is_rest, strict=True)
+    ]
+    passes = (
+        () if passes_to is None else tuple((passes_to, nr) for nr in range(len(node.input_nbytes)))
+    )
+    return node._replace(edges=tuple(edges), cost_us=node.cost_us / 2, passes=passes)
