@@ -63,6 +63,7 @@ class ClientWorker:
         name = (dispatch.graph, dispatch.task, dispatch.attempt)
         members = self._groups[dispatch.task]
         refs: list[GradientRef] = [None] * len(dispatch.blocks)
+        failed = [0]
 
         def emit(output: int, array: Array | None) -> None:
             refs[output] = self._handover.gradient(array)
@@ -70,10 +71,11 @@ class ClientWorker:
         self.release_before(members[0].node)
         try:
             steps = [self._step(member) for member in members]
-            run_steps(steps, self._contributions(steps[0], dispatch), emit, cpu)
+            contributions = self._contributions(steps[0], dispatch)
+            run_steps(steps, contributions, emit, cpu, on_failure=failed.append)
         except BaseException as error:
             self.error = error
-            return NodeTaskFailed(dispatch.peer, *name, b"")
+            return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
         return NodeTaskDone(dispatch.peer, *name, tuple(refs))
 
     def _step(self, member: Member) -> Step:

@@ -11,7 +11,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
@@ -30,17 +30,6 @@ KILLS_MAX = 10
 RESTARTS_WITHOUT_PROGRESS_MAX = 20
 
 Instruction = do.CoordinatorInstruction
-
-
-class CoordinatorStatistics(NamedTuple):
-    """A snapshot of the tables."""
-
-    graphs: int
-    ready: int
-    in_flight: int
-    workers: int
-    sessions: int
-    live_blocks: int
 
 
 class CoordinatorState:
@@ -85,17 +74,6 @@ class CoordinatorState:
         self._dispatch_ready()
         out, self._out = self._out, []
         return out
-
-    def statistics(self) -> CoordinatorStatistics:
-        members = self.membership
-        return CoordinatorStatistics(
-            graphs=len(self.graphs),
-            ready=len(self.ready),
-            in_flight=sum(len(m.flights) for m in members.members.values()),
-            workers=len(members.workers()),
-            sessions=len(members.sessions()),
-            live_blocks=len(self.leases),
-        )
 
     # ------------------------------------------------------------------ members
 
@@ -195,6 +173,7 @@ class CoordinatorState:
         if graph is not None and graph.phase is GraphPhase.RUNNING:
             self._enqueue(graph, graph.extend(event.tasks, event.is_whole))
             self._complete_if_done(graph)
+            self._close_if_drained(graph)
 
     def _on_graph_cancelled(self, event: ev.GraphCancelled) -> None:
         graph = self._graph_of(event.peer, event.graph)
@@ -211,7 +190,9 @@ class CoordinatorState:
         if graph.phase is GraphPhase.DRAINING:
             return
         graph.phase = GraphPhase.DRAINING
-        graph.failure = (kind, task, error)
+        graph.failure = (kind, task, error, 0)
+        if graph.first_error is not None and kind != "cancelled":
+            graph.failure = ("error", *graph.first_error[1:])
         self.ready.drop_graph(graph.number)
         for member in self.membership.members.values():
             if any(key.graph == graph.number for key in member.flights):
@@ -219,6 +200,8 @@ class CoordinatorState:
 
     def _close_if_drained(self, graph: GraphTask) -> None:
         """draining -> failed, once nothing of the graph is in flight."""
+        if graph.phase is GraphPhase.RUNNING and graph.is_settled:
+            self._drain(graph, "error", -1, b"")
         if graph.phase is not GraphPhase.DRAINING or graph.number not in self.graphs:
             return
         for member in self.membership.members.values():
@@ -262,7 +245,9 @@ class CoordinatorState:
         """Ready tasks go to the queue, those of the client straight to its session."""
         for task in tasks:
             spec = graph.specs[task]
-            if spec.on_client:
+            if not graph.is_wanted(task):
+                graph.skipped += 1
+            elif spec.on_client:
                 self._send(graph, task, self.membership.members[graph.owner], is_suspect=False)
             else:
                 self.ready.push(
@@ -376,13 +361,17 @@ class CoordinatorState:
         if member is None or flight is None:
             return
         graph = self.graphs[key.graph]
+        if not 0 <= event.step <= len(graph.specs[key.task].inner_positions):
+            raise ProtocolError(f"{event.peer} blames Node {event.step} of a shorter task")
         flight.check_reply(member, (), event.kept)
         del member.flights[key]
         self._deaths_without_progress = 0
         self._keep(member, event.kept)
         graph.finish(key.task)
         self._release_flight(graph, key.task, flight)
-        self._drain(graph, "error", key.task, event.error)
+        graph.note_error(key.task, event.step, event.error)
+        if graph.phase is GraphPhase.RUNNING and graph.first_error is not None:
+            graph.skipped += self.ready.drop_graph(graph.number, graph.first_error[0])
         self._close_if_drained(graph)
 
     def _on_node_task_dropped(self, event: ev.NodeTaskDropped) -> None:

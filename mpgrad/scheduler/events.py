@@ -111,6 +111,8 @@ class NodeTaskFailed(NamedTuple):
     attempt: int
     error: bytes
     kept: tuple[Block, ...] = ()
+    #: Which Node of the task it was.
+    step: int = 0
 
 
 class NodeTaskDropped(NamedTuple):

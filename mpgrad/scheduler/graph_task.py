@@ -3,6 +3,7 @@
     running -> completed                    every task is done
     running -> draining -> failed           nothing new is dispatched; what is in flight lands
                                             or is declared lost, so that every lease closes
+After an error it runs on until all is settled that comes before the error in the serial order.
 A NodeTask goes not_ready -> ready -> dispatched -> done; a lost one goes back to ready.
 """
 
@@ -61,8 +62,12 @@ class GraphTask:
         #: |ready| + |dispatched|, and tasks not done: the graph is complete when both are 0.
         self.outstanding_tasks = 0
         self.remaining = 0
-        #: Why it drains: kind, task, error (see FailGraph).
-        self.failure: tuple[str, int, bytes] | None = None
+        #: Why it drains: kind, task, error, step (see FailGraph).
+        self.failure: tuple[str, int, bytes, int] | None = None
+        #: Of the errors so far the first one in the serial order: position, task, error, step.
+        self.first_error: tuple[int, int, bytes, int] | None = None
+        #: Ready tasks that will not run, because they come after that error.
+        self.skipped = 0
 
     def extend(self, tasks: tuple[NodeTaskSpec, ...], is_whole: bool) -> list[int]:
         """Add a chunk of tables; the tasks that are ready at once (no dependencies)."""
@@ -143,7 +148,32 @@ class GraphTask:
             )
         self.states[task] = finish
 
+    def note_error(self, task: int, step: int, error: bytes) -> None:
+        """Node ``step`` of a task raised: it counts if no earlier one did."""
+        spec = self.specs[task]
+        position = (spec.position, *spec.inner_positions)[step]
+        if self.first_error is None or position < self.first_error[0]:
+            self.first_error = (position, task, error, step)
+
+    def is_wanted(self, task: int) -> bool:
+        """Whether a serial engine would have come to the task before it failed."""
+        return self.first_error is None or self.specs[task].position < self.first_error[0]
+
+    @property
+    def is_settled(self) -> bool:
+        """True when it has failed and no earlier error can come any more."""
+        return (
+            self.first_error is not None
+            and self.is_whole
+            and self.outstanding_tasks == self.skipped
+        )
+
     @property
     def is_complete(self) -> bool:
         """True when every task is done; reached exactly once."""
-        return self.is_whole and self.remaining == 0 and self.outstanding_tasks == 0
+        return (
+            self.is_whole
+            and self.remaining == 0
+            and self.outstanding_tasks == 0
+            and self.first_error is None
+        )

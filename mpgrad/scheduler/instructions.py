@@ -65,7 +65,7 @@ class FailGraph(NamedTuple):
 
     ``kind`` is "error" (``error`` as in NodeTaskFailed), "lost", "memory" or "cancelled"
     (``error`` is UTF-8 text; for "memory": bytes asked for, used and allowed). ``task`` is -1 where
-    no single task is to blame.
+    no single task is to blame; ``step`` is the Node of the task whose rule raised.
     """
 
     peer: str
@@ -73,6 +73,7 @@ class FailGraph(NamedTuple):
     kind: str
     task: int
     error: bytes
+    step: int = 0
 
 
 class ForwardOutput(NamedTuple):

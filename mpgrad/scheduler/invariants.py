@@ -65,7 +65,7 @@ def _check_graph(
     """
     number, name = graph.number, f"graph {graph.number}"
     is_running = graph.phase is GraphPhase.RUNNING
-    outstanding = done = 0
+    outstanding = done = skipped = 0
     for task, status in enumerate(graph.states):
         if status is TaskState.DONE:
             done += 1
@@ -85,16 +85,20 @@ def _check_graph(
             raise InvariantViolated(f"{name}: task {task} is ready and lacks {missing} inputs")
         if status is TaskState.DISPATCHED:
             dispatched.append((number, task))
-        elif is_running:
+        elif is_running and graph.is_wanted(task):
             ready.append((number, task))
+        else:
+            skipped += 1
     if graph.outstanding_tasks != outstanding:
         raise InvariantViolated(
             f"{name}: outstanding_tasks is {graph.outstanding_tasks}, not {outstanding}"
         )
     if graph.remaining != len(graph.specs) - done:
         raise InvariantViolated(f"{name}: remaining is {graph.remaining} after {done} tasks")
-    if is_running and graph.is_complete:
-        raise InvariantViolated(f"{name} is complete but still in the table")
+    if is_running and graph.skipped != skipped:
+        raise InvariantViolated(f"{name}: skipped is {graph.skipped}, not {skipped}")
+    if is_running and (graph.is_complete or graph.is_settled):
+        raise InvariantViolated(f"{name} has ended but is still in the table")
 
 
 def _missing_inputs(graph: GraphTask, task: int) -> int:

@@ -56,6 +56,8 @@ class NodeTaskSpec(NamedTuple):
     payload: tuple[int, int] = (0, 0)
     #: True where a message costs more than the task.
     is_short: bool = False
+    #: Serial positions of the further Nodes: which of two errors is the first one.
+    inner_positions: tuple[int, ...] = ()
 
 
 class InnerTarget(NamedTuple):
@@ -163,6 +165,7 @@ def _task_specs(
             outputs=tuple(wiring.outputs[g]),
             unlocks=(successor[g],) if g in successor else (),
             is_short=costs[g] < SHORT_TASK_US,
+            inner_positions=tuple(position[m.node] for m in wiring.members[g][1:]),
         )
         for g, nodes in enumerate(groups)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 
@@ -37,12 +37,17 @@ class ReadyQueue:
     def peek(self) -> ReadyTask | None:
         return self._heap[0] if self._heap else None
 
-    def drop_graph(self, graph: int) -> None:
-        """Forget the tasks of one graph (it failed or was cancelled)."""
-        kept = [task for task in self._heap if task.graph != graph]
-        self._heap.clear()
-        for task in kept:
-            heappush(self._heap, task)
+    def drop_graph(self, graph: int, start: int = 0) -> int:
+        """Forget the tasks of one graph (it failed or was cancelled) from position ``start`` on.
+
+        Returns:
+            How many they were.
+        """
+        kept = [task for task in self._heap if task.graph != graph or task.position < start]
+        dropped = len(self._heap) - len(kept)
+        heapify(kept)
+        self._heap = kept
+        return dropped
 
     def tasks(self) -> list[ReadyTask]:
         """All entries in queue order (for invariants and statistics)."""

@@ -7,6 +7,7 @@ must not complete in spite of one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from mpgrad.scheduler import events as ev
@@ -81,6 +82,9 @@ class Expectations:
         if self._crashes[task] >= DEATHS_MAX or self._kills[task] >= KILLS_MAX:
             self._fatal.add(task)
 
+    def _has_fatal(self, number: int) -> bool:
+        return any(program == number for program, _ in self._fatal)
+
     def check_ending(self, end: do.CompleteGraph | do.FailGraph) -> None:
         """A graph ends once; it fails for a planted reason, and completes for want of one."""
         number = self._numbers[end.peer, end.graph]
@@ -90,22 +94,60 @@ class Expectations:
             require(self._is_planted(number, end), f"nobody planted this failure: {end}")
             return
         graph = self.programs[number].graph
-        require(graph.raising < 0, f"graph {end.graph} completes, but a rule of it raises")
+        require(not graph.raising, f"graph {end.graph} completes, but a rule of it raises")
         fatal = [task for program, task in sorted(self._fatal) if program == number]
         require(not fatal, f"graph {end.graph} completes in spite of its tasks {fatal}")
 
     def _is_planted(self, number: int, end: do.FailGraph) -> bool:
         if end.kind == "error":
             _, _, graph, plan = self.programs[number]
-            blamed = plan.groups[end.task] if end.task >= 0 else ()
-            return end.error == error_text(graph.raising, end.task) and any(
-                member.node == graph.raising for member in blamed
+            found = {at: (node, task, step) for at, node, task, step in _errors(graph, plan)}
+            # Where it was ended early for another reason, the first error may not have come.
+            ended_early = self.is_memory_short or self.has_given_up or self._has_fatal(number)
+            return any(
+                (end.task, end.step) == (task, step) and end.error == error_text(node, task)
+                for at, (node, task, step) in found.items()
+                if ended_early or at == min(found)
             )
         if end.kind == "lost":
             return (number, end.task) in self._fatal or (end.task == -1 and self.has_given_up)
         if end.kind == "memory":
             return self.is_memory_short
         return end.kind == "cancelled" and number in self.cancelled
+
+
+def _errors(graph: TracedGraph, plan: Plan) -> Iterator[tuple[int, int, int, int]]:
+    """Which rules raise if every task is run that can be: serial position, Node, task, step.
+
+    What a failed task does not give, what lies behind it does not get.
+    """
+    position = {node: at for at, node in enumerate(graph.spec.order)}
+    stopped: set[int] = set()
+    feeds: dict[int, set[int]] = {}
+    for task, spec in enumerate(plan.tasks):
+        for consumer in (*(output.task for output in spec.outputs), *spec.unlocks):
+            feeds.setdefault(consumer, set()).add(task)
+    for task in topological(feeds, len(plan.tasks)):
+        if feeds.get(task, set()) & stopped:
+            stopped.add(task)
+            continue
+        if plan.groups[task][0].piece_of is not None:
+            continue
+        for step, member in enumerate(plan.groups[task]):
+            if member.node in graph.raising:
+                stopped.add(task)
+                yield position[member.node], member.node, task, step
+                break
+
+
+def topological(feeds: dict[int, set[int]], count: int) -> Iterator[int]:
+    """Tasks after those that feed them."""
+    done: set[int] = set()
+    while len(done) < count:
+        for task in range(count):
+            if task not in done and feeds.get(task, set()) <= done:
+                done.add(task)
+                yield task
 
 
 def error_text(node: int, task: int) -> bytes:

@@ -23,7 +23,7 @@ class Faults:
         late_reply: per stall: the reply was sent after all, just before the fence.
         duplicate_reply: per reply of a worker.
         forge: per task: the reply names somebody else's block.
-        raise_rule: per graph: one of its rules raises.
+        raise_rule: per graph: one to three of its rules raise.
         cancel: per graph: the caller cancels it at any time.
         vanish: per session: its client is gone at any time.
         small_arena: per World: the arena is too small, for a while or for good.

@@ -49,8 +49,8 @@ class TracedGraph(NamedTuple):
     undefined: frozenset[tuple[int, int]]
     #: Nodes of one input that pass it on as it is.
     passing: frozenset[int]
-    #: The Node whose rule raises, or -1.
-    raising: int
+    #: Nodes whose rules raise.
+    raising: frozenset[int]
 
 
 def pack(content: Content) -> bytes:

@@ -20,7 +20,7 @@ CHEAP_US, DEAR_US = (1.0, 90.0), (100.0, 2500.0)
 
 
 def random_graph(rng: Random, *, client_share: float = 0.1, raising: bool = False) -> TracedGraph:
-    """A graph of 5 to 60 Nodes; with ``raising``, the rule of one of them raises."""
+    """A graph of 5 to 60 Nodes; with ``raising``, the rules of one to three raise."""
     count = rng.randint(NODES_MIN, NODES_MAX)
     # Indices say nothing about the order: node index[at] stands at topological position ``at``.
     index = list(range(count))
@@ -37,9 +37,8 @@ def random_graph(rng: Random, *, client_share: float = 0.1, raising: bool = Fals
     )
     rules = [node for node in range(count) if not nodes[node].is_sink]
     values = tuple(None if rng.random() < 0.05 else seed_value(nr) for nr in range(len(seeds)))
-    return TracedGraph(
-        spec, values, undefined, passing, raising=rng.choice(rules) if raising else -1
-    )
+    raisers = [rng.choice(rules) for _ in range(rng.choice((1, 2, 3)))] if raising else []
+    return TracedGraph(spec, values, undefined, passing, frozenset(raisers))
 
 
 def _sizes(rng: Random) -> tuple[int, ...]:

@@ -41,6 +41,8 @@ class SimulatedClient:
         #: By the session's name for it.
         self.graphs = graphs
         self._plans: dict[int, Plan] = {}
+        #: Hooks that wait for a backward of their own: (its name, the hook's task), innermost last.
+        self._nested: list[tuple[int, do.DispatchNodeTask]] = []
         self._ended = 0
         self._inbox: deque[bytes] = deque()
         self._is_busy = False
@@ -69,8 +71,8 @@ class SimulatedClient:
 
     # ------------------------------------------------------------------ what the caller does
 
-    def _submit(self, name: int) -> None:
-        if not self.is_alive:
+    def _submit(self, name: int, depth: int = 0) -> None:
+        if not self.is_alive or name in self._plans:
             return
         world, rng = self._world, self._world.rng
         graph = self.graphs[name]
@@ -88,7 +90,7 @@ class SimulatedClient:
         submitted = ev.GraphSubmitted(
             self.peer,
             name,
-            depth=rng.choice((0, 0, 0, 1, 2)),
+            depth=depth,
             tasks=tuple(tasks[: cuts[0]]),
             seeds=self._seeds(name, graph, planned),
             capture_count=len(graph.spec.captures),
@@ -144,7 +146,7 @@ class SimulatedClient:
         self._pump()
 
     def _pump(self) -> None:
-        """One thread: while a task runs, messages wait."""
+        """One thread: while a task runs, messages wait (unless it waits for them itself)."""
         while self._inbox and not self._is_busy and self.is_alive:
             message = decode(self._inbox.popleft(), TO_CLIENT)
             for instruction in self.core.handle_event(message):
@@ -163,7 +165,15 @@ class SimulatedClient:
             f"{self.peer} runs task {dispatch.task} of its graph {dispatch.name} out of order",
         )
         self._last_position[dispatch.name] = position
-        self._is_busy = True
+        later = [name for name in range(len(self.graphs)) if name not in self._plans]
+        if later and world.rng.random() < 0.5:
+            self._nested.append((later[0], dispatch))
+            self._submit(later[0], dispatch.depth + 1)
+        else:
+            self._go_on(dispatch)
+
+    def _go_on(self, dispatch: do.DispatchNodeTask) -> None:
+        world, self._is_busy = self._world, True
         world.time.after(1 + int(TASK_US_MAX * world.rng.random()), self._finish, dispatch)
 
     def _finish(self, dispatch: do.DispatchNodeTask) -> None:
@@ -177,7 +187,8 @@ class SimulatedClient:
             outputs = self._publish(dispatch, values)
             reply = ev.NodeTaskDone(self.peer, *key, outputs, self._keep(dispatch))
         except RuleRaised as error:
-            reply = ev.NodeTaskFailed(self.peer, *key, error.text, self._keep(dispatch))
+            kept = self._keep(dispatch)
+            reply = ev.NodeTaskFailed(self.peer, *key, error.text, kept, error.step)
         for message in self.core.handle_event(ev.NodeTaskFinished(reply)):
             self._send(message)
         self._pump()
@@ -216,6 +227,9 @@ class SimulatedClient:
         for block in self._own_blocks.pop(name):
             if block not in in_sight:
                 world.memory.free_client(block)
+        for entry in [entry for entry in self._nested if entry[0] == name]:
+            self._nested.remove(entry)
+            self._go_on(entry[1])
         self._ended += 1
         if self._ended == len(self.graphs):
             world.time.after(world.rng.randint(0, 3000), self._leave)

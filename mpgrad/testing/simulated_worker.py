@@ -29,10 +29,10 @@ TASK_US_MAX = 300
 
 
 class RuleRaised(Exception):
-    """The planted error of a graph's rule."""
+    """The planted error of a graph's rule, and which Node of its task that is."""
 
-    def __init__(self, text: bytes) -> None:
-        self.text = text
+    def __init__(self, text: bytes, step: int) -> None:
+        self.text, self.step = text, step
         super().__init__(text.decode())
 
 
@@ -59,10 +59,11 @@ def run_program(world: World, dispatch: do.DispatchNodeTask) -> list[Value | Non
     """
     number, task = dispatch.payload
     _, _, graph, plan = world.expected.programs[number]
+    nodes = [member.node for member in plan.groups[task]]
 
     def on_node(node: int) -> None:
-        if node == graph.raising:
-            raise RuleRaised(error_text(node, task))
+        if node in graph.raising:
+            raise RuleRaised(error_text(node, task), nodes.index(node))
 
     outputs = len(plan.tasks[task].outputs)
     return run_members(graph, plan.groups[task], sum_inputs(world, dispatch), outputs, on_node)
@@ -177,7 +178,7 @@ class SimulatedWorker:
             reply = ev.NodeTaskDone(self.peer, *key, outputs, kept, duration_us)
         except RuleRaised as error:
             kept = self._keep(dispatch, [])
-            reply = ev.NodeTaskFailed(self.peer, *key, error.text, kept)
+            reply = ev.NodeTaskFailed(self.peer, *key, error.text, kept, error.step)
         self._perform(self.core.handle_event(ev.NodeTaskFinished(reply)))
 
     def _publish(

@@ -22,6 +22,7 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.invariants import check_invariants
+from mpgrad.scheduler.statistics import statistics_of
 from mpgrad.testing.expectations import Expectations, require
 from mpgrad.testing.faults import ALL_FAULTS, FaultDice, Faults
 from mpgrad.testing.faults import DEATHS_MAX as WORLD_DEATHS_MAX
@@ -278,7 +279,7 @@ class World:
         """Nothing is left: no graph, no flight, no block; and every graph has ended."""
         for client in self._clients.values():
             require(not client.is_alive, f"deadlock: {client.peer} waits for {client.core.running}")
-        left = self.core.statistics()
+        left = statistics_of(self.core)
         require(
             left._replace(workers=0) == (0,) * len(left), f"something is left at the end: {left}"
         )

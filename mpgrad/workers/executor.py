@@ -99,6 +99,7 @@ def run_steps(
     *,
     placement: Placement | None = None,
     timings: list[float] | None = None,
+    on_failure: Callable[[int], None] | None = None,
 ) -> None:
     """Run ``steps`` in their order.
 
@@ -110,6 +111,7 @@ def run_steps(
         xp: the array namespace.
         placement: offers blocks for results.
         timings: gets the seconds that each step took.
+        on_failure: gets the number of the step that raised, before the error goes on.
     """
     buffers: list[_Buffer | None] = [None] * len(steps)
 
@@ -135,6 +137,8 @@ def run_steps(
             results = _apply(step, values, xp, placement)
         except Exception as error:
             error.add_note(f"in the backward graph at {_describe(step)}")
+            if on_failure is not None:
+                on_failure(index)
             raise
         if timings is not None:
             timings.append(perf_counter() - started)

@@ -32,16 +32,19 @@ class TaskRunner:
         self._memory = memory
         self._rules = Rules(memory)
         self._where = where
+        self._failed_step = 0
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[NodeTaskDone | NodeTaskFailed, Any]:
         """The reply, and the blocks that user code kept earlier and has now let go."""
         started = perf_counter_ns()
+        self._failed_step = 0
         outputs, copied, error = self._try(dispatch)
         kept, released = self._memory.settle()
         kept = tuple(block for block in kept if _belongs(block, dispatch))
         name = (dispatch.graph, dispatch.task, dispatch.attempt)
         if error is not None:
-            return NodeTaskFailed(dispatch.peer, *name, error, kept), released
+            failed = NodeTaskFailed(dispatch.peer, *name, error, kept, self._failed_step)
+            return failed, released
         duration_us = (perf_counter_ns() - started) // 1000
         return NodeTaskDone(dispatch.peer, *name, outputs, kept, duration_us, copied), released
 
@@ -67,7 +70,11 @@ class TaskRunner:
             publication.emit,
             CpuBackend(publication.empty),
             placement=publication,
+            on_failure=self._note_failure,
         )
+
+    def _note_failure(self, step: int) -> None:
+        self._failed_step = step
 
     def _contributions(
         self, head: Step, dispatch: DispatchNodeTask

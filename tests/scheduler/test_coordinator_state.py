@@ -18,6 +18,7 @@ from mpgrad.scheduler.coordinator_state import (
 )
 from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, OutputSpec
+from mpgrad.scheduler.statistics import statistics_of
 from mpgrad.shm.free_list import FreeList
 
 CLIENT, WORKER, OTHER = "c1.0", "w0.1", "w1.1"
@@ -61,10 +62,9 @@ class Core(CoordinatorState):
             )
         )
 
-    def failed(self, dispatch: do.DispatchNodeTask, error: bytes = b"boom"):
-        return self.handle_event(
-            ev.NodeTaskFailed(dispatch.peer, dispatch.graph, dispatch.task, dispatch.attempt, error)
-        )
+    def failed(self, dispatch: do.DispatchNodeTask, error: bytes = b"boom", step: int = 0):
+        name = (dispatch.graph, dispatch.task, dispatch.attempt)
+        return self.handle_event(ev.NodeTaskFailed(dispatch.peer, *name, error, step=step))
 
     def lost(self, peer: str, running: do.DispatchNodeTask | None = None, *, killed=False):
         key = running and (running.graph, running.task, running.attempt)
@@ -95,7 +95,7 @@ def test_a_chain_of_two_tasks(core: Core) -> None:
     assert (second.task, second.inputs) == (1, ((b"middle",),))
     [end] = core.done(second, b"result")
     assert end == do.CompleteGraph(CLIENT, 0, (b"result",), (False,), ((0, 0, 0, 0), (1, 0, 0, 0)))
-    assert core.statistics()._replace(workers=0, sessions=0) == (0,) * 6
+    assert statistics_of(core)._replace(workers=0, sessions=0) == (0,) * 6
 
 
 def test_contributions_keep_their_places_whatever_arrives_first(core: Core) -> None:
@@ -349,6 +349,40 @@ def test_a_cancelled_graph_ends_when_its_last_task_has_landed(core: Core) -> Non
     assert core.arena.used_bytes == 0
 
 
+def test_the_first_error_of_the_serial_order_is_reported(core: Core) -> None:
+    core.handle_event(ev.WorkerJoined(OTHER))
+    tasks = [task(to(CAPTURE, slot=at), position=at) for at in range(5)]
+    seeds = tuple((at, 0, 0, b"") for at in range(5))
+    zeroth, first, second, third = core.submit(*tasks, seeds=seeds, captures=5)
+    assert core.failed(third, b"late") == []
+    assert core.failed(second, b"earlier") == []
+    assert core.done(zeroth, b"") == []
+    assert len(core.ready) == 0
+    assert core.failed(first, b"first") == [do.FailGraph(CLIENT, 0, "error", 1, b"first")]
+
+
+def test_what_comes_before_an_error_still_runs(core: Core) -> None:
+    core.handle_event(ev.WorkerJoined(OTHER))
+    early, late = core.submit(
+        task(to(CAPTURE), position=9),
+        task(to(2), position=0),
+        task(to(CAPTURE), position=1),
+        seeds=((0, 0, 0, b""), (1, 0, 0, b"")),
+    )
+    assert core.failed(late) == []
+    [between] = core.done(early, b"")
+    assert between.task == 2
+    assert core.done(between, b"") == [do.FailGraph(CLIENT, 0, "error", 0, b"boom")]
+
+
+def test_of_a_fused_task_the_node_that_raised_counts(core: Core) -> None:
+    fused = task(to(CAPTURE), position=0, inner_positions=(5,))
+    single = task(to(CAPTURE), position=3)
+    first, second = core.submit(fused, single, seeds=((0, 0, 0, b""), (1, 0, 0, b"")))
+    assert core.failed(first, step=1) == []
+    assert core.failed(second, b"before") == [do.FailGraph(CLIENT, 0, "error", 1, b"before")]
+
+
 def test_an_exception_fails_its_graph_and_no_other(core: Core) -> None:
     [bad] = core.submit(task(to(1)), task(to(CAPTURE)))
     [good] = core.submit(task(to(CAPTURE)), name=1)
@@ -366,7 +400,7 @@ def test_a_gone_session_leaves_nothing(core: Core) -> None:
     assert (on_client.peer, on_worker.peer) == (CLIENT, WORKER)
     assert core.handle_event(ev.SessionClosed(CLIENT)) == [do.CancelGraph(WORKER, 0)]
     assert core.done(on_worker, *on_worker.blocks) == []
-    assert core.statistics() == (0, 0, 0, 1, 0, 0)
+    assert statistics_of(core) == (0, 0, 0, 1, 0, 0)
 
 
 def test_a_graph_of_an_unknown_session_is_ignored(core: Core) -> None:
@@ -374,7 +408,7 @@ def test_a_graph_of_an_unknown_session_is_ignored(core: Core) -> None:
     assert core.submit(task(to(CAPTURE))) == []
     assert core.handle_event(ev.GraphExtended(CLIENT, 0, (), is_whole=True)) == []
     assert core.handle_event(ev.GraphCancelled(CLIENT, 0)) == []
-    assert core.statistics().graphs == 0
+    assert statistics_of(core).graphs == 0
 
 
 # ----------------------------------------------------------------------- lies

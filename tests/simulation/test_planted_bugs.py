@@ -148,12 +148,28 @@ def a_forged_block_is_believed(patch):
 
 @bug
 def the_wrong_task_is_blamed_for_an_exception(patch):
-    right = CoordinatorState._drain
+    right = GraphTask.note_error
 
-    def wrong(self, graph, kind, task, error):
-        right(self, graph, kind, max(task - 1, 0) if kind == "error" else task, error)
+    def wrong(self, task, step, error):
+        right(self, max(task - 1, 0), 0, error)
 
-    patch.setattr(CoordinatorState, "_drain", wrong)
+    patch.setattr(GraphTask, "note_error", wrong)
+
+
+@bug
+def the_first_error_to_arrive_wins(patch):
+    right = GraphTask.note_error
+
+    def wrong(self, task, step, error):
+        if self.first_error is None:
+            right(self, task, step, error)
+
+    patch.setattr(GraphTask, "note_error", wrong)
+
+
+@bug
+def what_comes_before_an_error_is_not_run(patch):
+    patch.setattr(GraphTask, "is_wanted", lambda self, task: self.first_error is None)
 
 
 @bug

@@ -1,0 +1,31 @@
+"""statistics_of(): a snapshot of the coordinator's tables, as numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+
+
+class CoordinatorStatistics(NamedTuple):
+    """How much there is of everything."""
+
+    graphs: int
+    ready: int
+    in_flight: int
+    workers: int
+    sessions: int
+    live_blocks: int
+
+
+def statistics_of(state: CoordinatorState) -> CoordinatorStatistics:
+    """The numbers as of now; all 0, but for members, when nothing is left behind."""
+    members = state.membership
+    return CoordinatorStatistics(
+        graphs=len(state.graphs),
+        ready=len(state.ready),
+        in_flight=sum(len(member.flights) for member in members.members.values()),
+        workers=len(members.workers()),
+        sessions=len(members.sessions()),
+        live_blocks=len(state.leases),
+    )
