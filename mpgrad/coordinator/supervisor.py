@@ -65,7 +65,7 @@ class Supervisor:
         reader, writer = os.pipe()
         inherited = (reader, setup.client_arena_fd, setup.engine_arena_fd, self.board.fd)
         process = subprocess.Popen(
-            [setup.executable, "-m", "mpgrad.workers", str(reader)],
+            [setup.executable, "-P", "-m", "mpgrad.workers", str(reader)],
             pass_fds=inherited,
             env=self._environment(),
             stdin=subprocess.DEVNULL,

@@ -55,7 +55,7 @@ class CoordinatorProcess:
         reader, writer = os.pipe()
         python_path = _python_path()
         process = subprocess.Popen(
-            [sys.executable, "-m", "mpgrad.coordinator", str(reader)],
+            [sys.executable, "-P", "-m", "mpgrad.coordinator", str(reader)],
             pass_fds=(reader, client_fd, segment.fd),
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": python_path},
