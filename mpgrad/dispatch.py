@@ -79,6 +79,10 @@ class OperatorNode(Node):
         if self._saved:
             self._saved = None
 
+    def note_hooks(self) -> None:
+        """Something has been saved while hooks are in force, perhaps on this thread."""
+        self.has_packed = bool(self._saved) and HOOKS.innermost() is not None
+
     def __dir__(self) -> list[str]:
         known = [name for name in super().__dir__() if not name.startswith(("_saved_", "_raw_"))]
         return [*known, *saved_attribute_names(self)]
@@ -146,7 +150,7 @@ def record_call(
         if not (results_follow and name in _RESULTS):
             _save(node, name, inputs, outputs, attributes)
     if HOOKS.entered:
-        node.has_packed = HOOKS.innermost() is not None
+        node.note_hooks()
 
 
 def save_results(node: OperatorNode, outputs: list[Tensor]) -> None:
@@ -155,6 +159,8 @@ def save_results(node: OperatorNode, outputs: list[Tensor]) -> None:
     for name in node.operator.wanted_names(needs):
         if name in _RESULTS:
             _save(node, name, (), outputs, {})
+    if HOOKS.entered:
+        node.note_hooks()
 
 
 def _save(

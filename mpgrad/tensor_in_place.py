@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage
+from mpgrad.autograd import saved_tensor_clones
 from mpgrad.autograd.in_place import call_in_place, refuse_shared_elements
 from mpgrad.dispatch import cpu
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
@@ -121,6 +122,8 @@ def _unrecorded(name: str, ufunc: np.ufunc) -> Any:
             raise RuntimeError(f"{name}_: not implemented for {self.dtype}")
         refuse_shared_elements(self, operands)
         arrays = [value._array if isinstance(value, Tensor) else value for value in operands]
+        if saved_tensor_clones.active is not None:
+            saved_tensor_clones.active.before_write(self)
         ufunc(self._array, *arrays, out=self._array, casting="unsafe")
         self._version_counter.value += 1
         return self

@@ -61,7 +61,7 @@ class FunctionNode(Node):
         )
         ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
         if HOOKS.entered:
-            self.has_packed = HOOKS.innermost() is not None
+            self.has_packed = bool(ctx._saved) and HOOKS.innermost() is not None
 
     def name(self) -> str:
         return f"{self.function.__name__}Backward"

@@ -16,6 +16,9 @@ from mpgrad.autograd.graph_task import will_engine_execute_node as will_engine_e
 from mpgrad.autograd.multi_grad_hook import register_multi_grad_hook as register_multi_grad_hook
 from mpgrad.autograd.node import Node as Node
 from mpgrad.autograd.running import queue_callback as queue_callback
+from mpgrad.autograd.saved_tensor_clones import (
+    allow_mutation_on_saved_tensors as allow_mutation_on_saved_tensors,
+)
 from mpgrad.autograd.saved_tensors_hooks import (
     disable_saved_tensors_hooks as disable_saved_tensors_hooks,
 )
@@ -25,6 +28,7 @@ from mpgrad.autograd.saved_tensors_hooks import saved_tensors_hooks as saved_ten
 __all__ = [
     "GradientEdge",
     "Node",
+    "allow_mutation_on_saved_tensors",
     "current_autograd_node",
     "current_graph_task_execution_order",
     "current_graph_task_id",

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.autograd import saved_tensor_clones
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.view import set_history
 from mpgrad.dispatch import OperatorNode, cpu, record_call, save_results, wanted_gradients
@@ -55,6 +56,8 @@ def call_in_place(
     refuse_shared_elements(tensor, others)
     pending = begin_change(operator, tensor, others, attributes)
     arrays = [value._array if isinstance(value, Tensor) else value for value in others]
+    if saved_tensor_clones.active is not None:
+        saved_tensor_clones.active.before_write(tensor)
     if write is not None:
         write(tensor._array, *arrays)
     else:

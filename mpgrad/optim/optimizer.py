@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mpgrad.autograd import saved_tensor_clones
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.tensor import Tensor
 
@@ -84,6 +85,8 @@ class Optimizer:
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
+                    if saved_tensor_clones.active is not None:
+                        saved_tensor_clones.active.before_write(parameter)
                     self._update(parameter, parameter.grad, group)
                     parameter._version_counter.value += 1
         return loss

@@ -23,9 +23,9 @@ FLOORS = (
     (
         3,
         "tensor",
-        "autograd/saved_tensor autograd/saved_attributes autograd/accumulate_grad "
-        "autograd/graph_root autograd/engine_slot autograd/reentrant autograd/running "
-        "autograd/undo_log autograd/graph_task",
+        "autograd/saved_tensor autograd/saved_attributes autograd/saved_tensor_clones "
+        "autograd/accumulate_grad autograd/graph_root autograd/engine_slot autograd/reentrant "
+        "autograd/running autograd/undo_log autograd/graph_task",
     ),
     (
         2,

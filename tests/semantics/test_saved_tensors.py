@@ -382,6 +382,88 @@ def test_pinned_memory_is_a_copy(lib: Any) -> Any:
     return w.grad
 
 
+@paired("I14")
+def test_saved_tensors_may_be_changed_where_that_is_allowed(lib: Any) -> Any:
+    w, x = leaf(lib, 3), leaf(lib, 3, seed=1).detach()
+    with lib.autograd.graph.allow_mutation_on_saved_tensors():
+        before = (w * x).sum()
+        x.mul_(2)
+        between = (w * x).exp()
+        x.sub_(3)
+        total = between.sum()
+        with lib.no_grad():
+            between.zero_()
+        after = (w * x).sum()
+        gradients = [lib.autograd.grad(y, w, retain_graph=True) for y in (before, total, after)]
+        again = lib.autograd.grad(before, w)
+    return gradients, again, x
+
+
+@paired("I14", torch=False)  # torch overlooks that the view and its base share memory
+def test_a_saved_view_is_cloned_when_its_base_changes(lib: Any) -> Any:
+    w, x = leaf(lib, 3), leaf(lib, 4, 3, seed=1).detach()
+    with lib.autograd.graph.allow_mutation_on_saved_tensors():
+        y, old = (w * x[1]).sum(), x[1].clone()
+        x.mul_(2)
+        (grad,) = lib.autograd.grad(y, w)
+    assert (grad == old).all()
+    return grad
+
+
+@paired("I14", "I3")
+def test_recorded_changes_of_saved_tensors(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+    with lib.autograd.graph.allow_mutation_on_saved_tensors():
+        y = x * 1.5
+        total = (y * w).sum()
+        y.exp_()
+        total = total + (y * y).sum()
+        y.mul_(w)
+        y.mul_(y)
+        (total + y.sum()).backward()
+    return x.grad, w.grad, y
+
+
+@paired("I14")
+def test_each_old_value_has_its_own_clone(lib: Any) -> Any:
+    w, x = leaf(lib, 3), leaf(lib, 3, seed=1).detach()
+    with lib.autograd.graph.allow_mutation_on_saved_tensors():
+        total = 0.0
+        for _ in range(4):
+            total = total + (w * x).sum() + (x * w).sum()
+            x.add_(1)
+        total.backward()
+    return w.grad
+
+
+@paired("I14")
+def test_where_the_allowance_ends(lib: Any) -> Any:
+    allow = lib.autograd.graph.allow_mutation_on_saved_tensors
+    x = leaf(lib, 3)
+    with allow():
+        nested = error_of(_enter(allow()), "contexts cannot be nested")
+    with allow():
+        y = x.exp().sum()
+        z = (x * x).sum()
+        z.backward()
+    outside = error_of(y.backward, "Trying to backward outside of the")
+    return nested, outside, x.grad
+
+
+@paired("I14", torch=False)  # its optimizers are not those of mpgrad
+def test_an_optimizer_may_step_between_forward_and_backward(lib: Any) -> Any:
+    w = leaf(lib, 3)
+    w.grad = lib.ones(3, dtype=lib.float64)
+    old = w.detach().clone()
+    with lib.autograd.graph.allow_mutation_on_saved_tensors():
+        y = (w * w).sum()
+        lib.optim.SGD([w], lr=0.5).step()
+        (grad,) = lib.autograd.grad(y, w)
+    assert (w == old - 0.5).all()
+    assert (grad == 2 * old).all()
+    return grad
+
+
 @paired("I15")
 def test_python_numbers_are_not_packed(lib: Any) -> Any:
     hooks, x = Recorder(lib), leaf(lib, 3)
