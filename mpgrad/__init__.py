@@ -35,7 +35,10 @@ _NAMES_OF = {
     ),
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",
-    "mpgrad.autograd.grad_mode": "no_grad enable_grad set_grad_enabled is_grad_enabled",
+    "mpgrad.autograd.grad_mode": (
+        "no_grad enable_grad set_grad_enabled is_grad_enabled "
+        "inference_mode is_inference_mode_enabled"
+    ),
     "mpgrad.engine.engine": "Engine current_engine",
     "mpgrad.ops.creation": (
         "tensor as_tensor from_numpy empty zeros ones full "

@@ -26,6 +26,27 @@ class VersionCounter:
         self.value = 0
 
 
+class _InferenceVersion(VersionCounter):
+    """The counter of all tensors made in inference mode: it counts nothing."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> int:
+        return 0
+
+    @value.setter
+    def value(self, value: int) -> None:
+        pass
+
+    def __init__(self) -> None:
+        pass
+
+
+#: A tensor with this counter is an inference tensor.
+INFERENCE = _InferenceVersion()
+
+
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     """An uninitialised C-contiguous array of ``shape`` (elements), in the arena if large.
 

@@ -20,10 +20,11 @@ from mpgrad.autograd.assigned_grad import (
     checked_grad_dtype,
     wanted_dtype,
 )
+from mpgrad.autograd.grad_mode import INFERENCE_MODES, is_inference_mode_enabled
 from mpgrad.autograd.hooks import Hooks, RemovableHandle
 from mpgrad.autograd.node import Edge, InputMetadata, Node
 from mpgrad.device import CPU, Device
-from mpgrad.storage import VersionCounter
+from mpgrad.storage import INFERENCE, VersionCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,9 @@ class Tensor(TensorMembers):
         self._requires_grad = requires_grad
         self._retains_grad = False
         self._grad_dtype: Any = OWN_DTYPE
-        self._version_counter = version_counter or VersionCounter()
+        self._version_counter = version_counter or (
+            _new_counter() if INFERENCE_MODES.entered else VersionCounter()
+        )
         #: Set where the array lies in the memory of another tensor.
         self._view: View | None = None
         #: The leaf's AccumulateGrad, held weakly: the graph owns it (see gradient_edge).
@@ -109,7 +112,13 @@ class Tensor(TensorMembers):
 
     @property
     def _version(self) -> int:
+        if self._version_counter is INFERENCE:
+            raise RuntimeError("Inference tensors do not track version counter.")
         return self._version_counter.value
+
+    def is_inference(self) -> bool:
+        """Whether the tensor was made in inference mode, and so can never be recorded."""
+        return self._version_counter is INFERENCE
 
     def _is_view(self) -> bool:
         """Whether the elements lie in the memory of another tensor."""
@@ -150,22 +159,33 @@ class Tensor(TensorMembers):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        if self._grad_fn is not None and not value:
+        check_requires_grad(self, value)
+        if not self.is_leaf:
             raise RuntimeError(
-                "you can only change requires_grad flags of leaf variables. If you want to use a "
-                "computed variable in a subgraph that doesn't require differentiation use "
-                "var_no_grad = var.detach()."
+                "you can only change requires_grad flags of leaf variables."
+                + ("" if value else _USE_DETACH)
             )
-        if value and self._array.dtype.kind not in "fc":
-            raise RuntimeError(
-                "only Tensors of floating point and complex dtype can require gradients, not "
-                f"{self._array.dtype}"
-            )
-        self._requires_grad = bool(value)
+        self._requires_grad = value
+
+    @requires_grad.deleter
+    def requires_grad(self) -> None:
+        raise RuntimeError("Deletion of requires_grad not allowed: requires_grad must be a bool")
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Set ``requires_grad`` in place and return self."""
-        self.requires_grad = requires_grad
+        """Set ``requires_grad`` in place and return self.
+
+        Raises:
+            TypeError: ``requires_grad`` is no bool.
+            RuntimeError: False for a tensor that was computed; True for one that can have no
+                gradient.
+        """
+        if not isinstance(requires_grad, bool):
+            raise TypeError(
+                "requires_grad_(): argument 'requires_grad' must be bool, not "
+                f"{type(requires_grad).__name__}"
+            )
+        if not (requires_grad and self.requires_grad):
+            self.requires_grad = requires_grad
         return self
 
     # ------------------------------------------------------------------ .grad
@@ -264,6 +284,37 @@ class Tensor(TensorMembers):
         if self._post_accumulate_hooks is None:
             self._post_accumulate_hooks = Hooks()
         return self._post_accumulate_hooks.add(hook)
+
+
+_USE_DETACH = (
+    " If you want to use a computed variable in a subgraph that doesn't require differentiation "
+    "use var_no_grad = var.detach()."
+)
+
+
+def check_requires_grad(tensor: Tensor, value: Any) -> None:
+    """Raise if ``value`` cannot be the ``requires_grad`` of ``tensor``.
+
+    Raises:
+        RuntimeError: it is no bool, or True for a tensor that can have no gradient.
+    """
+    if not isinstance(value, bool):
+        raise RuntimeError("requires_grad must be a bool")
+    if not value:
+        return
+    if tensor._array.dtype.kind not in "fc":
+        raise RuntimeError(
+            "only Tensors of floating point and complex dtype can require gradients, not "
+            f"{tensor._array.dtype}"
+        )
+    if tensor._version_counter is INFERENCE and not is_inference_mode_enabled():
+        raise RuntimeError(
+            "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed."
+        )
+
+
+def _new_counter() -> VersionCounter:
+    return INFERENCE if is_inference_mode_enabled() else VersionCounter()
 
 
 def metadata_of(tensor: Tensor) -> InputMetadata:

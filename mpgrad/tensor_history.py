@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpgrad.storage import INFERENCE
 from mpgrad.tensor import Tensor
 
 
@@ -25,7 +26,7 @@ def detach_(self: Tensor) -> Tensor:
 
 def get_data(self: Tensor) -> Tensor:
     """The same array without history; changes through it are not noticed by saved tensors."""
-    return Tensor(self._array)
+    return Tensor(self._array, version_counter=INFERENCE if self.is_inference() else None)
 
 
 def set_data(self: Tensor, value: Tensor) -> None:

@@ -13,7 +13,11 @@ import numpy as np
 
 from mpgrad import storage
 from mpgrad.autograd import saved_tensor_clones
-from mpgrad.autograd.in_place import call_in_place, refuse_shared_elements
+from mpgrad.autograd.in_place import (
+    call_in_place,
+    refuse_inference_tensor,
+    refuse_shared_elements,
+)
 from mpgrad.dispatch import cpu
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
 from mpgrad.ops import overwriting, random
@@ -120,6 +124,7 @@ def _unrecorded(name: str, ufunc: np.ufunc) -> Any:
         operands = [_operand(self, other) for other in others]
         if self.dtype.kind not in "biu":
             raise RuntimeError(f"{name}_: not implemented for {self.dtype}")
+        refuse_inference_tensor(self)
         refuse_shared_elements(self, operands)
         arrays = [value._array if isinstance(value, Tensor) else value for value in operands]
         if saved_tensor_clones.active is not None:

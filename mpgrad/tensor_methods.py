@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage, tensor_display, tensor_history, tensor_in_place, tensor_numpy
-from mpgrad.autograd import overrides
+from mpgrad.autograd import overrides, variable
 from mpgrad.device import Device, as_device
 from mpgrad.ops import (
     activation,
@@ -418,6 +418,7 @@ def _attach() -> None:
         tensor_numpy.METHODS,
         tensor_in_place.METHODS,
         overrides.METHODS,
+        variable.PROPERTIES,
     ):
         for name, member in table.items():
             setattr(Tensor, name, member)

@@ -15,6 +15,8 @@ _HOME = {
     "no_grad": "mpgrad.autograd.grad_mode",
     "enable_grad": "mpgrad.autograd.grad_mode",
     "set_grad_enabled": "mpgrad.autograd.grad_mode",
+    "inference_mode": "mpgrad.autograd.grad_mode",
+    "set_multithreading_enabled": "mpgrad.autograd.grad_mode",
 }
 
 #: Public names that are modules.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.assigned_grad import wanted_dtype
+from mpgrad.autograd.grad_mode import is_inference_mode_enabled
 from mpgrad.autograd.node import SEQUENCE_NR_MAX, Node
 from mpgrad.storage import adopt, adopt_in_layout, is_dense
 from mpgrad.tensor import Tensor, gradient_metadata
@@ -92,6 +93,11 @@ class AccumulateGrad(Node):
             raise RuntimeError(
                 f"the gradient of a leaf has shape {expected.shape} and dtype {expected.dtype}, but"
                 f" its .grad has shape {grad.shape} and dtype {grad.dtype}"
+            )
+        if grad.is_inference() and not is_inference_mode_enabled():
+            raise RuntimeError(
+                "Inplace update to inference tensor outside InferenceMode is not allowed: a leaf's "
+                ".grad was made in inference mode. Set it to None, or to a clone."
             )
         if not grad._array.flags.writeable:
             raise RuntimeError("a leaf's .grad is read-only, so that nothing can be added to it")

@@ -68,9 +68,9 @@ def backward(
         return
     edges, seeds = check_roots(roots, seed_tuple(grad_tensors, len(roots)))
     wanted = None if wanted_places is None else wanted_grads(wanted_places)
-    keep_graph = create_graph if retain_graph is None else retain_graph
+    keep_graph = bool(create_graph if retain_graph is None else retain_graph)
     frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
-    with RunningBackward(create_graph=create_graph, is_partial=inputs is not None):
+    with RunningBackward(create_graph=bool(create_graph), is_partial=inputs is not None):
         if create_graph:
             _warn_of_cycle()
             commit_recorded(frozen, engine_slot.execute_recorded(frozen, seeds))
@@ -153,7 +153,7 @@ def grad(
         )
     roots, wanted = as_tuple(outputs), input_tuple(inputs, "grad")
     options = _GradOptions(
-        create_graph if retain_graph is None else retain_graph,
+        bool(create_graph if retain_graph is None else retain_graph),
         create_graph,
         _allows_unused(allow_unused, materialize_grads),
         is_grads_batched,
@@ -222,7 +222,7 @@ def _gradients(
     """The gradient for each of ``wanted``; None where it does not influence ``roots``."""
     edges, seeds = check_roots(roots, seed_tuple(grad_outputs, len(roots)))
     frozen, seeds = _freeze(edges, seeds, wanted_results(wanted), keep_graph)
-    with RunningBackward(create_graph=create_graph, is_partial=True):
+    with RunningBackward(create_graph=bool(create_graph), is_partial=True):
         if create_graph:
             gradients = engine_slot.execute_recorded(frozen, seeds)
             return recorded_results(frozen, gradients, len(wanted))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mpgrad.autograd.grad_mode import is_multithreading_enabled
 from mpgrad.autograd.reentrant import LEVELS_PER_THREAD, on_helper_thread
 from mpgrad.autograd.running import innermost
 from mpgrad.autograd.thread_state import PerThread
@@ -44,7 +45,7 @@ _place = _Place()
 
 def is_local() -> bool:
     """Whether backward passes that start on this thread now must stay in this process."""
-    return is_worker or _place.is_local
+    return is_worker or _place.is_local or not is_multithreading_enabled()
 
 
 @contextmanager

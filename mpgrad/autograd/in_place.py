@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd import saved_tensor_clones
-from mpgrad.autograd.grad_mode import is_grad_enabled
+from mpgrad.autograd.grad_mode import is_grad_enabled, is_inference_mode_enabled
 from mpgrad.autograd.view import set_history
 from mpgrad.dispatch import OperatorNode, cpu, record_call, save_results, wanted_gradients
 from mpgrad.ops.registry import Operator, operator
+from mpgrad.storage import INFERENCE
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +54,7 @@ def call_in_place(
         RuntimeError: the tensor is a leaf that requires grad (or a view of one) or may not be
             changed under recording for another reason; or the result has another shape.
     """
+    refuse_inference_tensor(tensor)
     refuse_shared_elements(tensor, others)
     pending = begin_change(operator, tensor, others, attributes)
     arrays = [value._array if isinstance(value, Tensor) else value for value in others]
@@ -67,6 +69,19 @@ def call_in_place(
     if pending is not None:
         rebase(tensor, pending)
     return tensor
+
+
+def refuse_inference_tensor(tensor: Tensor) -> None:
+    """Raise if ``tensor`` was made in inference mode, and this is outside of it.
+
+    Raises:
+        RuntimeError: that is so: nobody counts its versions.
+    """
+    if tensor._version_counter is INFERENCE and not is_inference_mode_enabled():
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed. You can make "
+            "a clone to get a normal tensor before doing inplace update."
+        )
 
 
 def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:

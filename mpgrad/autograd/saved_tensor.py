@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpgrad.autograd.grad_mode import no_grad
 from mpgrad.autograd.thread_state import PerThread
+from mpgrad.storage import INFERENCE
 from mpgrad.tensor import Tensor, gradient_edge
 
 if TYPE_CHECKING:
@@ -144,11 +145,19 @@ class SavedTensor:
 
     def __init__(self, tensor: Tensor, *, is_output: bool) -> None:
         self.packed: Packed | None = None
-        self._version = tensor._version_counter.value
+        counter = tensor._version_counter
+        if counter is INFERENCE:
+            raise RuntimeError(
+                "Inference tensors cannot be saved for backward. Please do not use Tensors created "
+                "in inference mode in computation tracked by autograd. To work around this, you "
+                "can make a clone to get a normal tensor and use it in autograd, or use "
+                "`no_grad()` instead of `inference_mode()`."
+            )
+        self._version = counter.value
         if is_output:
             self._tensor = None
             self._array = tensor._array
-            self._counter = tensor._version_counter
+            self._counter = counter
             self._output_nr = tensor._output_nr
             self._requires_grad = tensor._requires_grad
         else:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mpgrad.autograd.running import queue_callback
+from mpgrad.ops.promotion import DEFAULT_FLOAT
 from mpgrad.tensor import Tensor
 
 
@@ -24,15 +28,47 @@ class _VariableType(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, Tensor)
 
-    def __call__(cls, data: Any = None, requires_grad: bool = False) -> Tensor:
+    def __call__(
+        cls, data: Any = None, requires_grad: bool = False, volatile: bool = False
+    ) -> Tensor:
+        if volatile:
+            _warn_of_volatile()
+        if data is None:
+            data = Tensor(np.empty(0, DEFAULT_FLOAT))
         if not isinstance(data, Tensor):
             raise TypeError(f"Variable data has to be a tensor, but got {type(data).__name__}")
         return data.detach().requires_grad_(requires_grad)
 
 
 class Variable(metaclass=_VariableType):
-    """``Variable(tensor)`` is ``tensor.detach()``; every Tensor is a Variable.
+    """``Variable(tensor, requires_grad)`` is ``tensor.detach()``; every Tensor is a Variable.
 
     Raises:
         TypeError: the argument is no Tensor.
     """
+
+
+# ---------------------------------------------------------------------- Tensor.volatile
+
+
+def _warn_of_volatile() -> None:
+    warnings.warn(
+        "volatile was removed and now has no effect. Use `with mg.no_grad():` instead.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _get_volatile(self: Tensor) -> bool:
+    """Always False; ``no_grad()`` took its place."""
+    warnings.warn(
+        "volatile was removed (Variable.volatile is always False)", UserWarning, stacklevel=2
+    )
+    return False
+
+
+def _set_volatile(self: Tensor, value: Any) -> None:
+    _warn_of_volatile()
+
+
+PROPERTIES = {"volatile": property(_get_volatile, _set_volatile)}

@@ -31,7 +31,7 @@ FLOORS = (
         2,
         "graph",
         "storage autograd/node autograd/grad_mode autograd/hooks autograd/assigned_grad "
-        "autograd/thread_state autograd/interrupts",
+        "autograd/context_decorator autograd/thread_state autograd/interrupts",
     ),
     (2, "registry", "ops/__init__ ops/registry"),
     (1, "scheduler", "scheduler/*"),
