@@ -46,18 +46,21 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.random": "manual_seed rand randn rand_like randn_like randint randperm",
     "mpgrad.ops.arithmetic": (
-        "add sub mul div floor_divide remainder pow neg abs sign floor ceil round "
+        "add sub mul div floor_divide remainder pow neg abs sign floor ceil round trunc "
+        "addcmul addcdiv lerp "
         "sqrt rsqrt reciprocal square maximum minimum clamp where"
     ),
     "mpgrad.ops.comparison": (
-        "eq ne gt ge lt le logical_and logical_or logical_xor logical_not "
+        "eq ne gt ge lt le equal isclose allclose logical_and logical_or logical_xor logical_not "
         "bitwise_and bitwise_or bitwise_xor bitwise_not isnan isinf isfinite"
     ),
     "mpgrad.ops.transcendental": (
-        "exp expm1 log log1p sin cos tan arcsin arccos arctan sinh cosh tanh erf sigmoid relu"
+        "exp exp2 expm1 log log2 log10 log1p logaddexp sin cos tan asin acos atan atan2 "
+        "arcsin arccos arctan arctan2 sinh cosh tanh asinh acosh atanh arcsinh arccosh arctanh "
+        "erf sigmoid relu"
     ),
     "mpgrad.ops.reduction": (
-        "sum mean var std norm max min amax amin argmax argmin any all cumsum logsumexp"
+        "sum mean var std max min amax amin argmax argmin any all cumsum logsumexp"
     ),
     "mpgrad.ops.products": "prod cumprod",
     "mpgrad.ops.shape": (
@@ -66,10 +69,18 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.indexing": "split chunk unbind select narrow diagonal gather index_select",
     "mpgrad.ops.overwriting": "masked_fill index_put",
-    "mpgrad.ops.linalg": "matmul mm bmm dot",
+    "mpgrad.ops.selection": (
+        "masked_select tril triu nonzero diag trace roll diff repeat_interleave "
+        "scatter_add index_add"
+    ),
+    "mpgrad.ops.ordering": "sort argsort topk",
+    "mpgrad.ops.linalg": "matmul mm bmm dot mv outer addmm baddbmm",
+    "mpgrad.ops.einsum": "einsum",
+    "mpgrad.ops.norms": "norm dist cosine_similarity",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.complex_numbers": (
-        "angle complex conj imag is_complex polar real sgn view_as_complex view_as_real"
+        "angle complex conj resolve_conj adjoint imag is_complex polar real sgn "
+        "view_as_complex view_as_real"
     ),
     "mpgrad.ops.convolution": "conv2d",
     "mpgrad.ops.pooling": "max_pool2d",

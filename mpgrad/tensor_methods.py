@@ -23,9 +23,12 @@ from mpgrad.ops import (
     complex_numbers,
     indexing,
     linalg,
+    norms,
+    ordering,
     overwriting,
     products,
     reduction,
+    selection,
     shape,
     transcendental,
 )
@@ -51,7 +54,7 @@ def _infix(function: Callable[..., Tensor], *, reflected: bool = False) -> Calla
     return method
 
 
-_INFIX = {
+_INFIX: dict[str, Callable[..., Tensor]] = {
     "add": arithmetic.add,
     "sub": arithmetic.sub,
     "mul": arithmetic.mul,
@@ -218,14 +221,6 @@ def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
     return method
 
 
-def _conjugate_transpose(self: Tensor) -> Tensor:
-    if self.ndim != 2:
-        raise RuntimeError(
-            f"tensor.H is only supported on matrices (2-D tensors). Got {self.ndim}-D tensor."
-        )
-    return complex_numbers.adjoint(self)
-
-
 def type_as(self: Tensor, other: Tensor) -> Tensor:
     """In the dtype of ``other``."""
     return cast(self, other.dtype)
@@ -308,18 +303,21 @@ def _deepcopy(self: Tensor, memo: dict[int, Any]) -> Tensor:
 
 # ------------------------------------------------------------------------ attaching
 
-_FUNCTIONS_AS_METHODS: tuple[Callable[..., Any], ...] = (
-    *(getattr(arithmetic, name) for name in arithmetic.__all__ if name != "where"),
-    *(getattr(comparison, name) for name in comparison.__all__),
-    *(getattr(transcendental, name) for name in transcendental.__all__),
-    *(getattr(reduction, name) for name in reduction.__all__),
-    *(getattr(products, name) for name in products.__all__),
-    *(getattr(shape, name) for name in shape.__all__ if name not in ("cat", "stack")),
-    *(getattr(indexing, name) for name in indexing.__all__),
-    *(getattr(overwriting, name) for name in overwriting.__all__),
-    *(getattr(linalg, name) for name in linalg.__all__ if name != "linear"),
-    activation.softmax,
-    activation.log_softmax,
+#: Families whose functions are methods too, and those of them that are not.
+_FAMILIES: tuple[tuple[Any, str], ...] = (
+    (arithmetic, "where"),
+    (comparison, ""),
+    (transcendental, ""),
+    (reduction, ""),
+    (products, ""),
+    (norms, "normalize cosine_similarity"),
+    (shape, "cat stack"),
+    (indexing, ""),
+    (overwriting, ""),
+    (selection, ""),
+    (ordering, ""),
+    (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
+    (linalg, "linear"),
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -347,15 +345,11 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "cfloat": _in_dtype(np.complex64),
     "cdouble": _in_dtype(np.complex128),
     "is_floating_point": is_floating_point,
-    "is_complex": complex_numbers.is_complex,
-    "conj": complex_numbers.conj,
-    "resolve_conj": lambda self: self,
-    "adjoint": complex_numbers.adjoint,
-    "angle": complex_numbers.angle,
-    "sgn": complex_numbers.sgn,
     "detach": tensor_history.detach,
     "detach_": tensor_history.detach_,
     "backward": backward,
+    "softmax": activation.softmax,
+    "log_softmax": activation.log_softmax,
     "where": lambda self, condition, other: arithmetic.where(condition, self, other),
     "view_as": lambda self, other: shape.view(self, other.shape),
     "reshape_as": lambda self, other: shape.reshape(self, other.shape),
@@ -394,10 +388,7 @@ _PROPERTIES: dict[str, property] = {
     "data": property(tensor_history.get_data, tensor_history.set_data),
     "T": property(lambda self: shape.permute(self, tuple(reversed(range(self.ndim))))),
     "mT": property(lambda self: shape.transpose(self, -2, -1)),
-    "H": property(_conjugate_transpose),
-    "mH": property(complex_numbers.adjoint),
-    "real": property(complex_numbers.real),
-    "imag": property(complex_numbers.imag),
+    **{name: property(part) for name, part in complex_numbers.PARTS.items()},
     "nbytes": property(lambda self: self._array.nbytes),
     "itemsize": property(element_size),
     "is_cuda": property(lambda self: False),
@@ -405,8 +396,9 @@ _PROPERTIES: dict[str, property] = {
 
 
 def _attach() -> None:
-    for function in _FUNCTIONS_AS_METHODS:
-        setattr(Tensor, function.__name__, function)
+    for family, excluded in _FAMILIES:
+        for member in set(family.__all__).difference(excluded.split()):
+            setattr(Tensor, member, getattr(family, member))
     for name, function in _INFIX.items():
         setattr(Tensor, f"__{name}__", _infix(function))
         setattr(Tensor, f"__r{name}__", _infix(function, reflected=True))

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
-from mpgrad.ops import arithmetic, comparison, linalg, reduction, shape, transcendental
+from mpgrad.ops import (
+    arithmetic,
+    comparison,
+    complex_numbers,
+    einsum,
+    linalg,
+    products,
+    reduction,
+    shape,
+    transcendental,
+)
 from mpgrad.tensor import Tensor
 
 _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
@@ -30,9 +40,10 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.sqrt: arithmetic.sqrt,
     np.square: arithmetic.square,
     np.reciprocal: arithmetic.reciprocal,
-    np.sign: arithmetic.sign,
+    np.sign: complex_numbers.sgn,
     np.floor: arithmetic.floor,
     np.ceil: arithmetic.ceil,
+    np.trunc: arithmetic.trunc,
     np.rint: arithmetic.round,
     np.equal: comparison.eq,
     np.not_equal: comparison.ne,
@@ -44,7 +55,12 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.isnan: comparison.isnan,
     np.isinf: comparison.isinf,
     np.isfinite: comparison.isfinite,
+    np.conjugate: complex_numbers.conj,
     np.exp: transcendental.exp,
+    np.exp2: transcendental.exp2,
+    np.log2: transcendental.log2,
+    np.log10: transcendental.log10,
+    np.logaddexp: transcendental.logaddexp,
     np.expm1: transcendental.expm1,
     np.log: transcendental.log,
     np.log1p: transcendental.log1p,
@@ -56,6 +72,10 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.arctan: transcendental.arctan,
     np.sinh: transcendental.sinh,
     np.cosh: transcendental.cosh,
+    np.arcsinh: transcendental.arcsinh,
+    np.arccosh: transcendental.arccosh,
+    np.arctanh: transcendental.arctanh,
+    np.arctan2: transcendental.arctan2,
     np.tanh: transcendental.tanh,
     np.matmul: linalg.matmul,
 }
@@ -71,10 +91,17 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     ),
     np.max: lambda x, axis=None, keepdims=False: reduction.amax(x, axis, keepdims),
     np.min: lambda x, axis=None, keepdims=False: reduction.amin(x, axis, keepdims),
-    np.prod: lambda x, axis=None, keepdims=False: reduction.prod(x, axis, keepdims),
+    np.prod: lambda x, axis=None, keepdims=False: products.prod(x, axis, keepdims),
+    np.cumprod: lambda x, axis=None: (
+        products.cumprod(shape.flatten(x), 0) if axis is None else products.cumprod(x, axis)
+    ),
     np.cumsum: lambda x, axis=None: (
         reduction.cumsum(shape.flatten(x), 0) if axis is None else reduction.cumsum(x, axis)
     ),
+    np.real: complex_numbers.real,
+    np.imag: complex_numbers.imag,
+    np.angle: complex_numbers.angle,
+    np.einsum: einsum.einsum,
     np.clip: arithmetic.clamp,
     np.where: arithmetic.where,
     np.dot: linalg.matmul,

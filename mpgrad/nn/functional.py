@@ -16,7 +16,9 @@ from mpgrad.ops.loss import (
     smooth_l1_loss,
 )
 from mpgrad.ops.normalization import batch_norm, layer_norm
+from mpgrad.ops.norms import cosine_similarity, normalize
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from mpgrad.ops.selection import pad
 from mpgrad.ops.transcendental import relu, sigmoid, tanh
 
 __all__ = [
@@ -27,6 +29,9 @@ __all__ = [
     "adaptive_avg_pool2d",
     "batch_norm",
     "layer_norm",
+    "normalize",
+    "cosine_similarity",
+    "pad",
     "dropout",
     "relu",
     "leaky_relu",

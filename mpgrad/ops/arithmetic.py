@@ -23,11 +23,14 @@ from mpgrad.tensor import Tensor
 __all__ = [
     "abs",
     "add",
+    "addcdiv",
+    "addcmul",
     "ceil",
     "clamp",
     "div",
     "floor",
     "floor_divide",
+    "lerp",
     "maximum",
     "minimum",
     "mul",
@@ -41,6 +44,7 @@ __all__ = [
     "sqrt",
     "square",
     "sub",
+    "trunc",
     "where",
 ]
 
@@ -140,6 +144,21 @@ def remainder(input: Any, other: Any) -> Tensor:
     a, b = operands(input, other)
     refuse_complex("remainder", a, b)
     return call(_remainder, a, b)
+
+
+def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
+    """``input + value * tensor1 * tensor2``."""
+    return add(input, mul(tensor1, tensor2), alpha=value)
+
+
+def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
+    """``input + value * tensor1 / tensor2``."""
+    return add(input, div(tensor1, tensor2), alpha=value)
+
+
+def lerp(input: Any, end: Any, weight: Any) -> Tensor:
+    """``input + weight * (end - input)``."""
+    return add(input, mul(weight, sub(end, input)))
 
 
 def _power(xp: Any, a: Any, b: Any) -> Any:
@@ -376,4 +395,5 @@ def _flat(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
 sign = _flat("sign", "sign", "-1, 0 or 1; the gradient is zero.")
 floor = _flat("floor", "floor", "The largest integer not above; the gradient is zero.")
 ceil = _flat("ceil", "ceil", "The smallest integer not below; the gradient is zero.")
+trunc = _flat("trunc", "trunc", "The integer part; the gradient is zero.")
 round = _flat("round", "rint", "The nearest integer, halves to even; the gradient is zero.")

@@ -12,13 +12,16 @@ from mpgrad.ops.promotion import as_operand, as_tensor_operand, refuse_complex
 from mpgrad.tensor import Tensor
 
 __all__ = [
+    "allclose",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",
     "bitwise_xor",
     "eq",
+    "equal",
     "ge",
     "gt",
+    "isclose",
     "isfinite",
     "isinf",
     "isnan",
@@ -93,3 +96,22 @@ logical_not = _predicate("logical_not", "logical_not", "True where the element i
 isnan = _predicate("isnan", "isnan", "True where the element is NaN.")
 isinf = _predicate("isinf", "isinf", "True where the element is infinite.")
 isfinite = _predicate("isfinite", "isfinite", "True where the element is finite.")
+
+
+def isclose(
+    input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Tensor:
+    """``abs(input - other) <= atol + rtol * abs(other)``, element by element."""
+    return Tensor(np.asarray(np.isclose(input._array, other._array, rtol, atol, equal_nan)))
+
+
+def allclose(
+    input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    """Whether all elements are close (see :func:`isclose`)."""
+    return bool(np.allclose(input._array, other._array, rtol, atol, equal_nan))
+
+
+def equal(input: Tensor, other: Tensor) -> bool:
+    """Whether both have the same shape and elements."""
+    return np.array_equal(input._array, other._array)

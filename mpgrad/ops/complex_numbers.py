@@ -6,6 +6,7 @@ None of these is holomorphic, so the formulas hold for complex numbers as they s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
@@ -17,6 +18,7 @@ from mpgrad.ops.transcendental import cos, sin
 from mpgrad.tensor import Tensor
 
 __all__ = [
+    "adjoint",
     "angle",
     "complex",
     "conj",
@@ -24,6 +26,7 @@ __all__ = [
     "is_complex",
     "polar",
     "real",
+    "resolve_conj",
     "sgn",
     "view_as_complex",
     "view_as_real",
@@ -80,9 +83,31 @@ def conj(input: Tensor) -> Tensor:
     return call(_conj, input) if is_complex(input) else input
 
 
+def resolve_conj(input: Tensor) -> Tensor:
+    """``input`` itself: conjugates are computed at once here."""
+    return input
+
+
 def adjoint(input: Tensor) -> Tensor:
     """The conjugate transpose of the last two dimensions."""
     return conj(transpose(input, -2, -1))
+
+
+def _conjugate_transpose(input: Tensor) -> Tensor:
+    if input.ndim != 2:
+        raise RuntimeError(
+            f"tensor.H is only supported on matrices (2-D tensors). Got {input.ndim}-D tensor."
+        )
+    return adjoint(input)
+
+
+#: What is an attribute of tensors.
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "real": real,
+    "imag": imag,
+    "mH": adjoint,
+    "H": _conjugate_transpose,
+}
 
 
 _complex = operator(

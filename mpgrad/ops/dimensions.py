@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+#: Those that are reduced, ascending; None for all of them.
+Dims = tuple[int, ...] | None
+
 
 def one_dim(dim: Any, ndim: int) -> int:
     """``dim`` counted from the front; a 0-d tensor has dimension 0 too, as in PyTorch.
@@ -58,6 +61,12 @@ def either(name: str, value: Any, alias: str, alias_value: Any) -> Any:
 def kept_shape(shape: tuple[int, ...], dims: tuple[int, ...] | None) -> tuple[int, ...]:
     """``shape`` after a reduction over ``dims`` that keeps them with length 1."""
     return tuple(1 if dims is None or i in dims else n for i, n in enumerate(shape))
+
+
+def keep(xp: Any, reduced: Any, shape: tuple[int, ...], dims: Dims) -> Any:
+    """What a reduction of ``shape`` gave, with its ``dims`` put back with length 1."""
+    kept = kept_shape(shape, dims)
+    return reduced if reduced.shape == kept else xp.reshape(reduced, kept)
 
 
 def count(shape: tuple[int, ...], dims: tuple[int, ...] | None) -> int:

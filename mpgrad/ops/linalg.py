@@ -5,17 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from mpgrad.dispatch import call
+from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.promotion import as_tensor_operand, operands
 from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
 
 __all__ = [
+    "addmm",
+    "baddbmm",
     "bmm",
     "dot",
     "linear",
     "matmul",
     "mm",
+    "mv",
+    "outer",
 ]
 
 
@@ -114,6 +119,42 @@ def dot(input: Tensor, other: Tensor) -> Tensor:
     if input.ndim != 1 or other.ndim != 1:
         raise RuntimeError(f"1D tensors expected, but got {input.ndim}D and {other.ndim}D tensors")
     return matmul(input, other)
+
+
+def mv(input: Tensor, vec: Tensor) -> Tensor:
+    """The product of a matrix and a vector.
+
+    Raises:
+        RuntimeError: they are no matrix and no vector.
+    """
+    if input.ndim != 2 or vec.ndim != 1:
+        raise RuntimeError(f"vector + matrix @ vector expected, got {vec.ndim}, {input.ndim}")
+    return matmul(input, vec)
+
+
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
+    """The product of each element of one vector with each of another.
+
+    Raises:
+        RuntimeError: an operand is not 1-d.
+    """
+    if input.ndim != 1 or vec2.ndim != 1:
+        raise RuntimeError(f"outer: Expected 1-D arguments, got {input.ndim}D and {vec2.ndim}D")
+    return mul(reshape(input, (-1, 1)), vec2)
+
+
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """``beta * input + alpha * (mat1 @ mat2)``."""
+    return add(input if beta == 1 else mul(input, beta), mm(mat1, mat2), alpha=alpha)
+
+
+def baddbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """``beta * input + alpha * (batch1 @ batch2)``, matrix by matrix."""
+    return add(input if beta == 1 else mul(input, beta), bmm(batch1, batch2), alpha=alpha)
 
 
 def _linear_forward(xp: Any, input: Any, weight: Any, bias: Any) -> Any:

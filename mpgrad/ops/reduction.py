@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mpgrad.dispatch import call, cpu
 from mpgrad.ops.arithmetic import maximum, minimum
-from mpgrad.ops.dimensions import count, either, kept_shape, one_dim, some_dims
+from mpgrad.ops.dimensions import Dims, count, either, keep, one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, refuse_complex
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -24,13 +24,10 @@ __all__ = [
     "max",
     "mean",
     "min",
-    "norm",
     "std",
     "sum",
     "var",
 ]
-
-Dims = tuple[int, ...] | None
 
 
 class ValuesAndIndices(NamedTuple):
@@ -40,17 +37,11 @@ class ValuesAndIndices(NamedTuple):
     indices: Tensor
 
 
-def _keep(xp: Any, reduced: Any, shape: tuple[int, ...], dim: Dims) -> Any:
-    """A reduced array with its dimensions of length 1 put back."""
-    kept = kept_shape(shape, dim)
-    return reduced if reduced.shape == kept else xp.reshape(reduced, kept)
-
-
 _sum = operator(
     "sum",
     lambda xp, input, *, dim, keepdim: xp.sum(input, dim, keepdim),
     input=lambda xp, grad, input_shape, dim: xp.broadcast_to(
-        _keep(xp, grad, input_shape, dim), input_shape
+        keep(xp, grad, input_shape, dim), input_shape
     ),
 )
 
@@ -73,7 +64,7 @@ def sum(
 
 
 def _mean_grad(xp: Any, grad: Any, input_shape: tuple[int, ...], dim: Dims) -> Any:
-    share = xp.divide(_keep(xp, grad, input_shape, dim), count(input_shape, dim))
+    share = xp.divide(keep(xp, grad, input_shape, dim), count(input_shape, dim))
     return xp.broadcast_to(share, input_shape)
 
 
@@ -114,7 +105,8 @@ def mean(
     return call(_mean, tensor, dim=dims, keepdim=either("keepdim", keepdim, "keepdims", keepdims))
 
 
-def _squared_size(xp: Any, x: Any) -> Any:
+def squared_size(xp: Any, x: Any) -> Any:
+    """``abs(x) ** 2``."""
     return xp.square(xp.absolute(x) if x.dtype.kind == "c" else x)
 
 
@@ -124,14 +116,14 @@ def _centered(xp: Any, input: Any, dim: Dims) -> Any:
 
 def _var_of(xp: Any, input: Any, *, dim: Dims, correction: float, keepdim: bool) -> Any:
     freedom = count(input.shape, dim) - correction
-    squares = xp.sum(_squared_size(xp, _centered(xp, input, dim)), dim, keepdim)
+    squares = xp.sum(squared_size(xp, _centered(xp, input, dim)), dim, keepdim)
     return xp.divide(squares, freedom if freedom > 0 else 0)
 
 
 def _var_grad(xp: Any, grad: Any, input: Any, dim: Dims, correction: float) -> Any:
     freedom = count(input.shape, dim) - correction
     slope = xp.multiply(_centered(xp, input, dim), 2 / freedom if freedom > 0 else math.nan)
-    return xp.multiply(_keep(xp, grad, input.shape, dim), slope)
+    return xp.multiply(keep(xp, grad, input.shape, dim), slope)
 
 
 def _std_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims, correction: float) -> Any:
@@ -141,8 +133,7 @@ def _std_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims, correction
     return _var_grad(xp, xp.where(still, 0.0, xp.divide(grad, safe)), input, dim, correction)
 
 
-# Deviations and norms of complex numbers are real, and so are their gradients: no holomorphic
-# functions. The formulas hold as they stand.
+# Deviations of complex numbers are real: no holomorphic functions. The formulas hold as they stand.
 _var = operator("var", _var_of, wirtinger=True, input=_var_grad)
 _std = operator(
     "std",
@@ -196,32 +187,11 @@ def std(
     )
 
 
-def _norm_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims) -> Any:
-    """``input / result``, and 0 at the origin, where the norm has no derivative."""
-    zero = xp.equal(result, 0)
-    share = xp.where(zero, 0.0, xp.divide(grad, xp.where(zero, 1.0, result)))
-    return xp.multiply(input, _keep(xp, share, input.shape, dim))
-
-
-_norm = operator(
-    "norm",
-    lambda xp, input, *, dim, keepdim: xp.sqrt(xp.sum(_squared_size(xp, input), dim, keepdim)),
-    wirtinger=True,
-    input=_norm_grad,
-)
-
-
-def norm(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
-    """The Euclidean norm over ``dim``."""
-    tensor = floating(input)
-    return call(_norm, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
-
-
 def _extremum_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims) -> Any:
     """An equal share for each element that attains the extremum (PyTorch's amax)."""
-    attains = xp.equal(input, _keep(xp, result, input.shape, dim))
+    attains = xp.equal(input, keep(xp, result, input.shape, dim))
     ties = xp.sum(attains, dim, True)
-    share = xp.divide(_keep(xp, grad, input.shape, dim), xp.astype(ties, grad.dtype))
+    share = xp.divide(keep(xp, grad, input.shape, dim), xp.astype(ties, grad.dtype))
     return xp.multiply(attains, share)
 
 
@@ -262,7 +232,7 @@ def _at_extremum(xp: Any, input: Any, indices: Any, dim: int, keepdim: bool) -> 
 def _at_extremum_grad(
     xp: Any, grad: Any, results: Any, input_shape: tuple[int, ...], dim: int
 ) -> Any:
-    grad, indices = (_keep(xp, x, input_shape, (dim,)) for x in (grad, results[1]))
+    grad, indices = (keep(xp, x, input_shape, (dim,)) for x in (grad, results[1]))
     return xp.scatter_along_axis(grad, indices, dim, input_shape[dim])
 
 
@@ -325,8 +295,8 @@ def _without(shape: tuple[int, ...], dim: Dims) -> tuple[int, ...]:
 
 def _logsumexp_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims) -> Any:
     # Where all elements are -inf, so is the result, and -inf - -inf would be NaN.
-    total = _keep(xp, xp.where(xp.equal(result, -math.inf), 0.0, result), input.shape, dim)
-    return xp.multiply(_keep(xp, grad, input.shape, dim), xp.exp(xp.subtract(input, total)))
+    total = keep(xp, xp.where(xp.equal(result, -math.inf), 0.0, result), input.shape, dim)
+    return xp.multiply(keep(xp, grad, input.shape, dim), xp.exp(xp.subtract(input, total)))
 
 
 _logsumexp = operator("logsumexp", _logsumexp_of, input=_logsumexp_grad)

@@ -7,21 +7,36 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.promotion import as_tensor_operand, floating, refuse_complex
+from mpgrad.ops.promotion import as_tensor_operand, floating, operands, refuse_complex
 from mpgrad.ops.registry import Formula, operator
 from mpgrad.tensor import Tensor
 
 __all__ = [
+    "acos",
+    "acosh",
     "arccos",
+    "arccosh",
     "arcsin",
+    "arcsinh",
     "arctan",
+    "arctan2",
+    "arctanh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
     "cos",
     "cosh",
     "erf",
     "exp",
+    "exp2",
     "expm1",
     "log",
+    "log10",
     "log1p",
+    "log2",
+    "logaddexp",
     "relu",
     "sigmoid",
     "sin",
@@ -64,6 +79,24 @@ log = _elementwise(
     lambda xp, input: xp.log(input),
     lambda xp, grad, input: xp.divide(grad, input),
     "The natural logarithm.",
+)
+exp2 = _elementwise(
+    "exp2",
+    lambda xp, input: xp.exp2(input),
+    lambda xp, grad, result: xp.multiply(grad, xp.multiply(result, math.log(2))),
+    "2 to the power of each element.",
+)
+log2 = _elementwise(
+    "log2",
+    lambda xp, input: xp.log2(input),
+    lambda xp, grad, input: xp.divide(grad, xp.multiply(input, math.log(2))),
+    "The logarithm to the base 2.",
+)
+log10 = _elementwise(
+    "log10",
+    lambda xp, input: xp.log10(input),
+    lambda xp, grad, input: xp.divide(grad, xp.multiply(input, math.log(10))),
+    "The logarithm to the base 10.",
 )
 log1p = _elementwise(
     "log1p",
@@ -121,6 +154,27 @@ cosh = _elementwise(
     lambda xp, grad, input: xp.multiply(grad, xp.sinh(input)),
     "The hyperbolic cosine.",
 )
+arcsinh = _elementwise(
+    "arcsinh",
+    lambda xp, input: xp.arcsinh(input),
+    lambda xp, grad, input: xp.divide(grad, xp.sqrt(xp.add(xp.multiply(input, input), 1))),
+    "The inverse of the hyperbolic sine.",
+)
+arccosh = _elementwise(
+    "arccosh",
+    lambda xp, input: xp.arccosh(input),
+    # Two roots: of complex numbers one of the product would be on the wrong branch.
+    lambda xp, grad, input: xp.divide(
+        grad, xp.multiply(xp.sqrt(xp.subtract(input, 1)), xp.sqrt(xp.add(input, 1)))
+    ),
+    "The inverse of the hyperbolic cosine.",
+)
+arctanh = _elementwise(
+    "arctanh",
+    lambda xp, input: xp.arctanh(input),
+    lambda xp, grad, input: xp.divide(grad, xp.subtract(1, xp.multiply(input, input))),
+    "The inverse of the hyperbolic tangent.",
+)
 tanh = _elementwise(
     "tanh",
     lambda xp, input: xp.tanh(input),
@@ -142,6 +196,53 @@ erf = _elementwise(
     "The error function.",
     is_real=True,
 )
+
+
+#: PyTorch's first names.
+asin, acos, atan, asinh, acosh, atanh = arcsin, arccos, arctan, arcsinh, arccosh, arctanh
+
+
+def _per_squares(xp: Any, grad: Any, part: Any, a: Any, b: Any) -> Any:
+    """``grad * part / (a * a + b * b)``."""
+    return xp.multiply(grad, xp.divide(part, xp.add(xp.multiply(a, a), xp.multiply(b, b))))
+
+
+_arctan2 = operator(
+    "arctan2",
+    lambda xp, a, b: xp.arctan2(a, b),
+    a=lambda xp, grad, a, b, a_shape: xp.sum_to(_per_squares(xp, grad, b, a, b), a_shape),
+    b=lambda xp, grad, a, b, b_shape: xp.sum_to(
+        xp.negative(_per_squares(xp, grad, a, a, b)), b_shape
+    ),
+)
+
+
+def arctan2(input: Any, other: Any) -> Tensor:
+    """The angle of the point (``other``, ``input``), in (-pi, pi]."""
+    a, b = operands(input, other, float_result=True)
+    refuse_complex("atan2", a, b)
+    return call(_arctan2, a, b)
+
+
+atan2 = arctan2
+
+_logaddexp = operator(
+    "logaddexp",
+    lambda xp, a, b: xp.logaddexp(a, b),
+    a=lambda xp, grad, a, b, a_shape: xp.sum_to(
+        xp.multiply(grad, xp.sigmoid(xp.subtract(a, b))), a_shape
+    ),
+    b=lambda xp, grad, a, b, b_shape: xp.sum_to(
+        xp.multiply(grad, xp.sigmoid(xp.subtract(b, a))), b_shape
+    ),
+)
+
+
+def logaddexp(input: Any, other: Any) -> Tensor:
+    """``log(exp(input) + exp(other))``, computed so that it cannot overflow."""
+    a, b = operands(input, other, float_result=True)
+    refuse_complex("logaddexp", a, b)
+    return call(_logaddexp, a, b)
 
 
 _relu = operator(

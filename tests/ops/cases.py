@@ -41,16 +41,19 @@ def inside(*shape: int) -> np.ndarray:
 def _unary() -> list[Case]:
     anywhere = "exp expm1 sin cos tanh sinh cosh sigmoid erf arctan neg abs square relu sign"
     anywhere += " floor ceil round"
-    above_zero = "log sqrt rsqrt reciprocal log1p"
+    anywhere += " trunc exp2 asinh atan"
+    above_zero = "log sqrt rsqrt reciprocal log1p log2 log10"
     cases = [Case(n, lambda m, x, n=n: getattr(m, n)(x), ((3, 4),)) for n in anywhere.split()]
     cases += [
         Case(n, lambda m, x, n=n: getattr(m, n)(x), (positive(3, 4),)) for n in above_zero.split()
     ]
     cases += [
-        Case(n, lambda m, x, n=n: getattr(m, n)(x), (inside(5),)) for n in ("arcsin", "arccos")
+        Case(n, lambda m, x, n=n: getattr(m, n)(x), (inside(5),))
+        for n in ("arcsin", "arccos", "atanh")
     ]
     return [
         *cases,
+        Case("acosh", lambda m, x: m.acosh(x + 1), (positive(4),)),
         Case("tan", lambda m, x: m.tan(x), (inside(4),)),
         Case("exp 0-d", lambda m, x: m.exp(x), ((),)),
     ]
@@ -80,6 +83,11 @@ _binary = [
     Case("minimum", lambda m, a, b: m.minimum(a, b), ((3, 4), (3, 1))),
     Case("clamp", lambda m, a: m.clamp(a, -0.5, 0.75), ((4, 5),)),
     Case("clamp min", lambda m, a: m.clamp(a, min=0.1), ((4, 5),)),
+    Case("atan2", lambda m, a, b: m.atan2(a, b), ((3, 4), (4,))),
+    Case("logaddexp", lambda m, a, b: m.logaddexp(a, b), ((3, 4), (4,))),
+    Case("addcmul", lambda m, a, b: m.addcmul(a, a, b, value=0.5), ((3,), (3,))),
+    Case("addcdiv", lambda m, a, b: m.addcdiv(a, a, b, value=2), ((3,), positive(3))),
+    Case("lerp", lambda m, a, b: m.lerp(a, b, 0.3), ((3,), (3,))),
     Case("where", lambda m, a, b: m.where(a > b, a, b * 2), ((3, 4), (4,))),
     Case("where scalar", lambda m, a: m.where(a > 0, a, 0.5), ((3, 4),)),
 ]
@@ -97,6 +105,10 @@ _reductions = [
     Case("std", lambda m, x: m.std(x, dim=1, keepdim=True), ((3, 4),)),
     Case("norm", lambda m, x: m.norm(x), ((3, 4),)),
     Case("norm dim", lambda m, x: x.norm(dim=1), ((3, 4),)),
+    Case("norm 1", lambda m, x: x.norm(1, 0), ((3, 4),)),
+    Case("norm 3", lambda m, x: m.norm(x, 3, dim=(0, 1)), ((3, 4),)),
+    Case("norm inf", lambda m, x: x.norm(float("inf"), 1, True), ((3, 4),)),
+    Case("dist", lambda m, a, b: m.dist(a, b), ((3,), (3,))),
     Case("max", lambda m, x: m.max(x), ((3, 4),)),
     Case("min", lambda m, x: m.min(x), ((3, 4),)),
     Case("max dim", lambda m, x: m.max(x, 1).values, ((3, 4),)),
@@ -146,6 +158,35 @@ _shapes = [
     Case("getitem mixed", lambda m, x: x[:, [0, 1, 1]], ((3, 2),)),
     Case("getitem mask", lambda m, x: x[m.tensor(_mask)], ((3, 2),)),
     Case("gather", lambda m, x: m.gather(x, 1, m.tensor([[0, 0], [2, 1]])), ((3, 3),)),
+    Case("masked_fill", lambda m, x: x.masked_fill(x > 0.5, -1.0), ((3, 4),)),
+    Case("masked_select", lambda m, x: m.masked_select(x, m.tensor(_mask)), ((2, 3),)),
+    Case("tril", lambda m, x: m.tril(x, 1) * x, ((2, 3, 4),)),
+    Case("triu", lambda m, x: x.triu(-1), ((3, 4),)),
+    Case("narrow", lambda m, x: m.narrow(x, 1, 1, 2), ((2, 4),)),
+    Case("select", lambda m, x: x.select(1, -1), ((2, 4),)),
+    Case("diagonal", lambda m, x: m.diagonal(x, 1, 0, 2), ((3, 2, 4),)),
+    Case("diag", lambda m, x: m.diag(m.diag(x, -1)), ((3, 3),)),
+    Case("trace", lambda m, x: m.trace(x), ((3, 3),)),
+    Case("roll", lambda m, x: m.roll(x, (1, -2), (0, 1)), ((2, 5),)),
+    Case("roll flat", lambda m, x: m.roll(x, 3) * x, ((2, 4),)),
+    Case("diff", lambda m, x: m.diff(x, 2, 0), ((4, 2),)),
+    Case("repeat_interleave", lambda m, x: x.repeat_interleave(2, 1), ((2, 2),)),
+    Case(
+        "scatter_add",
+        lambda m, x, y: m.scatter_add(x, 1, m.tensor([[0, 0, 2], [1, 0, 1]]), y),
+        ((3, 4), (2, 3)),
+    ),
+    Case(
+        "index_add",
+        lambda m, x, y: x.index_add(1, m.tensor([0, 2, 0]), y, alpha=0.5),
+        ((2, 4), (2, 3)),
+    ),
+    Case("pad", lambda m, x: m.pad(x, (1, 2, 0, -1), value=2.0), ((2, 3),)),
+    Case("pad reflect", lambda m, x: m.pad(x, (2, 1), mode="reflect"), ((1, 2, 4),)),
+    Case("pad circular", lambda m, x: m.pad(x, (1, 2), "circular"), ((1, 2, 4),)),
+    Case("sort", lambda m, x: m.sort(x, 0, descending=True).values, ((4, 2),)),
+    Case("topk", lambda m, x: m.topk(x, 2)[0], ((3, 4),)),
+    Case("topk smallest", lambda m, x: x.topk(2, 0, largest=False).values, ((3, 4),)),
     Case("index_select", lambda m, x: m.index_select(x, 1, m.tensor([1, 1, 0])), ((2, 3),)),
 ]
 
@@ -191,6 +232,26 @@ _linear = [
     Case("matmul batch", lambda m, a, b: a @ b, ((2, 1, 2, 3), (4, 3, 2))),
     Case("matmul itself", lambda m, a: a @ a.T, ((2, 3),)),
     Case("bmm", lambda m, a, b: m.bmm(a, b), ((2, 2, 3), (2, 3, 2))),
+    Case("mv", lambda m, a, b: m.mv(a, b), ((3, 2), (2,))),
+    Case("outer", lambda m, a, b: m.outer(a, b), ((3,), (2,))),
+    Case("addmm", lambda m, c, a, b: m.addmm(c, a, b, beta=2, alpha=0.5), ((4,), (2, 3), (3, 4))),
+    Case("baddbmm", lambda m, c, a, b: c.baddbmm(a, b), ((2, 2, 2), (2, 2, 3), (2, 3, 2))),
+    Case("einsum product", lambda m, a, b: m.einsum("ij,jk->ki", a, b), ((2, 3), (3, 4))),
+    Case("einsum batch", lambda m, a, b: m.einsum("bij, bjk", a, b), ((2, 2, 3), (2, 3, 2))),
+    Case("einsum trace", lambda m, a: m.einsum("ii", a), ((3, 3),)),
+    Case("einsum diagonal", lambda m, a: m.einsum("bii->ib", a), ((2, 3, 3),)),
+    Case("einsum outer", lambda m, a, b: m.einsum("i,j->ij", a, b), ((3,), (2,))),
+    Case("einsum sum", lambda m, a, b: m.einsum("ijk,lj->", a, b), ((2, 3, 2), (4, 3))),
+    Case(
+        "einsum ellipsis",
+        lambda m, a, b: m.einsum("...i,...ij->...j", a, b),
+        ((2, 1, 3), (4, 3, 2)),
+    ),
+    Case(
+        "einsum three",
+        lambda m, a, b, c: m.einsum("ia,ib,abk->ik", [a, b, c]),
+        ((2, 3), (2, 4), (3, 4, 2)),
+    ),
     Case("linear", lambda m, x, w, b: m.linear(x, w, b), ((2, 3), (4, 3), (4,))),
     Case("linear batch", lambda m, x, w, b: m.linear(x, w, b), ((2, 2, 3), (4, 3), (4,))),
     Case("linear vector", lambda m, x, w: m.linear(x, w), ((3,), (4, 3))),
@@ -227,6 +288,8 @@ _windows = [
 _classes = np.array([2, 0, 1])
 _per_pixel = np.array([[[0, 2], [1, -100]]])
 _networks = [
+    Case("normalize", lambda m, x: m.normalize(x, dim=0), ((3, 4),)),
+    Case("cosine_similarity", lambda m, a, b: m.cosine_similarity(a, b), ((3, 4), (3, 4))),
     Case("softmax", lambda m, x: m.softmax(x, 1), ((3, 4),)),
     Case("log_softmax", lambda m, x: m.log_softmax(x, -1), ((3, 4),)),
     Case("gelu", lambda m, x: m.gelu(x), ((3, 4),)),
@@ -318,9 +381,10 @@ _REAL = [
 #: Cases that are tried with complex numbers too.
 _ALSO_COMPLEX = (
     "exp|expm1|sin|cos|tan|tanh|sinh|cosh|sigmoid|arctan|arcsin|arccos|neg|abs|square|log|sqrt|"
-    "rsqrt|reciprocal|log1p|add|add broadcasting|add alpha|add 0-d|sub|rsub scalar|mul|mul itself|"
-    "mul scalar|div|div scalar|pow|pow 2|pow 3|pow half|pow 0|pow -1|rpow|sum dim|sum dims keepdim|"
-    "mean|mean dim|var|var dim|std|norm|norm dim|logsumexp|logsumexp keepdim|cumsum|prod|prod dim|"
+    "rsqrt|reciprocal|log1p|asinh|acosh|atanh|exp2|log2|log10|einsum three|norm 3|cumprod|add|"
+    "add broadcasting|add alpha|add 0-d|sub|rsub scalar|mul|mul itself|mul scalar|div|"
+    "div scalar|pow|pow 2|pow 3|pow half|pow 0|pow -1|rpow|sum dim|sum dims keepdim|mean|"
+    "mean dim|var|var dim|std|norm|norm dim|logsumexp|logsumexp keepdim|cumsum|prod|prod dim|"
     "reshape|flatten|permute|T|expand|repeat|flip|clone|cat|stack|split|unbind|getitem slice|"
     "getitem repeated|getitem mask|gather|matmul|matmul vectors|matmul folded|matmul batch|"
     "matmul itself|linear|conv2d geometry|l1_loss"

@@ -1,0 +1,224 @@
+"""Elements chosen by mask, index or place, and put elsewhere: made of the operators of indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.backends.cpu import INDEX
+from mpgrad.ops.arithmetic import add, mul, sub, where
+from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.indexing import diagonal as diagonal_of
+from mpgrad.ops.indexing import diagonal_scatter, getitem, index_select, narrow, scatter_index
+from mpgrad.ops.promotion import as_tensor_operand
+from mpgrad.ops.reduction import sum as sum_over
+from mpgrad.ops.shape import broadcast_to, cat, reshape
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "diag",
+    "diff",
+    "index_add",
+    "masked_select",
+    "nonzero",
+    "repeat_interleave",
+    "roll",
+    "scatter_add",
+    "trace",
+    "tril",
+    "triu",
+]
+
+
+# ------------------------------------------------------------------------ by mask
+
+
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """The elements where ``mask`` is true, 1-d.
+
+    Raises:
+        RuntimeError: the mask is not boolean.
+    """
+    _check_mask("masked_select", mask)
+    shape = np.broadcast_shapes(input.shape, mask.shape)
+    return getitem(broadcast_to(input, shape), broadcast_to(mask, shape))
+
+
+def _check_mask(name: str, mask: Tensor) -> None:
+    if mask.dtype.kind != "b":
+        raise RuntimeError(f"{name} only supports boolean masks, but got mask with {mask.dtype}")
+
+
+def tril(input: Tensor, diagonal: int = 0) -> Tensor:
+    """The lower triangle of the last two dimensions, up to ``diagonal``; zero above."""
+    return where(Tensor(np.tri(*_matrix_shape(input), diagonal, dtype=bool)), input, 0)
+
+
+def triu(input: Tensor, diagonal: int = 0) -> Tensor:
+    """The upper triangle of the last two dimensions, from ``diagonal`` on; zero below."""
+    return where(Tensor(np.tri(*_matrix_shape(input), diagonal - 1, dtype=bool)), 0, input)
+
+
+def _matrix_shape(input: Tensor) -> tuple[int, int]:
+    if input.ndim < 2:
+        raise RuntimeError("input tensor must have at least 2 dimensions")
+    return input.shape[-2], input.shape[-1]
+
+
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """The indices of all elements that are not zero, one row each (or one tensor a dimension)."""
+    found = np.argwhere(input._array)
+    if as_tuple:
+        return tuple(Tensor(np.ascontiguousarray(index)) for index in found.T)
+    return Tensor(np.ascontiguousarray(found))
+
+
+# ------------------------------------------------------------------------ by place
+
+
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:
+    """The diagonal of a matrix, or the matrix that has this vector as its diagonal.
+
+    Raises:
+        RuntimeError: the input has more than two dimensions, or none.
+    """
+    if input.ndim == 2:
+        return diagonal_of(input, diagonal)
+    if input.ndim != 1:
+        raise RuntimeError(f"diag(): Supports 1D or 2D tensors. Got {input.ndim}D")
+    size = input.shape[0] + abs(diagonal)
+    return diagonal_scatter(input, (size, size), diagonal, 0, 1)
+
+
+def trace(input: Tensor) -> Tensor:
+    """The sum of the diagonal of a matrix.
+
+    Raises:
+        RuntimeError: it is no matrix.
+    """
+    if input.ndim != 2:
+        raise RuntimeError(f"trace: expected a matrix, but got tensor with dim {input.ndim}")
+    return sum_over(diagonal_of(input))
+
+
+def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    """The elements moved on by ``shifts`` along ``dims``; what leaves at the end comes in again.
+
+    Raises:
+        RuntimeError: not as many shifts as dimensions.
+    """
+    if dims is None:
+        return reshape(roll(reshape(input, -1), shifts, 0), input.shape)
+    steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    along = (dims,) if isinstance(dims, int) else tuple(dims)
+    if len(steps) != len(along):
+        raise RuntimeError(f"shifts and dimensions must align. shifts: {steps}, dims: {along}")
+    for step, d in zip(steps, along, strict=True):
+        dim = one_dim(d, input.ndim)
+        length = input.shape[dim]
+        if length and step % length:
+            cut = length - step % length
+            tail = narrow(input, dim, cut, length - cut)
+            input = cat([tail, narrow(input, dim, 0, cut)], dim)
+    return input
+
+
+def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
+    """Each element along ``dim`` minus the one before it, ``n`` times."""
+    for _ in range(n):
+        length = max(input.shape[one_dim(dim, input.ndim)] - 1, 0)
+        input = sub(narrow(input, dim, 1, length), narrow(input, dim, 0, length))
+    return input
+
+
+def repeat_interleave(input: Tensor, repeats: Any, dim: int | None = None) -> Tensor:
+    """Each slice along ``dim`` (or each element) ``repeats`` times (a number, or one per slice)."""
+    if dim is None:
+        return repeat_interleave(reshape(input, -1), repeats, 0)
+    counts = repeats._array if isinstance(repeats, Tensor) else repeats
+    places = np.repeat(np.arange(input.shape[one_dim(dim, input.ndim)]), counts)
+    return index_select(input, dim, Tensor(places))
+
+
+# ------------------------------------------------------------------------ added in place of
+
+
+def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """``input`` with each element of ``src`` added at ``index`` along ``dim``.
+
+    ``index`` may be shorter than ``src`` and, except along ``dim``, than ``input``.
+
+    Raises:
+        RuntimeError: the numbers of dimensions differ.
+    """
+    if not index.ndim == src.ndim == input.ndim:
+        raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
+    dim = one_dim(dim, input.ndim)
+    used = getitem(src, tuple(slice(0, n) for n in index.shape))
+    grids = np.ix_(*(np.arange(n) for n in index.shape))
+    places = [index if d == dim else Tensor(grid) for d, grid in enumerate(grids)]
+    key = (INDEX,) * input.ndim
+    return add(input, scatter_index(used, key, places, input.shape) if key else used)
+
+
+def index_add(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+) -> Tensor:
+    """``input`` plus ``alpha`` times the slices of ``source``, added at ``index`` along ``dim``."""
+    key = (slice(None),) * one_dim(dim, input.ndim) + (INDEX,)
+    scaled = source if alpha == 1 else mul(source, alpha)
+    return add(input, scatter_index(scaled, key, [as_tensor_operand(index)], input.shape))
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+    """More elements before and after: ``pad`` is (before, after) for the last dimension first.
+
+    Args:
+        input: any tensor.
+        pad: an even number of counts; negative ones take elements away (``constant`` only).
+        mode: ``"constant"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
+        value: of the new elements of ``"constant"``.
+
+    Raises:
+        RuntimeError: there are too many counts, or an odd number of them.
+        NotImplementedError: another mode.
+    """
+    pairs = [(pad[at], pad[at + 1]) for at in range(0, len(pad) - 1, 2)]
+    if len(pad) % 2 or len(pairs) > input.ndim:
+        raise RuntimeError(
+            f"Padding length should be even and at most {2 * input.ndim}, but got {list(pad)}"
+        )
+    if mode == "constant":
+        return _pad_constant(input, [(0, 0)] * (input.ndim - len(pairs)) + pairs[::-1], value)
+    numpy_mode = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}.get(mode)
+    if numpy_mode is None:
+        raise NotImplementedError(f"Unrecognised padding mode {mode}")
+    for at, counts in enumerate(pairs):
+        dim = input.ndim - 1 - at
+        places: Any = np.pad(np.arange(input.shape[dim]), counts, mode=numpy_mode)  # type: ignore[call-overload]
+        input = index_select(input, dim, Tensor(places))
+    return input
+
+
+def _pad_constant(input: Tensor, counts: list[tuple[int, int]], value: float) -> Tensor:
+    inner = tuple(
+        slice(max(-before, 0), n + min(after, 0))
+        for (before, after), n in zip(counts, input.shape, strict=True)
+    )
+    kept = getitem(input, inner)
+    place = tuple(
+        slice(max(before, 0), max(before, 0) + n)
+        for (before, _), n in zip(counts, kept.shape, strict=True)
+    )
+    shape = tuple(
+        n + max(before, 0) + max(after, 0)
+        for (before, after), n in zip(counts, kept.shape, strict=True)
+    )
+    padded = scatter_index(kept, place, [], shape)
+    if value == 0:
+        return padded
+    around = np.ones(shape, bool)
+    around[place] = False
+    return where(Tensor(around), value, padded)

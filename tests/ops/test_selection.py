@@ -1,0 +1,102 @@
+"""What the operator table cannot show: orders, ties, places, closeness, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.nn import functional
+
+VALUES = np.array([[3.0, 1.0, 3.0, np.nan], [0.0, -2.0, 0.0, 5.0]])
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_sorting_is_stable_and_puts_nan_last(dim: int, descending: bool) -> None:
+    torch = pytest.importorskip("torch")
+    ours = mg.sort(mg.tensor(VALUES), dim, descending)
+    theirs = torch.sort(torch.from_numpy(VALUES), dim=dim, descending=descending, stable=True)
+    np.testing.assert_array_equal(ours.values.numpy(), theirs.values.numpy())
+    np.testing.assert_array_equal(ours.indices.numpy(), theirs.indices.numpy())
+    assert mg.equal(mg.argsort(mg.tensor(VALUES), dim, descending), ours.indices)
+
+
+def test_a_0d_tensor_is_in_order() -> None:
+    x = mg.tensor(2.0, requires_grad=True)
+    for values, indices in (mg.sort(x), mg.topk(x, 1)):
+        assert values is x
+        assert indices.item() == 0
+
+
+def test_topk_takes_no_more_than_there_are() -> None:
+    values, indices = mg.topk(mg.tensor([1.0, 4.0, 2.0]), 2)
+    assert (values.tolist(), indices.tolist()) == ([4.0, 2.0], [1, 2])
+    with pytest.raises(RuntimeError, match="selected index k out of range"):
+        mg.topk(values, 3)
+
+
+def test_nonzero() -> None:
+    torch = pytest.importorskip("torch")
+    for array in (VALUES, np.zeros((2, 0)), np.float64(3.0), np.float64(0.0)):
+        ours, theirs = mg.nonzero(mg.tensor(array)), torch.nonzero(torch.tensor(array))
+        assert ours.tolist() == theirs.tolist()
+        assert ours.shape == tuple(theirs.shape)
+    rows, columns = mg.nonzero(mg.tensor(VALUES), as_tuple=True)
+    assert (VALUES[rows.numpy(), columns.numpy()] != 0).all()
+
+
+def test_closeness() -> None:
+    a, b = mg.tensor([1.0, np.nan]), mg.tensor([1.0 + 1e-6, np.nan])
+    assert mg.isclose(a, b).tolist() == [True, False]
+    assert not mg.allclose(a, b)
+    assert mg.allclose(a, b, equal_nan=True)
+    assert mg.equal(a[:1], a[:1].clone())
+    assert not mg.equal(a[:1], a)
+
+
+@pytest.mark.parametrize("p", [0.5, 1, 1.5, 2, 3, float("inf")])
+def test_the_gradient_of_a_norm_at_the_origin_is_zero(p: float) -> None:
+    x = mg.zeros(3, requires_grad=True)
+    mg.norm(x, p).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_norm_of_order_0_counts() -> None:
+    assert mg.norm(mg.tensor([[0.0, 2.0], [-1.0, 3.0]]), 0, 1).tolist() == [1.0, 2.0]
+
+
+def test_views_share_memory() -> None:
+    x = mg.arange(12.0).reshape(3, 4)
+    for view in (mg.narrow(x, 1, 1, 2), mg.select(x, 0, 1), mg.unbind(x)[2]):
+        assert np.may_share_memory(view.numpy(), x.numpy())
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x.masked_fill(x, 1.0), "only supports boolean masks"),
+        (lambda x: x.masked_fill(x > 0, x), "0-dimensional value tensor"),
+        (lambda x: x.narrow(0, 1, 3), "exceeds dimension size"),
+        (lambda x: x.diagonal(0, 1, 1), "dimensions cannot be identical"),
+        (lambda x: mg.diag(x[None]), "1D or 2D"),
+        (lambda x: x[0].tril(), "at least 2 dimensions"),
+        (lambda x: x.roll((1, 2), 0), "must align"),
+        (lambda x: functional.pad(x, (1,)), "Padding length"),
+        (lambda x: mg.einsum("ij,jk->ik", x), "operands"),
+        (lambda x: mg.einsum("ijk->i", x), "does not match"),
+        (lambda x: mg.einsum("ij->ik", x), "output"),
+        (lambda x: mg.einsum("ij,ij->", x, x[:, :2]), "broadcast"),
+        (lambda x: mg.einsum("i1", x), "letters"),
+        (lambda x: mg.mv(x[0], x), "vector"),
+        (lambda x: mg.outer(x, x), "1-D"),
+        (lambda x: mg.norm(x, "nuclear"), "unknown p"),
+    ],
+)
+def test_misuse(function: Callable[[Any], Any], words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        function(mg.ones(3, 3))
