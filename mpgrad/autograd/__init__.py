@@ -20,7 +20,7 @@ _HOME = {
 }
 
 #: Public names that are modules.
-_SUBMODULES = ("function", "graph")
+_SUBMODULES = ("function", "functional", "graph")
 
 __all__ = [*_HOME, *_SUBMODULES]
 

@@ -1,6 +1,7 @@
 """The public names of mpgrad.autograd, for editors and type checkers."""
 
 from mpgrad.autograd import function as function
+from mpgrad.autograd import functional as functional
 from mpgrad.autograd import graph as graph
 from mpgrad.autograd.backward import backward as backward
 from mpgrad.autograd.backward import grad as grad

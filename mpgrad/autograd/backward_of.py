@@ -156,7 +156,12 @@ def _named(values: Sequence[Any], layout: Layout, plain: dict[str, Any]) -> dict
 def _own(value: Any, need: bool, keeps: bool) -> Any:
     """``value`` as a tensor that is no other input's too."""
     if isinstance(value, Tensor):
-        return differentiable.reshape(value, value.shape) if need else value
+        if not need:
+            return value
+        # A derivative of a derivative may want a gradient that its own caller does not.
+        if not value.requires_grad:
+            return Tensor(value._array, requires_grad=True)
+        return differentiable.reshape(value, value.shape)
     if isinstance(value, np.ndarray):
         return Tensor(value, requires_grad=need and not keeps)
     return value
