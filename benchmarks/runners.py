@@ -84,14 +84,17 @@ def mpgrad_runners(*modes: str, workers: int = WORKERS) -> Iterator[list[Runner]
             for engine in engines
         ]
     finally:
-        engine_slot.install(lambda frozen: current_engine().execute(frozen))
+        engine_slot.install(
+            lambda frozen: current_engine().execute(frozen),
+            lambda frozen, seeds: current_engine().execute_recorded(frozen, seeds),
+        )
         for engine in engines:
             engine.close()
 
 
 def _selection(engine: mg.Engine) -> Callable[[], None]:
     # Entering an engine's `with` block ends it on leaving; here several live side by side.
-    return lambda: engine_slot.install(engine.execute)
+    return lambda: engine_slot.install(engine.execute, engine.execute_recorded)
 
 
 def torch_runners(*threads: int) -> list[Runner]:

@@ -55,7 +55,7 @@ def with_inputs_captured(frozen: FrozenGraph) -> FrozenGraph:
     )
     return frozen._replace(
         spec=frozen.spec._replace(captures=frozen.spec.captures + extra),
-        sinks=frozen.sinks + (InputSink(),) * len(extra),
+        sinks=(*frozen.sinks, *[InputSink() for _ in extra]),  # type: ignore[arg-type]
         keep_graph=True,
     )
 
@@ -130,7 +130,7 @@ class _Recorder:
         if len(parts) == 1:
             ((total, has_value),) = parts
             if not has_value:
-                total._array = value
+                total._array = value  # type: ignore[assignment]
             return total
         tensors = [part for part, _ in parts]
         if self._captured is None:

@@ -80,7 +80,9 @@ class Handover:
     def _pack(self, array: Array) -> PackedArray:
         self.handed_bytes += array.nbytes
         for arena in (self._arena, self.engine_arena):
-            place = arena.locate(array) if arena is not None else None
+            if arena is None:
+                continue
+            place = arena.locate(array)
             if place is not None:
                 return _shared(array, *place, arena.number)
         self.copied_bytes += array.nbytes
