@@ -18,10 +18,10 @@ class Hooks:
     def __init__(self) -> None:
         self._by_id: dict[int, Callable[..., Any]] = {}
 
-    def add(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Register ``hook``; the handle that comes back removes it."""
+    def add(self, hook: Callable[..., Any], *, first: bool = False) -> RemovableHandle:
+        """Register ``hook``, after the others or before; the handle that comes back removes it."""
         key = next(_next_id)
-        self._by_id[key] = hook
+        self._by_id = {key: hook, **self._by_id} if first else {**self._by_id, key: hook}
         return RemovableHandle(self, key)
 
     def discard(self, key: int) -> None:

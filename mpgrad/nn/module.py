@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.autograd.hooks import RemovableHandle
+from mpgrad.nn.backward_hooks import ModuleHooks
 from mpgrad.nn.parameter import Parameter
 from mpgrad.tensor import Tensor
 
@@ -34,6 +36,8 @@ class Module:
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
     _non_persistent: set[str]
+    #: Hooks around the Module's backward; None until one is registered.
+    _hooks: ModuleHooks | None = None
 
     def __init__(self) -> None:
         vars(self).update(
@@ -41,6 +45,8 @@ class Module:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._hooks is not None:
+            return self._hooks.call(self, args, kwargs)
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -48,6 +54,37 @@ class Module:
         raise NotImplementedError(
             f'Module [{type(self).__name__}] is missing the required "forward" function'
         )
+
+    # ------------------------------------------------------------------ hooks
+
+    def register_full_backward_pre_hook(
+        self, hook: Callable[[Module, tuple[Any, ...]], Any], prepend: bool = False
+    ) -> RemovableHandle:
+        """Call ``hook(module, grad_output)`` when the gradients of this Module's outputs are known.
+
+        Args:
+            hook: gets a tuple with a Tensor or None for each output; what it returns (None, or as
+                many) takes their place.
+            prepend: call it before the hooks that are there already.
+        """
+        return self._own_hooks().before.add(hook, first=prepend)
+
+    def register_full_backward_hook(
+        self, hook: Callable[[Module, tuple[Any, ...], tuple[Any, ...]], Any], prepend: bool = False
+    ) -> RemovableHandle:
+        """Call ``hook(module, grad_input, grad_output)`` when both are known.
+
+        Args:
+            hook: gets a tuple with a Tensor or None for each positional argument, and one for each
+                output; what it returns (None, or as many) takes the place of the first.
+            prepend: call it before the hooks that are there already.
+        """
+        return self._own_hooks().after.add(hook, first=prepend)
+
+    def _own_hooks(self) -> ModuleHooks:
+        if self._hooks is None:
+            self._hooks = ModuleHooks()
+        return self._hooks
 
     # ------------------------------------------------------------------ attributes
 
