@@ -36,11 +36,20 @@ def represent(tensor: Tensor) -> str:
     notes = []
     if array.dtype not in _SILENT_DTYPES:
         notes.append(f"dtype={array.dtype}")
-    if tensor._grad_fn is not None:
-        notes.append(f"grad_fn=<{tensor._grad_fn.name()}>")
-    elif tensor._requires_grad:
-        notes.append("requires_grad=True")
+    history = _history(tensor)
+    if history:
+        notes.append(history)
     return prefix + ", ".join([text, *notes]) + ")"
+
+
+def _history(tensor: Tensor) -> str:
+    try:
+        node = tensor.grad_fn
+    except RuntimeError:  # a view that cannot follow a change of its base
+        return "grad_fn=<Invalid>"
+    if node is not None:
+        return f"grad_fn=<{node.name()}>"
+    return "requires_grad=True" if tensor.requires_grad else ""
 
 
 def _name(tensor: Tensor) -> str:

@@ -10,6 +10,9 @@ import numpy as np
 
 from mpgrad.autograd.function_context import FunctionContext
 from mpgrad.autograd.function_node import FunctionNode
+from mpgrad.autograd.in_place import check_recordable, rebase
+from mpgrad.autograd.node import Node
+from mpgrad.autograd.view import FUNCTION, SEVERAL_OUTPUTS, view_without_steps
 from mpgrad.tensor import Tensor, metadata_of
 
 
@@ -37,12 +40,25 @@ def outputs_of(
     maker = _Outputs(args, ctx, recording=node is not None)
     maker.check_dirty(produced)
     outputs = [maker.output(value) for value in produced]
+    differentiable = maker.differentiable(outputs)
+    maker.restrict_views(outputs, several=sum(differentiable) > 1)
     if node is None:
         return outputs
     _check_saved(ctx, maker, produced, has_setup_context)
     ctx._outputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in outputs)
-    node.finish(outputs, maker.differentiable(outputs))
+    before = maker.histories()
+    node.finish(outputs, differentiable)
+    for tensor, old_node, old_nr in before:
+        _rebase(tensor, node, old_node, old_nr)
     return outputs
+
+
+def _rebase(tensor: Tensor, node: FunctionNode, old_node: Node | None, old_nr: int) -> None:
+    """Let an input that was changed in place go on from its old history to ``node``."""
+    if tensor._grad_fn is node:
+        new = Tensor(tensor._array, requires_grad=True, grad_fn=node, output_nr=tensor._output_nr)
+        tensor._grad_fn, tensor._output_nr = old_node, old_nr
+        rebase(tensor, new)
 
 
 class _Outputs:
@@ -79,12 +95,37 @@ class _Outputs:
                     UserWarning,
                     stacklevel=4,
                 )
-            elif self._recording and tensor._requires_grad and tensor._grad_fn is None:
-                raise RuntimeError(
-                    "a leaf Variable that requires grad has been used in an in-place operation."
-                )
+            elif self._recording:
+                self._check_recordable(tensor, len(produced))
         for tensor in self._dirty:
             tensor._version_counter.value += 1
+
+    def _check_recordable(self, tensor: Tensor, outputs: int) -> None:
+        if tensor._view is not None:
+            if outputs > 1:
+                raise RuntimeError(
+                    "If your Function modifies inplace an input that is a view of another Tensor, "
+                    "your Function cannot return more than one Tensor. clone() the input first, or "
+                    "let one Function make the change and another return the rest."
+                )
+            check_recordable(tensor)
+        elif tensor._requires_grad and tensor._grad_fn is None:
+            raise RuntimeError(
+                "a leaf Variable that requires grad has been used in an in-place operation."
+            )
+
+    def histories(self) -> list[tuple[Tensor, Node | None, int]]:
+        """Where the inputs that were changed in place come from."""
+        return [(t, t._grad_fn, t._output_nr) for t in self._dirty if self.is_input(t)]
+
+    def restrict_views(self, outputs: Sequence[Any], *, several: bool) -> None:
+        """Forbid recorded in-place changes of views: they would override the user's backward."""
+        for value in outputs:
+            if isinstance(value, Tensor) and value._view is not None and not self._is_dirty(value):
+                value._view.creation = SEVERAL_OUTPUTS if several else FUNCTION
+
+    def _is_dirty(self, value: Any) -> bool:
+        return _contains(self._dirty, value) and self.is_input(value)
 
     def is_input(self, value: Any) -> bool:
         return _contains(self._inputs, value)
@@ -103,17 +144,26 @@ class _Outputs:
         return made
 
     def _of_array(self, array: np.ndarray[Any, Any]) -> Tensor:
-        source = next((t for t in self._inputs if np.may_share_memory(t._array, array)), None)
-        return Tensor(array, version_counter=None if source is None else source._version_counter)
+        made = Tensor(array)
+        for source in self._inputs:
+            if np.may_share_memory(source._array, array):
+                made._version_counter = source._version_counter
+                made._view = view_without_steps(source)
+                break
+        return made
 
     def _of_tensor(self, value: Tensor) -> Tensor:
         excluded = _contains(self._excluded, value)
         is_dirty = _contains(self._dirty, value)
-        if is_dirty and not excluded and (self._recording or not value._requires_grad):
+        if is_dirty and not excluded and (self._recording or not value.requires_grad):
             return value
         # Recording must not rewrite the history of a tensor that somebody else holds.
-        taken = value._requires_grad or self.is_input(value)
-        made = Tensor(value._array, version_counter=value._version_counter) if taken else value
+        taken = value.requires_grad or self.is_input(value)
+        made = value
+        if taken:
+            made = Tensor(value._array, version_counter=value._version_counter)
+            if value._view is not None or self.is_input(value):
+                made._view = view_without_steps(value)
         if excluded:
             self._constant.add(id(made))
         return made

@@ -13,6 +13,7 @@ from mpgrad.autograd.graph_task import (
     current_graph_task_keep_graph as current_graph_task_keep_graph,
 )
 from mpgrad.autograd.graph_task import will_engine_execute_node as will_engine_execute_node
+from mpgrad.autograd.in_place import increment_version as increment_version
 from mpgrad.autograd.multi_grad_hook import register_multi_grad_hook as register_multi_grad_hook
 from mpgrad.autograd.node import Node as Node
 from mpgrad.autograd.running import queue_callback as queue_callback
@@ -35,6 +36,7 @@ __all__ = [
     "current_graph_task_keep_graph",
     "disable_saved_tensors_hooks",
     "get_gradient_edge",
+    "increment_version",
     "register_multi_grad_hook",
     "queue_callback",
     "will_engine_execute_node",

@@ -7,7 +7,7 @@ other: ``new_base = copy_slices(old_base, new_view)``. Other views follow when l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,8 @@ def call_in_place(
         np.copyto(tensor._array, result, casting="unsafe")
     tensor._version_counter.value += 1
     if pending is not None:
+        if isinstance(pending._grad_fn, OperatorNode):
+            save_results(pending._grad_fn, [pending])
         rebase(tensor, pending)
     return tensor
 
@@ -186,9 +188,8 @@ def _before(tensor: Tensor, *, copied: bool) -> Tensor:
 def rebase(tensor: Tensor, new: Tensor) -> None:
     """Give ``tensor``, which was overwritten, the history of ``new``."""
     node, view = new._grad_fn, tensor._view
-    if not isinstance(node, OperatorNode):
+    if node is None:
         return
-    save_results(node, [new])
     if view is None:
         set_history(tensor, node, new._output_nr)
         return
@@ -200,3 +201,21 @@ def rebase(tensor: Tensor, new: Tensor) -> None:
         set_history(base, new_base._grad_fn, new_base._output_nr)
     view.version = -1  # its own history comes from the base now, at the next look
     tensor._requires_grad = True
+
+
+def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
+    """Tell autograd of a change that it could not see, of one tensor or several.
+
+    A backward that had saved their values before will refuse to run.
+
+    Raises:
+        RuntimeError: something else than a Tensor was given.
+    """
+    try:
+        tensors = [tensor] if isinstance(tensor, Tensor) else list(tensor)
+    except TypeError:
+        tensors = [None]  # type: ignore[list-item]
+    if not all(isinstance(value, Tensor) for value in tensors):
+        raise RuntimeError("increment_version expects a Tensor or an Iterable[Tensor] as input")
+    for value in tensors:
+        value._version_counter.value += 1

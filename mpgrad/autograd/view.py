@@ -6,7 +6,7 @@ shared version counter tells, and the next look replays the steps from the base,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class View:
     Attributes:
         base: the root: never a view itself.
         parent: the View that it was made from; None for a view of the base.
-        operator: what made it.
+        operator: what made it; None where nothing can make it again.
         attributes: of the operator.
         creation: None, or why it may not be changed in place under recording.
         version: of the memory, when the tensor's history was last right.
@@ -57,7 +57,7 @@ class View:
         self,
         base: Tensor,
         parent: View | None,
-        operator: Operator,
+        operator: Operator | None,
         attributes: dict[str, Any],
         creation: str | None,
     ) -> None:
@@ -75,7 +75,15 @@ class View:
 
     def steps(self) -> tuple[tuple[Any, ...], ...]:
         """The way from the base, in the form that ``backends.cpu_views`` follows."""
-        return tuple((view.operator.view, *view.attributes.values()) for view in self.chain())
+        return tuple(
+            (operator.view, *attributes.values()) for operator, attributes in self._operators()
+        )
+
+    def _operators(self) -> Iterator[tuple[Operator, dict[str, Any]]]:
+        for view in self.chain():
+            if view.operator is None:
+                raise RuntimeError("a view that a custom Function returned cannot be made again")
+            yield view.operator, view.attributes
 
     def refresh(self, tensor: Tensor) -> None:
         """Bring the history of ``tensor``, whose view this is, up to date.
@@ -97,8 +105,8 @@ class View:
         from mpgrad.dispatch import call  # it makes Views, with this file
 
         with enable_grad():
-            for view in self.chain():
-                base = call(view.operator, base, **view.attributes)
+            for operator, attributes in self._operators():
+                base = call(operator, base, **attributes)
         return base
 
     def check(self, tensor: Tensor, changed: str) -> None:
@@ -140,6 +148,12 @@ def share_memory(
         if array.base is not None and np.may_share_memory(array, source._array):
             tensor._version_counter = counter
             tensor._view = View(base, parent, operator, attributes, creation)
+
+
+def view_without_steps(source: Tensor) -> View:
+    """For a tensor in the memory of ``source`` that a custom Function returns."""
+    parent = source._view
+    return View(source if parent is None else parent.base, parent, None, {}, FUNCTION)
 
 
 def set_history(tensor: Tensor, node: Node, output_nr: int) -> None:
