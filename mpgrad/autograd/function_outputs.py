@@ -162,7 +162,8 @@ class _Outputs:
         made = value
         if taken:
             made = Tensor(value._array, version_counter=value._version_counter)
-            if value._view is not None or self.is_input(value):
+            is_view = value._view is not None or self.is_input(value)
+            if is_view and self._recording and not excluded:
                 made._view = view_without_steps(value)
         if excluded:
             self._constant.add(id(made))
