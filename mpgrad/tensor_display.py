@@ -29,7 +29,10 @@ def represent(tensor: Tensor) -> str:
             prefix=prefix,
             threshold=_THRESHOLD,
             edgeitems=_EDGE_ITEMS,
-            formatter={"float_kind": _float_format(array)},
+            formatter={
+                "float_kind": _float_format(array),
+                "complex_kind": _complex_format(array),
+            },
         )
     else:
         text = "[]" if array.shape == (0,) else f"[], size={array.shape}"
@@ -78,6 +81,19 @@ def _float_format(array: np.ndarray[Any, Any]) -> Callable[[Any], str]:
     shown = array if array.size <= _THRESHOLD else _ends(array)
     width = max(len(text(value)) for value in shown.ravel())
     return lambda value: text(value).rjust(width)
+
+
+def _complex_format(array: np.ndarray[Any, Any]) -> Callable[[Any], str]:
+    """``1.5000-2.j``: each part in its own format, the imaginary one with its sign."""
+    if array.dtype.kind != "c":
+        return str
+    real, imag = _float_format(array.real), _float_format(array.imag)
+
+    def text(value: Any) -> str:
+        part = imag(value.imag).lstrip()
+        return f"{real(value.real)}{'' if part.startswith('-') else '+'}{part}j"
+
+    return text
 
 
 def _ends(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

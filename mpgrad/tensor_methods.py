@@ -221,6 +221,15 @@ def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
     return method
 
 
+def _part(view: Callable[[Tensor], Tensor]) -> property:
+    """``z.real`` or ``z.imag``; assigning changes ``z`` in place."""
+
+    def assign(self: Tensor, value: Any) -> None:
+        view(self)[...] = value
+
+    return property(view, assign)
+
+
 def type_as(self: Tensor, other: Tensor) -> Tensor:
     """In the dtype of ``other``."""
     return cast(self, other.dtype)
@@ -388,7 +397,9 @@ _PROPERTIES: dict[str, property] = {
     "data": property(tensor_history.get_data, tensor_history.set_data),
     "T": property(lambda self: shape.permute(self, tuple(reversed(range(self.ndim))))),
     "mT": property(lambda self: shape.transpose(self, -2, -1)),
-    **{name: property(part) for name, part in complex_numbers.PARTS.items()},
+    **{name: _part(part) for name, part in complex_numbers.PARTS.items()},
+    "H": property(complex_numbers.conjugate_transpose),
+    "mH": property(complex_numbers.adjoint),
     "nbytes": property(lambda self: self._array.nbytes),
     "itemsize": property(element_size),
     "is_cuda": property(lambda self: False),

@@ -93,7 +93,12 @@ def adjoint(input: Tensor) -> Tensor:
     return conj(transpose(input, -2, -1))
 
 
-def _conjugate_transpose(input: Tensor) -> Tensor:
+def conjugate_transpose(input: Tensor) -> Tensor:
+    """What ``tensor.H`` gives.
+
+    Raises:
+        RuntimeError: it is no matrix.
+    """
     if input.ndim != 2:
         raise RuntimeError(
             f"tensor.H is only supported on matrices (2-D tensors). Got {input.ndim}-D tensor."
@@ -101,13 +106,8 @@ def _conjugate_transpose(input: Tensor) -> Tensor:
     return adjoint(input)
 
 
-#: What is an attribute of tensors.
-PARTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "real": real,
-    "imag": imag,
-    "mH": adjoint,
-    "H": _conjugate_transpose,
-}
+#: What is an attribute of tensors, and can be assigned to.
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {"real": real, "imag": imag}
 
 
 _complex = operator(

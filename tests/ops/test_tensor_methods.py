@@ -347,3 +347,18 @@ def test_data_that_is_no_tensor_is_refused() -> None:
         creation.tensor([1], requires_grad=True)
     with pytest.warns(UserWarning, match="copy construct"):
         creation.tensor(creation.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1 + 2j, 3 - 1j],
+        [1.5 + 2j, -0.5 - 3j],
+        [[-1.1312 + 2.4717j, 10.8523 - 16.9014j], [0.5, 1e-3j]],
+        [1e10 + 1j, -2.5],
+        1j,
+    ],
+)
+def test_complex_numbers_print_as_in_pytorch(values: object) -> None:
+    torch = pytest.importorskip("torch")
+    assert repr(creation.tensor(values)) == repr(torch.tensor(values))

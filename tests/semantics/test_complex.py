@@ -314,3 +314,54 @@ def test_hooks_see_complex_gradients(lib: Any) -> Any:
     w.register_hook(lambda grad: seen.append(grad.clone()) or grad * 1j)
     w.abs().sum().backward()
     return seen, z.grad
+
+
+@paired("J18", "J6")
+def test_parts_changed_in_place_while_recording(lib: Any) -> Any:
+    z, results = complex_leaf(lib, 3), []
+    changes = (
+        lambda w: w.real.mul_(2),
+        lambda w: w.imag.zero_(),
+        lambda w: lib.view_as_real(w)[0].add_(1.0),
+        lambda w: w.real.copy_(z.imag * 3),
+        lambda w: w.mul_(1j).add_(w.detach().conj()),
+    )
+    for change in changes:
+        w = z * 1
+        change(w)
+        assert w.requires_grad
+        results.append((w.detach(), *lib.autograd.grad(w.abs().sum(), z)))
+    return results
+
+
+@paired("J18", "J10")
+def test_assigning_to_a_part(lib: Any) -> Any:
+    z, x = complex_leaf(lib, 3), leaf(lib, 3)
+    w = z * 1
+    w.real = x * 2
+    w.imag = 3.0
+    w[0] = 1j * x[1]
+    return w, lib.autograd.grad(w.abs().sum(), [z, x])
+
+
+@paired("J18", "J7")
+def test_a_complex_view_follows_its_real_base(lib: Any) -> Any:
+    pairs = leaf(lib, 3, 2) * 1
+    z = lib.view_as_complex(pairs)
+    pairs.mul_(2)
+    turned = z * 1j
+    z.mul_(1j)
+    assert pairs.grad_fn.name().endswith("CopySlices")
+    return z, pairs, turned
+
+
+@paired("J4", "J18")
+def test_the_parts_of_a_leaf_are_guarded(lib: Any) -> Any:
+    z = complex_leaf(lib, 3)
+    return error_of(lambda: z.real.mul_(2), "a view of a leaf Variable that requires grad")
+
+
+@paired("J18")
+def test_a_real_tensor_takes_no_complex_values_in_place(lib: Any) -> Any:
+    x = leaf(lib, 3) * 1
+    return error_of(lambda: x.mul_(1j), "can't be cast")
