@@ -35,6 +35,7 @@ _NAMES_OF = {
     ),
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",
+    "mpgrad.autograd.anomaly_mode": "is_anomaly_enabled is_anomaly_check_nan_enabled",
     "mpgrad.autograd.grad_mode": (
         "no_grad enable_grad set_grad_enabled is_grad_enabled "
         "inference_mode is_inference_mode_enabled"

@@ -5,6 +5,10 @@ from mpgrad import data as data
 from mpgrad import errors as errors
 from mpgrad import nn as nn
 from mpgrad import optim as optim
+from mpgrad.autograd.anomaly_mode import (
+    is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
+)
+from mpgrad.autograd.anomaly_mode import is_anomaly_enabled as is_anomaly_enabled
 from mpgrad.autograd.backward import backward as backward
 from mpgrad.autograd.backward import grad as grad
 from mpgrad.autograd.function import Function as Function

@@ -9,6 +9,8 @@ _HOME = {
     "SavedTensor": "mpgrad.autograd.saved_attributes",
     "Variable": "mpgrad.autograd.variable",
     "backward": "mpgrad.autograd.backward",
+    "detect_anomaly": "mpgrad.autograd.anomaly_mode",
+    "set_detect_anomaly": "mpgrad.autograd.anomaly_mode",
     "grad": "mpgrad.autograd.backward",
     "gradcheck": "mpgrad.autograd.gradcheck",
     "gradgradcheck": "mpgrad.autograd.gradcheck",

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mpgrad.autograd.accumulate_grad import AccumulateGrad, grad_lock
+from mpgrad.autograd.executing import executing
 from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad
-from mpgrad.autograd.graph_task import executing
 from mpgrad.autograd.node import InputMetadata, Node
 from mpgrad.autograd.running import note_early_change
 from mpgrad.storage import adopt, is_exclusive

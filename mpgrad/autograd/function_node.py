@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.client_nodes import run_post_hooks, runs_node_hooks, with_late_hooks
+from mpgrad.autograd.executing import executing
 from mpgrad.autograd.function_context import FunctionContext, Metadata, backward_of
 from mpgrad.autograd.grad_mode import enable_grad, no_grad
-from mpgrad.autograd.graph_task import executing
 from mpgrad.autograd.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved_attributes import SavedTensorHandle, function_handles
 from mpgrad.autograd.saved_tensor import HOOKS, SavedTensor
@@ -39,6 +39,8 @@ class FunctionNode(Node):
         self, function: type[Any], ctx: FunctionContext, next_edges: Sequence[Edge | None]
     ) -> None:
         super().__init__(next_edges)
+        if self._metadata is not None:
+            ctx.metadata.update(self._metadata)
         self.function = function
         self.ctx = ctx
         self.has_packed = False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mpgrad.autograd.executing import current_autograd_node as current_autograd_node
 from mpgrad.autograd.gradient_edge import GradientEdge as GradientEdge
 from mpgrad.autograd.gradient_edge import get_gradient_edge as get_gradient_edge
-from mpgrad.autograd.graph_task import current_autograd_node as current_autograd_node
 from mpgrad.autograd.graph_task import (
     current_graph_task_execution_order as current_graph_task_execution_order,
 )

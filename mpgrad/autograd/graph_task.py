@@ -6,40 +6,13 @@ the innermost backward of their thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.node import Node
 from mpgrad.autograd.running import innermost
-from mpgrad.autograd.thread_state import PerThread
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freeze import FrozenGraph
-
-
-class _Executing(PerThread):
-    """The Node whose user code this thread runs."""
-
-    node: Node | None = None
-
-
-_executing = _Executing()
-
-
-@contextmanager
-def executing(node: Node) -> Iterator[None]:
-    """User code of ``node`` runs inside."""
-    before, _executing.node = _executing.node, node
-    try:
-        yield
-    finally:
-        _executing.node = before
-
-
-def current_autograd_node() -> Node | None:
-    """The Node whose hook or Function runs on this thread now; None outside of those."""
-    return _executing.node
 
 
 def current_graph_task_id() -> int:

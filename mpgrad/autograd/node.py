@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpgrad.autograd.anomaly_mode import mode as anomaly
+from mpgrad.autograd.anomaly_mode import origin
 from mpgrad.autograd.hooks import Hooks, NodeHooks, RemovableHandle
 from mpgrad.autograd.thread_state import PerThread
 from mpgrad.device import CPU, Device
@@ -103,7 +105,7 @@ class Node:
         self.sequence_nr = next_sequence_nr() if sequence_nr is None else sequence_nr
         #: What users hung on this Node; None until they do.
         self.hooks: NodeHooks | None = None
-        self._metadata: dict[str, Any] | None = None
+        self._metadata: dict[str, Any] | None = origin() if anomaly.enabled else None
 
     def name(self) -> str:
         """The Node's name as users see it, ``MulBackward`` for the operator ``mul``."""

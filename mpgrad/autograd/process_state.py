@@ -56,7 +56,7 @@ _MPGRAD_RANDOM = _words(
     "poisson dropout Dropout manual_seed seed get_rng_state set_rng_state"
 )
 #: Those that change what only the client has: the ``.grad`` of its leaves, its running backward.
-_MPGRAD_CLIENT = _words("backward queue_callback Variable")
+_MPGRAD_CLIENT = _words("backward queue_callback Variable detect_anomaly set_detect_anomaly")
 
 #: Attributes of objects that could not be followed, but that nearly always mean this:
 #: randomness, a look behind the scenes, or a change of what only the client has.

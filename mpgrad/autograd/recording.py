@@ -17,7 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.autograd.anomaly_mode import explain_failure, refuse_nan
+from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.backward_of import SUM_GRADIENTS, backward_of
+from mpgrad.autograd.client_nodes import HooksBefore
+from mpgrad.autograd.executing import executing
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.node import InputMetadata, Node
@@ -93,6 +97,8 @@ class _Recorder:
         for number, (index, slot) in enumerate(frozen.spec.captures):
             self._numbers[index].append((slot, number))
         self.results: list[Tensor | None] = [None] * len(frozen.sinks)
+        #: The Node that ran last, whose backward the sums belong to.
+        self._producer: Node | None = None
 
     def add(self, target: Target, part: Tensor | None, *, has_value: bool) -> None:
         if part is not None:
@@ -101,7 +107,8 @@ class _Recorder:
     def step(self, index: int) -> None:
         """Sum what flows into a Node, run or mirror it, and pass on what it gives."""
         node, spec = self._frozen.nodes[index], self._frozen.spec.nodes[index]
-        totals = [self._total((index, slot)) for slot in range(len(node.input_metadata))]
+        with executing(self._producer or node):
+            totals = [self._total((index, slot)) for slot in range(len(node.input_metadata))]
         for slot, number in self._numbers[index]:
             self.results[number] = totals[slot]
         if not self._frozen.runs[index]:
@@ -112,15 +119,25 @@ class _Recorder:
             for target in spec.edges
         ]
         try:
-            outputs = self._outputs(node, totals, needs, expected)
+            with executing(node.subject):
+                outputs = self._outputs(node, totals, needs, expected)
+            if anomaly.checks_nan and self._may_give_nan(node):
+                arrays = [None if output is None else output._array for output in outputs]
+                refuse_nan(node.subject.name(), arrays)
         except Exception as error:
             error.add_note(f"in the backward graph at {spec.name}, with create_graph=True")
+            explain_failure(node)
             raise
         for target, output in zip(spec.edges, outputs, strict=True):
             if target is not None:
                 self.add(target, output, has_value=self._captured is None)
+        self._producer = node.subject
         if not self._frozen.keep_graph:
             node.release_saved()
+
+    def _may_give_nan(self, node: Node) -> bool:
+        """Whether NaN in what ``node`` gives is its fault, and is not known yet."""
+        return self._captured is None and not isinstance(node, HooksBefore)
 
     def _total(self, target: Target) -> Tensor | None:
         parts = self._parts.pop(target, [])

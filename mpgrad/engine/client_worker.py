@@ -11,7 +11,7 @@ import numpy as np
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.dispatch import cpu
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.local import output_metadata
+from mpgrad.engine.local import blame_for_nan, output_metadata
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
@@ -71,6 +71,7 @@ class ClientWorker:
         self.release_before(members[0].node)
         try:
             steps = [self._step(member) for member in members]
+            blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
             contributions = self._contributions(steps[0], dispatch)
             run_steps(steps, contributions, emit, cpu, on_failure=failed.append)
         except BaseException as error:

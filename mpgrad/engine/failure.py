@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpgrad.autograd.anomaly_mode import explain_failure
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.errors import EngineClosed, SharedMemoryExhausted, WorkerLost
 from mpgrad.scheduler.instructions import FailGraph
@@ -20,9 +21,13 @@ def cause_of(
         client_error: what the last failed task of the client raised; kept here as it is.
     """
     if outcome.kind == "error":
-        if client_error is not None and not outcome.error:
-            return client_error
-        return decode_error(outcome.error)
+        members = planned.groups[outcome.task]
+        error = client_error
+        if error is None or outcome.error:
+            error = decode_error(outcome.error)
+        if isinstance(error, Exception):
+            explain_failure(frozen.nodes[members[outcome.step].node])
+        return error
     if outcome.kind == "memory":
         requested, used, limit = map(int, outcome.error.split())
         return SharedMemoryExhausted(requested, used, limit, "engine arena")

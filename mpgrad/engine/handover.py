@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 import numpy as np
 
+from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.function_node import FunctionNode
 from mpgrad.autograd.node import InputMetadata
@@ -168,7 +169,8 @@ class Handover:
     def _program(
         self, frozen: FrozenGraph, members: tuple[Member, ...], code: dict[int, ShippedCode]
     ) -> TaskProgram:
-        return TaskProgram(tuple(self._node(frozen, member, code) for member in members))
+        nodes = tuple(self._node(frozen, member, code) for member in members)
+        return TaskProgram(nodes, anomaly.checks_nan)
 
     def _node(
         self, frozen: FrozenGraph, member: Member, code: dict[int, ShippedCode]

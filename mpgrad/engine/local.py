@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpgrad.autograd import costs
+from mpgrad.autograd import costs, engine_slot
+from mpgrad.autograd.anomaly_mode import explain_failure
+from mpgrad.autograd.anomaly_mode import mode as anomaly
+from mpgrad.autograd.client_nodes import HooksBefore
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.node import InputMetadata, Node
 from mpgrad.dispatch import cpu
 from mpgrad.storage import is_exclusive
 from mpgrad.workers.executor import Step, run_steps
@@ -33,10 +37,36 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     ]
     results: list[Any] = [None] * len(frozen.sinks)
     timings: list[float] = []
-    run_steps(steps, contributions, results.__setitem__, cpu, timings=timings)
+    on_failure = None
+    if anomaly.enabled and not engine_slot.is_local():
+        blame_for_nan(steps, [frozen.nodes[node] for node in frozen.spec.order])
+        on_failure = functools.partial(_explain, frozen)
+    run_steps(
+        steps,
+        contributions,
+        results.__setitem__,
+        cpu,
+        timings=timings,
+        on_failure=on_failure,
+    )
     del contributions
     _learn(frozen, timings)
     return claim(results)
+
+
+def _explain(frozen: FrozenGraph, step: int) -> None:
+    explain_failure(frozen.nodes[frozen.spec.order[step]])
+
+
+def blame_for_nan(steps: Sequence[Step], nodes: Sequence[Node]) -> None:
+    """Anomaly mode: have what ``nodes`` return searched for NaN, where that is asked for.
+
+    A hook before a Node may return NaN; the Node may not, be it by a hook behind it.
+    """
+    if anomaly.checks_nan:
+        for step, node in zip(steps, nodes, strict=True):
+            if not isinstance(node, HooksBefore):
+                step.blamed = node.subject.name()
 
 
 def _step(

@@ -99,6 +99,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     """The Nodes of one NodeTask in the order in which they run."""
 
     nodes: tuple[NodeProgram, ...]
+    #: Anomaly mode: what they return is searched for NaN.
+    checks_nan: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
+from mpgrad.autograd.anomaly_mode import refuse_nan
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.autograd.validate_outputs import validate_output
 
@@ -26,10 +27,12 @@ class Step:
         captures: (input number, number for ``emit``): complete inputs that are wanted as they are.
         takes_undefined: the rule wants to run even if no gradient is defined (custom Functions).
         release: called once the step has run.
+        blamed: in anomaly mode, who is said to have returned NaN; else None.
     """
 
     __slots__ = (
         "apply",
+        "blamed",
         "captures",
         "inputs",
         "name",
@@ -51,6 +54,7 @@ class Step:
         *,
         takes_undefined: bool = False,
         release: Callable[[], None] | None = None,
+        blamed: str | None = None,
     ) -> None:
         self.name, self.apply = name, apply
         self.inputs, self.outputs = inputs, outputs
@@ -58,6 +62,7 @@ class Step:
         self.needs = tuple(route is not None for route in routes)
         self.takes_undefined = takes_undefined
         self.release = release
+        self.blamed = blamed
 
 
 class Placement:
@@ -186,6 +191,8 @@ def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) 
         else validate_output(step.name, index, result, expected, xp)
         for index, (result, expected) in enumerate(zip(results, step.outputs, strict=True))
     ]
+    if step.blamed is not None:
+        refuse_nan(step.blamed, grads)
     if placement is not None:
         placement.settle(step, grads)
     return grads

@@ -55,6 +55,9 @@ class TaskRunner:
             program = decode_program(self._memory.read_bytes(*dispatch.payload))
             steps = [self._rules.step(node) for node in program.nodes]
             nodes = " -> ".join([step.name for step in steps])
+            if program.checks_nan:
+                for step in steps:
+                    step.blamed = step.name
             publication = _Publication(self._memory, dispatch)
             self._run_steps(steps, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None

@@ -31,7 +31,8 @@ FLOORS = (
         2,
         "graph",
         "storage autograd/node autograd/grad_mode autograd/hooks autograd/assigned_grad "
-        "autograd/context_decorator autograd/thread_state autograd/interrupts",
+        "autograd/context_decorator autograd/thread_state autograd/interrupts autograd/executing "
+        "autograd/anomaly_mode",
     ),
     (2, "registry", "ops/__init__ ops/registry"),
     (1, "scheduler", "scheduler/*"),
