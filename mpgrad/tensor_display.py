@@ -55,6 +55,11 @@ def _history(tensor: Tensor) -> str:
     return "requires_grad=True" if tensor.requires_grad else ""
 
 
+def attributes(tensor: Tensor) -> list[str]:
+    """What ``dir(tensor)`` gives: all but what only warns."""
+    return sorted({*object.__dir__(tensor)} - {"volatile"})
+
+
 def _name(tensor: Tensor) -> str:
     kind = type(tensor)
     return "tensor" if kind is Tensor else kind.__name__

@@ -41,3 +41,7 @@ def set_data(self: Tensor, value: Tensor) -> None:
         # The old AccumulateGrad expects gradients of the old shape and dtype.
         self._accumulator = None
     self._array = value._array
+
+
+def delete_data(self: Tensor) -> None:
+    raise RuntimeError("Deleting tensor data is not allowed. Delete tensor instead!")

@@ -6,13 +6,19 @@ operator or Tensor.
 
 from __future__ import annotations
 
-import copy as python_copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpgrad import storage, tensor_display, tensor_history, tensor_in_place, tensor_numpy
+from mpgrad import (
+    tensor_copies,
+    tensor_display,
+    tensor_history,
+    tensor_in_place,
+    tensor_numpy,
+    tensor_values,
+)
 from mpgrad.autograd import overrides, variable
 from mpgrad.device import Device, as_device
 from mpgrad.ops import (
@@ -75,62 +81,6 @@ _COMPARISONS = {
     "__or__": comparison.bitwise_or,
     "__xor__": comparison.bitwise_xor,
 }
-
-
-# ------------------------------------------------------------------------ as Python values
-
-
-def item(self: Tensor) -> Any:
-    """The only element as a Python number.
-
-    Raises:
-        RuntimeError: there is not exactly one.
-    """
-    if self._array.size != 1:
-        raise RuntimeError(
-            f"a Tensor with {self._array.size} elements cannot be converted to Scalar"
-        )
-    return self._array.item()
-
-
-def tolist(self: Tensor) -> Any:
-    """Nested lists of Python numbers."""
-    return self._array.tolist()
-
-
-def _bool(self: Tensor) -> bool:
-    if self._array.size != 1:
-        what = "more than one value" if self._array.size else "no values"
-        raise RuntimeError(f"Boolean value of Tensor with {what} is ambiguous")
-    return bool(self._array.item())
-
-
-def _index(self: Tensor) -> int:
-    if self._array.size != 1 or self._array.dtype.kind not in "biu":
-        raise TypeError("only integer tensors of a single element can be converted to an index")
-    return int(self._array.item())
-
-
-def _len(self: Tensor) -> int:
-    if self.ndim == 0:
-        raise TypeError("len() of a 0-d tensor")
-    return self.shape[0]
-
-
-def _iter(self: Tensor) -> Iterator[Tensor]:
-    if self.ndim == 0:
-        raise TypeError("iteration over a 0-d tensor")
-    return iter(indexing.unbind(self))
-
-
-def _contains(self: Tensor, value: Any) -> bool:
-    return bool(comparison.eq(self, value)._array.any())
-
-
-def _format(self: Tensor, spec: str) -> str:
-    if self.ndim == 0 and spec:
-        return format(item(self), spec)
-    return object.__format__(self, spec)
 
 
 # ------------------------------------------------------------------------ size and place
@@ -272,44 +222,6 @@ def backward(
     run(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
-# ------------------------------------------------------------------------ copies and pickles
-
-
-def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool) -> Tensor:
-    rebuilt = kind.__new__(kind)
-    Tensor.__init__(rebuilt, storage.adopt(array), requires_grad=requires_grad)
-    return rebuilt
-
-
-def _require_leaf(tensor: Tensor, protocol: str) -> None:
-    if tensor._grad_fn is not None:
-        raise RuntimeError(
-            "Only Tensors created explicitly by the user (graph leaves) support the "
-            f"{protocol} protocol at the moment. Use detach() first."
-        )
-
-
-def _reduce(self: Tensor, protocol: int) -> tuple[Any, ...]:
-    _require_leaf(self, "pickle")
-    arguments = (type(self), self._array, self._requires_grad)
-    return (_rebuild, arguments, (self.__dict__ or None, None))
-
-
-def _setstate(self: Tensor, state: tuple[dict[str, Any] | None, None]) -> None:
-    self.__dict__.update(state[0] or {})
-
-
-def _deepcopy(self: Tensor, memo: dict[int, Any]) -> Tensor:
-    _require_leaf(self, "deepcopy")
-    if id(self) in memo:
-        return memo[id(self)]  # type: ignore[no-any-return]
-    copied = _rebuild(type(self), self._array, self._requires_grad)
-    memo[id(self)] = copied
-    copied._grad = python_copy.deepcopy(self._grad, memo)
-    copied.__dict__.update(python_copy.deepcopy(self.__dict__, memo))
-    return copied
-
-
 # ------------------------------------------------------------------------ attaching
 
 #: Families whose functions are methods too, and those of them that are not.
@@ -330,8 +242,6 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
-    "item": item,
-    "tolist": tolist,
     "size": size,
     "dim": lambda self: self.ndim,
     "numel": numel,
@@ -377,24 +287,13 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__abs__": arithmetic.abs,
     "__invert__": comparison.bitwise_not,
     "__getitem__": indexing.getitem,
-    "__len__": _len,
-    "__iter__": _iter,
-    "__contains__": _contains,
-    "__bool__": _bool,
-    "__float__": lambda self: float(item(self)),
-    "__complex__": lambda self: complex(item(self)),
-    "__int__": lambda self: int(item(self)),
-    "__index__": _index,
     "__hash__": object.__hash__,
-    "__format__": _format,
     "__repr__": tensor_display.represent,
-    "__reduce_ex__": _reduce,
-    "__setstate__": _setstate,
-    "__deepcopy__": _deepcopy,
+    "__dir__": tensor_display.attributes,
 }
 
 _PROPERTIES: dict[str, property] = {
-    "data": property(tensor_history.get_data, tensor_history.set_data),
+    "data": property(tensor_history.get_data, tensor_history.set_data, tensor_history.delete_data),
     "T": property(lambda self: shape.permute(self, tuple(reversed(range(self.ndim))))),
     "mT": property(lambda self: shape.transpose(self, -2, -1)),
     **{name: _part(part) for name, part in complex_numbers.PARTS.items()},
@@ -418,6 +317,8 @@ def _attach() -> None:
     for table in (
         _METHODS,
         _PROPERTIES,
+        tensor_values.METHODS,
+        tensor_copies.METHODS,
         tensor_numpy.METHODS,
         tensor_in_place.METHODS,
         overrides.METHODS,

@@ -1,0 +1,95 @@
+"""How Tensors are copied and pickled, here and on their way to another process."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+
+from mpgrad import storage
+from mpgrad.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+def _made(kind: type[Tensor], array: Array, requires_grad: bool) -> Tensor:
+    """A leaf of class ``kind`` over ``array``; the class's own constructor is not asked."""
+    made = kind.__new__(kind)
+    Tensor.__init__(made, array, requires_grad=requires_grad)
+    return made
+
+
+def _copy(self: Tensor) -> Tensor:
+    """``copy.copy``: a leaf over the same memory, without history, hooks and ``.grad``."""
+    copied = _made(type(self), self._array, self.requires_grad)
+    copied._version_counter = self._version_counter
+    copied.__dict__.update(self.__dict__)
+    return copied
+
+
+def _deepcopy(self: Tensor, memo: dict[int, Any]) -> Tensor:
+    if not self.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment. Use detach() first."
+        )
+    if id(self) in memo:
+        return memo[id(self)]  # type: ignore[no-any-return]
+    copied = _made(type(self), _copied(self._array), self.requires_grad)
+    memo[id(self)] = copied
+    copied._grad = copy.deepcopy(self._grad, memo)
+    copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+    return copied
+
+
+def _copied(array: Array) -> Array:
+    """A copy born in our memory, in the same layout where that is dense."""
+    if not array.flags.c_contiguous and storage.is_dense(array):
+        return storage.adopt_in_layout(array, array)
+    return storage.adopt(array)
+
+
+# ------------------------------------------------------------------------ pickles
+
+
+def _reduce(self: Tensor, protocol: int) -> tuple[Any, ...]:
+    """Values, ``requires_grad`` and the user's attributes; a computed tensor comes back a leaf."""
+    for hook in self._leaf_hooks or ():
+        warnings.warn(
+            f"backward hook {hook!r} on tensor will not be serialized.", UserWarning, stacklevel=2
+        )
+    arguments = (type(self), self._array, self.requires_grad)
+    return (_rebuild, arguments, (self.__dict__ or None, None))
+
+
+def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool) -> Tensor:
+    return _made(kind, _copied(array), requires_grad)
+
+
+def _setstate(self: Tensor, state: tuple[dict[str, Any] | None, None]) -> None:
+    self.__dict__.update(state[0] or {})
+
+
+def _reduce_for_another_process(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd "
+            "does not support crossing process boundaries. If you just want to transfer the data, "
+            "call detach() on the tensor before serializing (e.g., putting it on the queue)."
+        )
+    return _reduce(tensor, 2)
+
+
+# What multiprocessing sends through its queues and pipes is pickled with this one.
+ForkingPickler.register(Tensor, _reduce_for_another_process)
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "__copy__": _copy,
+    "__deepcopy__": _deepcopy,
+    "__reduce_ex__": _reduce,
+    "__setstate__": _setstate,
+}

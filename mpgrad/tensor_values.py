@@ -1,0 +1,104 @@
+"""A Tensor as Python values: numbers, lists, lengths, truth."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpgrad.ops import comparison, indexing
+from mpgrad.tensor import Tensor
+
+_has_warned_of_scalar = False
+
+
+def item(self: Tensor) -> Any:
+    """The only element as a Python number.
+
+    Raises:
+        RuntimeError: there is not exactly one.
+    """
+    if self._array.size != 1:
+        raise RuntimeError(
+            f"a Tensor with {self._array.size} elements cannot be converted to Scalar"
+        )
+    return self._array.item()
+
+
+def tolist(self: Tensor) -> Any:
+    """Nested lists of Python numbers."""
+    return self._array.tolist()
+
+
+def _float(self: Tensor) -> float:
+    _warn_of_lost_history(self)
+    return float(item(self))
+
+
+def _complex(self: Tensor) -> complex:
+    _warn_of_lost_history(self)
+    return complex(item(self))
+
+
+def _warn_of_lost_history(tensor: Tensor) -> None:
+    """Warn, once per process, of a number that looks as if it could be differentiated."""
+    global _has_warned_of_scalar
+    if _has_warned_of_scalar or not tensor.requires_grad:
+        return
+    _has_warned_of_scalar = True
+    warnings.warn(
+        "Converting a tensor with requires_grad=True to a scalar may lead to unexpected behavior. "
+        "Consider using tensor.detach() first.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _bool(self: Tensor) -> bool:
+    if self._array.size != 1:
+        what = "more than one value" if self._array.size else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {what} is ambiguous")
+    return bool(self._array.item())
+
+
+def _index(self: Tensor) -> int:
+    if self._array.size != 1 or self._array.dtype.kind not in "biu":
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+    return int(self._array.item())
+
+
+def _len(self: Tensor) -> int:
+    if self.ndim == 0:
+        raise TypeError("len() of a 0-d tensor")
+    return self.shape[0]
+
+
+def _iter(self: Tensor) -> Iterator[Tensor]:
+    if self.ndim == 0:
+        raise TypeError("iteration over a 0-d tensor")
+    return iter(indexing.unbind(self))
+
+
+def _contains(self: Tensor, value: Any) -> bool:
+    return bool(comparison.eq(self, value)._array.any())
+
+
+def _format(self: Tensor, spec: str) -> str:
+    if self.ndim == 0 and spec:
+        return format(item(self), spec)
+    return object.__format__(self, spec)
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "item": item,
+    "tolist": tolist,
+    "__len__": _len,
+    "__iter__": _iter,
+    "__contains__": _contains,
+    "__bool__": _bool,
+    "__float__": _float,
+    "__complex__": _complex,
+    "__int__": lambda self: int(item(self)),
+    "__index__": _index,
+    "__format__": _format,
+}
