@@ -45,7 +45,9 @@ _NAMES_OF = {
         "tensor as_tensor from_numpy empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace eye"
     ),
-    "mpgrad.ops.random": "manual_seed rand randn rand_like randn_like randint randperm",
+    "mpgrad.ops.random": (
+        "manual_seed get_rng_state set_rng_state rand randn rand_like randn_like randint randperm"
+    ),
     "mpgrad.ops.arithmetic": (
         "add sub mul div floor_divide remainder pow neg abs sign floor ceil round trunc "
         "addcmul addcdiv lerp "
@@ -89,7 +91,7 @@ _NAMES_OF = {
 }
 
 #: Public names that are modules.
-_SUBMODULES = ("autograd", "data", "errors", "nn", "optim")
+_SUBMODULES = ("autograd", "data", "errors", "nn", "optim", "utils")
 
 #: Modules that know no Tensor; for all others its methods must be there first.
 _WITHOUT_TENSOR = (

@@ -5,6 +5,7 @@ from mpgrad import data as data
 from mpgrad import errors as errors
 from mpgrad import nn as nn
 from mpgrad import optim as optim
+from mpgrad import utils as utils
 from mpgrad.autograd.anomaly_mode import (
     is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
 )
@@ -143,6 +144,7 @@ from mpgrad.ops.overwriting import masked_fill as masked_fill
 from mpgrad.ops.pooling import max_pool2d as max_pool2d
 from mpgrad.ops.products import cumprod as cumprod
 from mpgrad.ops.products import prod as prod
+from mpgrad.ops.random import get_rng_state as get_rng_state
 from mpgrad.ops.random import manual_seed as manual_seed
 from mpgrad.ops.random import rand as rand
 from mpgrad.ops.random import rand_like as rand_like
@@ -150,6 +152,7 @@ from mpgrad.ops.random import randint as randint
 from mpgrad.ops.random import randn as randn
 from mpgrad.ops.random import randn_like as randn_like
 from mpgrad.ops.random import randperm as randperm
+from mpgrad.ops.random import set_rng_state as set_rng_state
 from mpgrad.ops.reduction import all as all
 from mpgrad.ops.reduction import amax as amax
 from mpgrad.ops.reduction import amin as amin

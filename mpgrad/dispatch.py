@@ -12,6 +12,7 @@ from typing import Any
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.node import FREED_MESSAGE, InputMetadata, Node
+from mpgrad.autograd.operator_mode import MODES
 from mpgrad.autograd.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved_tensor import HOOKS, SavedTensor
 from mpgrad.autograd.view import share_memory
@@ -98,11 +99,18 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
         A Tensor, or a tuple of them if forward returned a tuple.
     """
     arrays = [value._array if isinstance(value, Tensor) else value for value in inputs]
-    raw = operator.forward(cpu, *arrays, **attributes)
+    watched = MODES.entered
+    if watched:
+        run = functools.partial(operator.forward, cpu, *arrays, **attributes)
+        raw = MODES.forward(operator, inputs, attributes, run)
+    else:
+        raw = operator.forward(cpu, *arrays, **attributes)
     several = isinstance(raw, tuple)
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     if operator.view is not None:
         share_memory(operator, inputs[0], outputs, attributes)
+    if watched:
+        MODES.done(operator, inputs, attributes, outputs)
     if is_grad_enabled():
         needs = wanted_gradients(operator, inputs)
         if True in needs:

@@ -14,6 +14,7 @@ import numpy as np
 
 from mpgrad.autograd import saved_tensor_clones
 from mpgrad.autograd.grad_mode import is_grad_enabled, is_inference_mode_enabled
+from mpgrad.autograd.operator_mode import MODES
 from mpgrad.autograd.view import set_history
 from mpgrad.dispatch import OperatorNode, cpu, record_call, save_results, wanted_gradients
 from mpgrad.ops.registry import Operator, operator
@@ -66,6 +67,8 @@ def call_in_place(
         result = operator.forward(cpu, tensor._array, *arrays, **attributes)
         np.copyto(tensor._array, result, casting="unsafe")
     tensor._version_counter.value += 1
+    if MODES.entered:
+        MODES.changed(operator, tensor, others)
     if pending is not None:
         if isinstance(pending._grad_fn, OperatorNode):
             save_results(pending._grad_fn, [pending])

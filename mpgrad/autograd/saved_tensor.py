@@ -217,11 +217,14 @@ class SavedTensor:
             self.packed = Packed.of_input(pair.unpack, value, original)
             self._tensor = None
 
-    def array(self, owner: Node) -> Any:
+    def array(self, owner: Node | None) -> Any:
         """The saved array.
 
+        Args:
+            owner: the Node that saved it; None if something else did, and then it is an input.
+
         Raises:
-            RuntimeError: the tensor was changed in place since ``owner`` saved it.
+            RuntimeError: the tensor was changed in place since it was saved.
         """
         if self.packed is not None:
             with no_grad():
@@ -243,7 +246,7 @@ class SavedTensor:
             raise RuntimeError(_DETACHED)
         return tensor._array
 
-    def tensor(self, owner: Node) -> Tensor:
+    def tensor(self, owner: Node | None) -> Tensor:
         """The saved tensor; an output, and what a hook unpacked, with its history re-attached.
 
         Raises:
@@ -264,13 +267,14 @@ class SavedTensor:
         )
 
     def _refuse(
-        self, array: Any, version: int, owner: Node, producer: Node | None, output_nr: int
+        self, array: Any, version: int, owner: Node | None, producer: Node | None, output_nr: int
     ) -> None:
         made = f", which is output {output_nr} of {producer.name()}" if producer else ""
+        saver = f", saved by {owner.name()}" if owner else ""
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: [{array.dtype} {list(array.shape)}]{made}, saved by {owner.name()}, is at "
-            f"version {version}; expected version {self._version} instead. Hint: clone() the "
+            f"operation: [{array.dtype} {list(array.shape)}]{made}{saver}, is at version "
+            f"{version}; expected version {self._version} instead. Hint: clone() the "
             "tensor before changing it, or enable anomaly detection to find the operation that "
             "failed to compute its gradient, with mg.autograd.set_detect_anomaly(True)."
         )
@@ -326,7 +330,7 @@ class Packed:
             )
         return value
 
-    def tensor(self, owner: Node) -> Tensor:
+    def tensor(self, owner: Node | None) -> Tensor:
         """The unpacked tensor in the place of the one that was packed."""
         value = self.unpacked()
         if not self.requires_grad and not value._requires_grad:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,10 @@ from mpgrad.ops.promotion import DEFAULT_FLOAT
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
+
+
+#: The parts of a PCG64 generator's state (NumPy's names), and how many bytes each takes.
+_STATE_BYTES = {"state": 16, "inc": 16, "has_uint32": 1, "uinteger": 4}
 
 
 class _State:
@@ -27,6 +33,53 @@ def manual_seed(seed: int) -> np.random.Generator:
 def default_generator() -> np.random.Generator:
     """The generator that every random function of this process draws from."""
     return _State.generator
+
+
+def get_rng_state() -> Tensor:
+    """The generator's state as a tensor of bytes, for :func:`set_rng_state`."""
+    state = _State.generator.bit_generator.state
+    numbers = (*state["state"].values(), state["has_uint32"], state["uinteger"])
+    data = b"".join(
+        number.to_bytes(size, "little")
+        for number, size in zip(numbers, _STATE_BYTES.values(), strict=True)
+    )
+    return Tensor(np.frombuffer(data, np.uint8).copy())
+
+
+def set_rng_state(new_state: Tensor) -> None:
+    """Go on drawing from where the generator was at :func:`get_rng_state`.
+
+    Raises:
+        TypeError: ``new_state`` is no tensor of bytes.
+        RuntimeError: it has another length than a state.
+    """
+    if not isinstance(new_state, Tensor) or new_state.dtype != np.uint8:
+        raise TypeError("RNG state must be a tensor of dtype uint8, as get_rng_state() returns it")
+    data, expected = new_state._array.tobytes(), sum(_STATE_BYTES.values())
+    if len(data) != expected:
+        raise RuntimeError(
+            f"Expected an RNG state of size {expected} but found the input RNG state size to be "
+            f"{len(data)}"
+        )
+    numbers = {}
+    for name, size in _STATE_BYTES.items():
+        numbers[name], data = int.from_bytes(data[:size], "little"), data[size:]
+    bits = _State.generator.bit_generator
+    inner = {name: numbers.pop(name) for name in bits.state["state"]}
+    bits.state = {**bits.state, "state": inner, **numbers}
+
+
+@contextmanager
+def fork_rng(enabled: bool = True) -> Iterator[None]:
+    """What is drawn inside does not change what is drawn after it."""
+    if not enabled:
+        yield
+        return
+    before = get_rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(before)
 
 
 def fill_uniform(array: Array, low: float = 0.0, high: float = 1.0) -> None:

@@ -1,0 +1,35 @@
+"""What context managers set for all checkpoints of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: Override the argument of each ``checkpoint`` call; None: the argument counts.
+early_stop: bool | None = None
+debug_enabled: bool | None = None
+
+
+@contextmanager
+def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
+    """Whether checkpoints made inside end their second call as soon as nothing is missing.
+
+    It need not be in force any more when backward runs.
+    """
+    global early_stop
+    before, early_stop = early_stop, enable
+    try:
+        yield
+    finally:
+        early_stop = before
+
+
+@contextmanager
+def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
+    """Whether checkpoints made inside log their operators; None: as their ``debug`` says."""
+    global debug_enabled
+    before, debug_enabled = debug_enabled, enabled
+    try:
+        yield
+    finally:
+        debug_enabled = before

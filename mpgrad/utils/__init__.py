@@ -1,0 +1,11 @@
+"""``mg.utils``: PyTorch's familiar names of ``mpgrad.checkpointing`` and ``mpgrad.data``."""
+
+from __future__ import annotations
+
+from mpgrad.lazy import attach as _attach
+
+_SUBMODULES = ("checkpoint", "data")
+
+__all__ = list(_SUBMODULES)
+
+__getattr__, __dir__ = _attach(__name__, {}, submodules=_SUBMODULES, first="mpgrad.tensor_methods")

@@ -1,0 +1,40 @@
+"""``mg.utils.checkpoint``: the public names of ``mpgrad.checkpointing``."""
+
+from __future__ import annotations
+
+# Its functions make Tensors, which must have their methods.
+import mpgrad.tensor_methods  # noqa: F401  isort: skip
+
+from mpgrad.checkpointing.checkpoint import checkpoint as checkpoint
+from mpgrad.checkpointing.checkpoint import checkpoint_sequential as checkpoint_sequential
+from mpgrad.checkpointing.checkpoint import noop_context_fn as noop_context_fn
+from mpgrad.checkpointing.recomputation import CheckpointError as CheckpointError
+from mpgrad.checkpointing.recomputation import GraphExecGroup as GraphExecGroup
+from mpgrad.checkpointing.reentrant import CheckpointFunction as CheckpointFunction
+from mpgrad.checkpointing.reentrant import check_backward_validity as check_backward_validity
+from mpgrad.checkpointing.reentrant import detach_variable as detach_variable
+from mpgrad.checkpointing.selective import CheckpointPolicy as CheckpointPolicy
+from mpgrad.checkpointing.selective import SelectiveCheckpointContext as SelectiveCheckpointContext
+from mpgrad.checkpointing.selective import (
+    create_selective_checkpoint_contexts as create_selective_checkpoint_contexts,
+)
+from mpgrad.checkpointing.settings import (
+    set_checkpoint_debug_enabled as set_checkpoint_debug_enabled,
+)
+from mpgrad.checkpointing.settings import set_checkpoint_early_stop as set_checkpoint_early_stop
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointFunction",
+    "CheckpointPolicy",
+    "GraphExecGroup",
+    "SelectiveCheckpointContext",
+    "check_backward_validity",
+    "checkpoint",
+    "checkpoint_sequential",
+    "create_selective_checkpoint_contexts",
+    "detach_variable",
+    "noop_context_fn",
+    "set_checkpoint_debug_enabled",
+    "set_checkpoint_early_stop",
+]

@@ -1,0 +1,839 @@
+"""Group O: checkpointing, with and without a backward inside the backward."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import pytest
+
+import mpgrad as mg
+from mpgrad.utils.checkpoint import SelectiveCheckpointContext, checkpoint
+from tests.semantics.paired import error_of, leaf, paired, row
+
+
+def tools(lib: Any) -> Any:
+    """``mg.utils.checkpoint`` or ``torch.utils.checkpoint``."""
+    return importlib.import_module(f"{lib.__name__}.utils.checkpoint")
+
+
+class Counted:
+    """A function that counts its calls and notes whether each was recorded."""
+
+    def __init__(self, lib: Any, function: Callable[..., Any]) -> None:
+        self.lib, self.function = lib, function
+        self.recorded: list[bool] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.recorded.append(self.lib.is_grad_enabled())
+        return self.function(*args, **kwargs)
+
+
+def layers(x: Any, w: Any) -> Any:
+    """Something that saves inputs and outputs."""
+    return ((x * w).exp() + x).tanh() * w
+
+
+BOTH = (False, True)
+
+# ---------------------------------------------------------------------- both kinds
+
+
+@paired("O1", "O2")
+def test_gradients_are_those_of_the_function(lib: Any) -> Any:
+    results = []
+    for use_reentrant in BOTH:
+        x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+        function = Counted(lib, layers)
+        y = tools(lib).checkpoint(function, x * 2, w, use_reentrant=use_reentrant)
+        before = list(function.recorded)
+        y.sum().backward()
+        results.append((y, before, function.recorded, x.grad, w.grad))
+    x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+    layers(x * 2, w).sum().backward()
+    return results, x.grad, w.grad
+
+
+@paired("O1", "O2")
+def test_leaves_that_are_no_arguments_get_gradients(lib: Any) -> Any:
+    results = []
+    for use_reentrant in BOTH:
+        x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+
+        def function(x: Any, w: Any = w) -> Any:
+            return (x * w).exp()
+
+        for _ in range(2):  # they add up
+            y = tools(lib).checkpoint(function, x, use_reentrant=use_reentrant)
+            (y * w).sum().backward()
+        results.append((x.grad, w.grad))
+    return results
+
+
+@paired("O1", "O2")
+def test_several_results_and_other_arguments(lib: Any) -> Any:
+    def function(x: Any, scale: float, names: list[str], none: None) -> Any:
+        assert names == ["a"]
+        assert none is None
+        return x.exp() * scale, "text", x.sin(), 3
+
+    results = []
+    for use_reentrant in BOTH:
+        x = leaf(lib, 3)
+        first, text, second, number = tools(lib).checkpoint(
+            function, x, 2.5, ["a"], None, use_reentrant=use_reentrant
+        )
+        second.sum().backward(retain_graph=True)
+        (first.sum() + second.sum()).backward()
+        results.append((first, text, number, x.grad))
+    return results
+
+
+@paired("O1", "O2")
+def test_checkpoints_one_after_another_and_side_by_side(lib: Any) -> Any:
+    results = []
+    for use_reentrant in BOTH:
+        run = functools.partial(tools(lib).checkpoint, layers, use_reentrant=use_reentrant)
+        x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+        y = run(x, w)
+        z = run(run(y, w), w) + run(y, x)
+        z.sum().backward()
+        results.append((x.grad, w.grad))
+    return results
+
+
+@paired("O1", "O2")
+def test_without_recording_it_is_a_plain_call(lib: Any) -> Any:
+    results = []
+    for use_reentrant in BOTH:
+        function = Counted(lib, layers)
+        with lib.no_grad():
+            y = tools(lib).checkpoint(
+                function, leaf(lib, 3), leaf(lib, 3, seed=1), use_reentrant=use_reentrant
+            )
+        results.append((y, function.recorded))
+    return results
+
+
+# ---------------------------------------------------------------------- use_reentrant=True
+
+
+@paired("O1")
+def test_a_reentrant_checkpoint_needs_a_whole_backward(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    y = tools(lib).checkpoint(lambda x: x.exp(), x, use_reentrant=True).sum()
+    words = "incompatible with .grad()", "`inputs` parameter"
+    return (
+        error_of(lambda: lib.autograd.grad(y, x, retain_graph=True), *words),
+        error_of(lambda: y.backward(inputs=[x], retain_graph=True), *words),
+        x.grad,
+        y.backward(),
+        x.grad,
+    )
+
+
+@paired("O1")
+def test_a_reentrant_checkpoint_inside_a_partial_backward_of_a_hook(lib: Any) -> Any:
+    """It does not help to begin a whole backward inside: the outer one wants only ``x``."""
+    x, z = leaf(lib, 3), leaf(lib, 3, seed=1)
+    inner = tools(lib).checkpoint(lambda z: z.exp(), z, use_reentrant=True).sum()
+    errors = []
+
+    def hook(_: Any) -> None:
+        errors.append(error_of(inner.backward, "incompatible with .grad()"))
+
+    y = x * 2
+    y.register_hook(hook)
+    return lib.autograd.grad(y.sum(), x), errors
+
+
+@paired("O1")
+def test_a_reentrant_checkpoint_without_gradients(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    check = tools(lib).checkpoint
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        unrecorded = check(lambda x: x.exp(), x.detach(), use_reentrant=True)
+    y = check(lambda x: x.detach(), x, use_reentrant=True)
+    return (
+        [(w.category.__name__, "None of the inputs have requires_grad=True" in str(w.message))
+         for w in seen],
+        unrecorded.requires_grad,
+        error_of(y.sum().backward, "none of output has requires_grad=True"),
+    )  # fmt: skip
+
+
+@paired("O1")
+def test_a_reentrant_checkpoint_looks_at_arguments_only(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y = tools(lib).checkpoint(lambda pair: pair[0].exp(), [x], use_reentrant=True)
+    again = tools(lib).checkpoint(lambda pair: pair[0].exp(), [x], use_reentrant=False)
+    again.sum().backward()
+    return y.requires_grad, x.grad
+
+
+@paired("O3")
+def test_unset_it_warns_and_is_reentrant(lib: Any) -> Any:
+    x, found = leaf(lib, 3), []
+    for call in (
+        lambda: tools(lib).checkpoint(lambda x: x.exp(), x),
+        lambda: tools(lib).checkpoint_sequential([lambda x: x.exp(), lambda x: x.sin()], 2, x),
+    ):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            y = call().sum()
+        text = "the use_reentrant parameter should be passed explicitly"
+        found.append([(w.category.__name__, text in str(w.message)) for w in seen])
+        found.append(error_of(lambda y=y: lib.autograd.grad(y, x), "use_reentrant=True"))  # type: ignore[misc]
+    return found
+
+
+# ---------------------------------------------------------------------- use_reentrant=False
+
+
+@paired("O2")
+def test_it_is_called_again_once_for_each_backward(lib: Any) -> Any:
+    x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+    function = Counted(lib, layers)
+    y = tools(lib).checkpoint(function, x, w, use_reentrant=False).sum()
+    counts = [len(function.recorded)]
+    for _ in range(2):
+        y.backward(retain_graph=True)
+        counts.append(len(function.recorded))
+    gradients = lib.autograd.grad(y, (x, w), retain_graph=True)
+    counts.append(len(function.recorded))
+    y.backward(inputs=[w])
+    counts.append(len(function.recorded))
+    return counts, gradients, x.grad, w.grad, error_of(y.backward, "a second time")
+
+
+@paired("O2")
+def test_it_is_called_again_only_if_something_is_needed(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    function = Counted(lib, lambda x: x + 1)
+    y = tools(lib).checkpoint(function, x, use_reentrant=False)
+    y.sum().backward()
+    other = Counted(lib, lambda x: (x.exp(), x.sin()))
+    a, _ = tools(lib).checkpoint(other, x, use_reentrant=False)
+    assert len(other.recorded) == 1
+    a.sum().backward()
+    return function.recorded, other.recorded, x.grad
+
+
+@paired("O2")
+def test_nothing_inside_is_kept(lib: Any) -> Any:
+    x, seen = leaf(lib, 3), []
+
+    def function(x: Any) -> Any:
+        y = x * x
+        seen.append(weakref.ref(y))
+        return y.exp().sin().cos()
+
+    y = tools(lib).checkpoint(function, x, use_reentrant=False)
+    gc.collect()
+    alive = [reference() is not None for reference in seen]
+    y.sum().backward()
+    gc.collect()
+    return alive, [reference() is not None for reference in seen], x.grad
+
+
+@paired("O2")
+def test_another_number_of_saved_tensors_is_an_error(lib: Any) -> Any:
+    x, check = leaf(lib, 3), tools(lib).checkpoint
+    errors = []
+    for first, second, early_stop, words in (
+        (lambda x: x.exp(), lambda x: x + 1, True, "A different number of tensors was saved"),
+        (lambda x: x.exp().exp(), lambda x: x.exp(), True, "A different number of tensors"),
+        (lambda x: x.exp(), lambda x: x.exp().exp(), False, "trying to save more tensors"),
+    ):
+        calls = iter((first, second))
+        y = check(lambda x: next(calls)(x), x, use_reentrant=False, early_stop=early_stop)  # noqa: B023
+        error = error_of(y.sum().backward, words)
+        assert type(error) is tools(lib).CheckpointError
+        errors.append(error)
+    return errors, x.grad
+
+
+@paired("O2", "O5")
+def test_tensors_that_look_different_are_an_error(lib: Any) -> Any:
+    x, check = leaf(lib, 4), tools(lib).checkpoint
+
+    def make(determinism_check: str) -> Any:
+        calls = iter((lambda x: x.exp(), lambda x: x[:1].exp()))
+        return check(
+            lambda x: next(calls)(x).sum() * 2.0,
+            x,
+            use_reentrant=False,
+            determinism_check=determinism_check,
+        )
+
+    error = error_of(
+        make("default").backward, "have different metadata", "position 0", "saved metadata"
+    )
+    make("none").backward()  # exp's first element is used for all: wrong, but asked for
+    return error, x.grad
+
+
+@paired("O2")
+def test_a_function_inside_may_read_its_saved_tensors_once(lib: Any) -> Any:
+    class Square(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return grad * 2 * x
+
+    class Twice(Square):
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            (x,), (again,) = ctx.saved_tensors, ctx.saved_tensors
+            return grad * (x + again)
+
+    x, check = leaf(lib, 3), tools(lib).checkpoint
+    check(lambda x: Square.apply(x * 2).exp(), x, use_reentrant=False).sum().backward()
+    y = check(lambda x: Twice.apply(x), x, use_reentrant=False).sum()
+    return x.grad, error_of(y.backward, "already unpacked once")
+
+
+@paired("O2")
+def test_arguments_are_checked_for_changes(lib: Any) -> Any:
+    x = leaf(lib, 3) * 1
+    y = tools(lib).checkpoint(lambda x: x.exp() * x, x, use_reentrant=False)
+    with lib.no_grad():
+        x.mul_(2)
+    return error_of(y.sum().backward, "modified by an inplace operation", "version 1")
+
+
+@paired("O2", "F5")
+def test_looking_at_saved_tensors_calls_again_each_time(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    function = Counted(lib, lambda x: x * x)
+    y = tools(lib).checkpoint(function, x, use_reentrant=False)
+    looked = y.grad_fn._saved_self, y.grad_fn._saved_self
+    y.sum().backward()
+    return looked, len(function.recorded), x.grad
+
+
+@paired("O2", "O6")
+def test_tensors_in_lists_and_keywords_take_part(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+
+    def function(values: list[Any], *, extra: Any, power: int) -> Any:
+        return (values[0] * extra) ** power
+
+    y = tools(lib).checkpoint(function, [x], extra=w, power=3, use_reentrant=False)
+    y.sum().backward()
+    return x.grad, w.grad
+
+
+@paired("O2")
+def test_errors_of_the_function_arrive(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    calls = []
+
+    def function(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("second")
+        return x.exp()
+
+    def fail(x: Any) -> Any:
+        raise KeyError("first")
+
+    check = tools(lib).checkpoint
+    first = error_of(lambda: check(fail, x, use_reentrant=False), "first")
+    y = check(function, x, use_reentrant=False).sum()
+    second = error_of(lambda: y.backward(retain_graph=True), "second")
+    y.backward()  # the third call succeeds
+    return first, second, len(calls), x.grad
+
+
+# ---------------------------------------------------------------------- random numbers (O4)
+
+
+@paired("O4")
+def test_both_calls_draw_the_same_random_numbers(lib: Any) -> Any:
+    """Their values differ between the libraries, so what is seen is whether they agree."""
+    seen = []
+    for use_reentrant in BOTH:
+        for preserve in (True, False):
+            lib.manual_seed(0)
+            x, drawn = leaf(lib, 8), []
+
+            def function(x: Any, drawn: list[Any] = drawn) -> Any:
+                drawn.append(lib.rand(8, dtype=lib.float64))
+                return x.exp() * drawn[-1]
+
+            y = tools(lib).checkpoint(
+                function, x, use_reentrant=use_reentrant, preserve_rng_state=preserve
+            )
+            between = lib.get_rng_state()
+            y.sum().backward()
+            first, second = drawn
+            unchanged = bool((lib.get_rng_state() == between).all())
+            right = bool((x.grad == (x.exp() * second).detach()).all())
+            seen.append((bool((first == second).all()), unchanged, right))
+    return seen
+
+
+@paired("O4")
+def test_dropout_drops_the_same(lib: Any) -> Any:
+    lib.manual_seed(3)
+    seen = []
+    for use_reentrant in BOTH:
+        x = leaf(lib, 50)
+        y = tools(lib).checkpoint(
+            lambda x: lib.nn.functional.dropout(x, 0.5).exp() * x, x, use_reentrant=use_reentrant
+        )
+        y.sum().backward()
+        kept = y.detach() != x.detach()  # a dropped element gives exp(0) * x
+        expected = lib.where(kept, y.detach() * (2 + 1 / x.detach()), lib.ones_like(y))
+        assert bool((abs(x.grad - expected) < 1e-9).all())
+        seen.append(bool(kept.any()) and not bool(kept.all()))
+    return seen
+
+
+@paired("O4")
+def test_the_state_of_the_generator(lib: Any) -> Any:
+    lib.manual_seed(1)
+    lib.rand(3)  # an odd number: half a draw may be left over
+    state = lib.get_rng_state()
+    first = lib.rand(5), lib.randn(5), lib.randint(0, 9, (3,))
+    lib.set_rng_state(state)
+    second = lib.rand(5), lib.randn(5), lib.randint(0, 9, (3,))
+    return (
+        [bool((a == b).all()) for a, b in zip(first, second, strict=True)],
+        state.dtype,
+        error_of(lambda: lib.set_rng_state(lib.ones(3))),
+        error_of(lambda: lib.set_rng_state(3)),
+        error_of(lambda: lib.set_rng_state(lib.ones(3, dtype=lib.uint8)), "size"),
+    )
+
+
+# ---------------------------------------------------------------------- options (O5)
+
+
+@paired("O5")
+def test_options_that_do_not_go_together(lib: Any) -> Any:
+    x, check = leaf(lib, 3), tools(lib).checkpoint
+
+    def run(**kwargs: Any) -> Any:
+        return error_of(lambda: check(lambda x: x.exp(), x, **kwargs))
+
+    two = lambda: (nullcontext(), nullcontext())  # noqa: E731
+    errors = [
+        run(use_reentrant=True, extra=1),
+        run(use_reentrant=True, debug=True),
+        run(use_reentrant=True, context_fn=two),
+        run(use_reentrant=False, determinism_check="strict"),
+        run(use_reentrant=False, debug=True, context_fn=two),
+    ]
+    with tools(lib).set_checkpoint_debug_enabled(True):
+        errors.append(run(use_reentrant=False, context_fn=two))
+    with tools(lib).set_checkpoint_debug_enabled(False):
+        check(lambda x: x.exp(), x, use_reentrant=False, debug=True, context_fn=two)
+    return errors, all(type(error) is ValueError for error in errors)
+
+
+@paired("O5")
+def test_debug_shows_the_operators_of_both_calls(lib: Any) -> Any:
+    x, check = leaf(lib, 3), tools(lib).checkpoint
+    errors = []
+    everywhere = tools(lib).set_checkpoint_debug_enabled(True)
+    for enable, debug in ((nullcontext(), True), (everywhere, False)):
+        calls = iter((lambda x: x.sin().exp(), lambda x: x.cos()))
+        with enable:
+            y = check(lambda x: next(calls)(x), x, use_reentrant=False, debug=debug)  # noqa: B023
+        error = error_of(
+            y.sum().backward, "sin", "exp", "cos", "original forward", "recomputation",
+            "Detected non-determinism", __file__,
+        )  # fmt: skip
+        # Not the text itself: the stack of the second call depends on the mode.
+        errors.append((type(error).__name__, error.__cause__))
+    return errors
+
+
+@contextmanager
+def _noting(seen: list[str], name: str) -> Iterator[None]:
+    seen.append(f"enter {name}")
+    try:
+        yield
+    finally:
+        seen.append(f"leave {name}")
+
+
+@paired("O5")
+def test_contexts_of_both_calls(lib: Any) -> Any:
+    x, seen = leaf(lib, 3), []
+
+    def function(x: Any) -> Any:
+        seen.append("call")
+        return x.exp().sin()
+
+    y = tools(lib).checkpoint(
+        function,
+        x,
+        use_reentrant=False,
+        context_fn=lambda: (_noting(seen, "forward"), _noting(seen, "again")),
+    )
+    y.sum().backward()
+    return seen, x.grad
+
+
+@paired("O5")
+def test_a_context_may_not_swallow_errors(lib: Any) -> Any:
+    @contextmanager
+    def swallow() -> Iterator[None]:
+        with suppress(ValueError):
+            yield
+
+    def fail(x: Any) -> Any:
+        raise ValueError("mine")
+
+    check = functools.partial(tools(lib).checkpoint, fail, leaf(lib, 3), use_reentrant=False)
+    return (
+        error_of(check, "mine"),
+        error_of(
+            lambda: check(context_fn=lambda: (swallow(), nullcontext())), "suppressed an exception"
+        ),
+    )
+
+
+# ---------------------------------------------------------------------- combinations (O6)
+
+
+@paired("O6")
+def test_nested_checkpoints(lib: Any) -> Any:
+    """Each level computes its part again: the innermost function is called once per level."""
+    check = functools.partial(tools(lib).checkpoint, use_reentrant=False)
+    x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+    inner = Counted(lib, layers)
+
+    def middle(x: Any) -> Any:
+        return check(inner, x.sin(), w).exp()
+
+    def outer(x: Any) -> Any:
+        return check(middle, x * w).tanh()
+
+    y = check(outer, x)
+    counts = [len(inner.recorded)]
+    y.sum().backward(retain_graph=True)
+    counts.append(len(inner.recorded))
+    y.sum().backward()
+    return counts, len(inner.recorded), x.grad, w.grad
+
+
+@paired("O6")
+def test_nested_checkpoints_of_both_kinds(lib: Any) -> Any:
+    results = []
+    for outer_kind, inner_kind in ((True, True), (True, False), (False, True)):
+        x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+
+        def outer(x: Any, w: Any, kind: bool = inner_kind) -> Any:
+            return tools(lib).checkpoint(layers, x.sin(), w, use_reentrant=kind).exp()
+
+        y = tools(lib).checkpoint(outer, x, w, use_reentrant=outer_kind)
+        y.sum().backward()
+        results.append((x.grad, w.grad))
+    return results
+
+
+@paired("O6")
+def test_early_stop_can_be_switched_off(lib: Any) -> Any:
+    x, reached = leaf(lib, 3), []
+    check, switch = tools(lib).checkpoint, tools(lib).set_checkpoint_early_stop
+
+    def function(x: Any) -> Any:
+        y = x.exp()
+        reached.append("end")
+        return y
+
+    counts = []
+    for context, early_stop in (
+        (nullcontext(), True),
+        (nullcontext(), False),
+        (switch(False), True),
+        (switch(True), False),
+    ):
+        reached.clear()
+        with context:
+            y = check(function, x, use_reentrant=False, early_stop=early_stop)
+        y.sum().backward()
+        counts.append(len(reached))
+    return counts, x.grad
+
+
+@paired("O6")
+def test_a_backward_inside_the_function(lib: Any) -> Any:
+    results = []
+    for early_stop in (True, False):
+        x = leaf(lib, 3)
+
+        def function(x: Any) -> Any:
+            y = x.exp().sin()
+            (inner,) = lib.autograd.grad(y.sum(), x, retain_graph=True)
+            return y * inner
+
+        y = tools(lib).checkpoint(function, x, use_reentrant=False, early_stop=early_stop)
+        y.sum().backward()
+        results.append(x.grad)
+    return results
+
+
+@paired("O6")
+def test_two_functions_that_share_tensors(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    shared = {}
+
+    def first(x: Any) -> Any:
+        shared["y"] = x.exp()
+        return shared["y"].sin()
+
+    a = tools(lib).checkpoint(first, x, use_reentrant=False)
+    b = tools(lib).checkpoint(lambda a: a * shared["y"], a, use_reentrant=False)
+    (a + b).sum().backward()
+    return x.grad
+
+
+@paired("O6", "I16")
+def test_checkpoints_can_be_differentiated_twice(lib: Any) -> Any:
+    x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+    y = tools(lib).checkpoint(layers, x, w, use_reentrant=False)
+    (first,) = lib.autograd.grad(y.sum(), x, create_graph=True)
+    (first * first).sum().backward()
+    return first, x.grad, w.grad
+
+
+@paired("O6")
+def test_a_penalty_on_gradients_through_a_checkpoint(lib: Any) -> Any:
+    """The graph of the gradient ends inside the checkpointed region."""
+    x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+    h = x * x
+    y = tools(lib).checkpoint(layers, h, w, use_reentrant=False).sum()
+    (gradient,) = lib.autograd.grad(y, h, create_graph=True)
+    (y + (gradient * gradient).sum()).backward()
+    return x.grad, w.grad
+
+
+@paired("O6", "I7")
+def test_checkpoints_beside_other_hooks(lib: Any) -> Any:
+    x, w, packed = leaf(lib, 4), leaf(lib, 4, seed=1), []
+
+    def pack(tensor: Any) -> Any:
+        packed.append(tuple(tensor.shape))
+        return tensor.detach()
+
+    def function(x: Any, w: Any) -> Any:
+        with lib.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = (x * w).exp()
+        return y.sin()
+
+    with lib.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = tools(lib).checkpoint(function, x.tanh(), w, use_reentrant=False).cos()
+    before = len(packed)
+    y.sum().backward()
+    return before, len(packed), x.grad, w.grad
+
+
+@paired("O6")
+def test_hooks_on_tensors_inside_a_checkpoint(lib: Any) -> Any:
+    results = []
+    for use_reentrant in BOTH:
+        x, seen = leaf(lib, 3), []
+
+        def function(x: Any, seen: list[Any] = seen) -> Any:
+            y = x.exp()
+            if y.requires_grad:
+                y.register_hook(lambda g: seen.append(g.clone()))
+            return y.sin()
+
+        y = tools(lib).checkpoint(function, x, use_reentrant=use_reentrant)
+        y.sum().backward()
+        results.append((seen, x.grad))
+    return results
+
+
+@paired("O6", "O2")
+def test_a_group_of_backwards_shares_the_second_call(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    function = Counted(lib, lambda x: (x.exp(), x.sin()))
+    kit = tools(lib)
+    first, second = kit.checkpoint(function, x, use_reentrant=False)
+    group = kit.GraphExecGroup()
+    with group:
+        nested = error_of(kit.GraphExecGroup().__enter__, "cannot be nested")
+        first.sum().backward(retain_graph=True)
+        second.sum().backward(retain_graph=True)
+        count = len(function.recorded)
+        overlapping = error_of(first.sum().backward, "already unpacked once", "GraphExecGroup")
+    first.sum().backward()
+    return count, len(function.recorded), nested, overlapping, x.grad
+
+
+# ---------------------------------------------------------------------- selective (O7)
+
+
+def _matmul(lib: Any) -> Any:
+    """What the library calls the product of two matrices."""
+    return "matmul" if lib is mg else lib.ops.aten.mm.default
+
+
+@paired("O7")
+def test_results_of_chosen_operators_are_kept(lib: Any) -> Any:
+    kit, x, w = tools(lib), leaf(lib, 3, 3), leaf(lib, 3, 3, seed=1)
+
+    def function(x: Any, w: Any) -> Any:
+        return ((x @ w).exp() @ w).sin()
+
+    keep = functools.partial(kit.create_selective_checkpoint_contexts, [_matmul(lib)])
+    y = kit.checkpoint(function, x, w, use_reentrant=False, context_fn=keep)
+    y.sum().backward(retain_graph=True)
+    gradients = x.grad.clone(), w.grad.clone()
+    return gradients, error_of(y.sum().backward, "Trying to backward an extra time")
+
+
+@paired("O7")
+def test_a_policy_is_asked_in_the_first_call(lib: Any) -> Any:
+    kit, x, asked = tools(lib), leaf(lib, 3, 3), []
+    policies = iter([kit.CheckpointPolicy.MUST_SAVE, False, True, kit.CheckpointPolicy(3)])
+
+    def policy(ctx: Any, operator: Any, *inputs: Any, **attributes: Any) -> Any:
+        asked.append((ctx.is_recompute, ctx.op_output.detach(), len(inputs)))
+        return next(policies)
+
+    y = kit.checkpoint(
+        lambda x: x.exp().sin().cos().tanh(),
+        x,
+        use_reentrant=False,
+        context_fn=lambda: kit.create_selective_checkpoint_contexts(policy),
+    )
+    count = len(asked)
+    y.sum().backward()
+    return asked, count, x.grad
+
+
+@paired("O7")
+def test_kept_results_may_not_change(lib: Any) -> Any:
+    kit, errors = tools(lib), []
+    for allowed in (False, True):
+        x = leaf(lib, 3, 3)
+
+        def function(x: Any) -> Any:
+            return (x @ x).mul_(2).exp()
+
+        y = kit.checkpoint(
+            function,
+            x,
+            use_reentrant=False,
+            context_fn=functools.partial(
+                kit.create_selective_checkpoint_contexts,
+                [_matmul(lib)],
+                allow_cache_entry_mutation=allowed,
+            ),
+        ).sum()
+        if allowed:
+            y.backward()
+        else:
+            errors.append(error_of(y.backward, "has been mutated"))
+    return errors
+
+
+@paired("O7")
+def test_a_function_that_calls_other_operators_is_found_out(lib: Any) -> Any:
+    kit, x = tools(lib), leaf(lib, 3, 3)
+    calls = iter((lambda x: x.exp(), lambda x: (-x).exp()))
+    y = kit.checkpoint(
+        lambda x: next(calls)(x),
+        x,
+        use_reentrant=False,
+        context_fn=lambda: kit.create_selective_checkpoint_contexts([_matmul(lib)]),
+    )
+    make = kit.create_selective_checkpoint_contexts
+    return (
+        error_of(y.sum().backward, "encountered during backward", "not found in storage"),
+        error_of(lambda: make(3), "must be either a function or a list of ops"),
+        error_of(lambda: make([3]), "Expected op in `op_list`"),
+    )
+
+
+@row("O7")
+def test_a_kept_operator_does_not_run_again() -> None:
+    runs: list[str] = []
+
+    class Count(mg.autograd.operator_mode.OperatorMode):  # type: ignore[name-defined, misc]
+        def forward(self, operator: Any, inputs: Any, attributes: Any, run: Any) -> Any:
+            runs.append(operator.name)
+            return run()
+
+    def policy(ctx: SelectiveCheckpointContext, operator: Any, *args: Any, **kwargs: Any) -> bool:
+        return bool(operator.name == "exp")
+
+    x = leaf(mg, 3)
+    keep = functools.partial(mg.utils.checkpoint.create_selective_checkpoint_contexts, policy)
+    with Count(), mg.Engine("local"):
+        y = checkpoint(lambda x: x.exp().sin().exp(), x, use_reentrant=False, context_fn=keep)
+        forward = list(runs)
+        runs.clear()
+        y.sum().backward()
+    assert forward == ["exp", "sin", "exp"]
+    assert runs == ["sum", "sin"]
+
+
+# ---------------------------------------------------------------------- sequences (O8)
+
+
+@paired("O8")
+def test_a_sequence_in_segments(lib: Any) -> Any:
+    results = []
+    for use_reentrant in BOTH:
+        for segments in (1, 2, 3, 5):
+            x = leaf(lib, 4)
+            steps = [
+                Counted(lib, lambda x, scale=scale: (x * scale).sin()) for scale in range(2, 7)
+            ]
+            y = tools(lib).checkpoint_sequential(steps, segments, x, use_reentrant=use_reentrant)
+            y.sum().backward()
+            results.append((y, x.grad, [len(step.recorded) for step in steps]))
+    wrong = error_of(
+        lambda: tools(lib).checkpoint_sequential([abs], 1, x, use_reentrant=False, other=1), "other"
+    )
+    return results, wrong
+
+
+@paired("O8")
+def test_a_sequential_module_in_segments(lib: Any) -> Any:
+    results = []
+    for use_reentrant in BOTH:
+        lib.manual_seed(0)
+        model = lib.nn.Sequential(
+            lib.nn.Linear(3, 4), lib.nn.Tanh(), lib.nn.Linear(4, 4), lib.nn.Tanh()
+        )
+        with lib.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                parameter.copy_(leaf(lib, *parameter.shape, seed=number, dtype="float32"))
+        x = leaf(lib, 2, 3, dtype="float32")
+        tools(lib).checkpoint_sequential(model, 2, x, use_reentrant=use_reentrant).sum().backward()
+        results.append((x.grad, [parameter.grad for parameter in model.parameters()]))
+    return results
+
+
+@row("O2")
+@pytest.mark.process
+def test_the_nodes_of_a_checkpoint_run_in_the_calling_process(process_engine: mg.Engine) -> None:
+    x = leaf(mg, 3)
+    y = (checkpoint(lambda x: x.exp(), x.sin(), use_reentrant=False) * x).sum()
+    where = {node.name: node.where for node in process_engine.explain(y).nodes}
+    assert where["ExpBackward"] == "client"
+    assert where["SinBackward"] == where["MulBackward"] == "worker"
