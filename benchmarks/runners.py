@@ -84,17 +84,14 @@ def mpgrad_runners(*modes: str, workers: int = WORKERS) -> Iterator[list[Runner]
             for engine in engines
         ]
     finally:
-        engine_slot.install(
-            lambda frozen: current_engine().execute(frozen),
-            lambda frozen, seeds: current_engine().execute_recorded(frozen, seeds),
-        )
+        engine_slot.install(current_engine)
         for engine in engines:
             engine.close()
 
 
 def _selection(engine: mg.Engine) -> Callable[[], None]:
     # Entering an engine's `with` block ends it on leaving; here several live side by side.
-    return lambda: engine_slot.install(engine.execute, engine.execute_recorded)
+    return lambda: engine_slot.install(lambda: engine)
 
 
 def torch_runners(*threads: int) -> list[Runner]:

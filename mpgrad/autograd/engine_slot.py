@@ -9,7 +9,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mpgrad.autograd.grad_mode import is_multithreading_enabled
 from mpgrad.autograd.reentrant import LEVELS_PER_THREAD, on_helper_thread
@@ -22,14 +22,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Runs a frozen graph; for each of its captures the array (or None) and whether nobody else holds
-#: it, so that ``.grad`` may adopt it.
-Execute = Callable[["FrozenGraph"], list[tuple[Any, bool]]]
-#: The same for ``create_graph``: takes the seeds as Tensors too and gives recorded Tensors.
-ExecuteRecorded = Callable[["FrozenGraph", "Sequence[Tensor | None]"], "list[Tensor | None]"]
 
-_execute: Execute | None = None
-_execute_recorded: ExecuteRecorded | None = None
+class Executor(Protocol):
+    """What the slot expects of an engine."""
+
+    def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+        """Run a frozen graph.
+
+        Returns:
+            For each of its captures the array (or None) and whether nobody else holds it, so that
+            ``.grad`` may adopt it.
+        """
+
+    def execute_recorded(
+        self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The same for ``create_graph``: takes the seeds as Tensors and gives recorded Tensors."""
+
+
+_current: Callable[[], Executor] | None = None
 
 #: True in a worker process, where every engine is local.
 is_worker = False
@@ -58,24 +69,28 @@ def locally() -> Iterator[None]:
         _place.is_local = before
 
 
-def install(execute: Execute, execute_recorded: ExecuteRecorded) -> None:
-    """Put the engine in."""
-    global _execute, _execute_recorded
-    _execute, _execute_recorded = execute, execute_recorded
+def install(current: Callable[[], Executor]) -> None:
+    """Put in the function that says which engine is current."""
+    global _current
+    _current = current
 
 
 def execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     """Run ``frozen`` on the current engine."""
-    if _execute is None:
-        _load()
-    return _with_room(_execute, frozen)  # type: ignore[arg-type]
+    return _with_room(_engine().execute, frozen)
 
 
 def execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Run ``frozen`` on the current engine and record what it computes (``create_graph``)."""
-    if _execute_recorded is None:
-        _load()
-    return _with_room(_execute_recorded, frozen, seeds)  # type: ignore[arg-type]
+    return _with_room(_engine().execute_recorded, frozen, seeds)
+
+
+def _engine() -> Executor:
+    if _current is None:
+        importlib.import_module("mpgrad.engine.engine")
+    if _current is None:
+        raise RuntimeError("mpgrad.engine did not install itself")
+    return _current()
 
 
 def _with_room(function: Callable[..., T], frozen: FrozenGraph, *args: Any) -> T:
@@ -86,9 +101,3 @@ def _with_room(function: Callable[..., T], frozen: FrozenGraph, *args: Any) -> T
         if running.levels >= LEVELS_PER_THREAD:
             return on_helper_thread(running, functools.partial(function, frozen, *args))
     return function(frozen, *args)
-
-
-def _load() -> None:
-    importlib.import_module("mpgrad.engine.engine")
-    if _execute is None:
-        raise RuntimeError("mpgrad.engine did not install itself")

@@ -296,14 +296,6 @@ def _forget_lock_in_child() -> None:
     _default_lock = threading.Lock()
 
 
-def _execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-    return current_engine().execute(frozen)
-
-
-def _execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return current_engine().execute_recorded(frozen, seeds)
-
-
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget_lock_in_child)
-engine_slot.install(_execute, _execute_recorded)
+engine_slot.install(current_engine)
