@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.backward_of import SUM_GRADIENTS, backward_of
 from mpgrad.autograd.client_nodes import HooksBefore
 from mpgrad.autograd.executing import executing
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.freeze import FrozenGraph, ResultSink
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.node import InputMetadata, Node
 from mpgrad.autograd.saved_tensor import SavedTensor
@@ -34,10 +34,6 @@ from mpgrad.scheduler.graph_spec import Target
 from mpgrad.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
-
-class InputSink(NamedTuple):
-    """A capture of what flows into a Node, which its mirror saves."""
 
 
 def has_only_operators(frozen: FrozenGraph) -> bool:
@@ -57,9 +53,10 @@ def with_inputs_captured(frozen: FrozenGraph) -> FrozenGraph:
         for slot in range(len(frozen.nodes[index].input_metadata))
         if (index, slot) not in known
     )
+    captures = frozen.spec.captures + extra
     return frozen._replace(
-        spec=frozen.spec._replace(captures=frozen.spec.captures + extra),
-        sinks=(*frozen.sinks, *[InputSink() for _ in extra]),  # type: ignore[arg-type]
+        spec=frozen.spec._replace(captures=captures),
+        sinks=frozen.sinks + tuple(map(ResultSink, range(len(frozen.sinks), len(captures)))),
         keep_graph=True,
     )
 
@@ -143,16 +140,15 @@ class _Recorder:
         parts = self._parts.pop(target, [])
         if not parts:
             return None
-        value = None if self._captured is None else self._captured[target]
         if len(parts) == 1:
             ((total, has_value),) = parts
-            if not has_value:
-                total._array = value  # type: ignore[assignment]
+            if self._captured is not None and not has_value:
+                total._array = self._captured[target]
             return total
         tensors = [part for part, _ in parts]
         if self._captured is None:
             return call(SUM_GRADIENTS, *tensors)  # type: ignore[no-any-return]
-        total = Tensor(value)  # type: ignore[arg-type]
+        total = Tensor(self._captured[target])
         _record(SUM_GRADIENTS, tensors, [total], {})
         return total
 

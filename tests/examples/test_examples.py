@@ -17,7 +17,10 @@ EXPECTED = {
     "quickstart.py": ("200", ["local", "process", "gradients: [0.9"]),
     "train_digits.py": ("1", ["epoch  1  loss"]),
     "custom_function.py": ("20", ["LogDeterminantBackward", "ran 4 times in this process"]),
-    "hooks.py": ("8", ["entry: 0.01", "'hidden (8, 64)', 'updated (1,)'", "without an optimizer"]),
+    "hooks.py": (
+        "8",
+        ["entry: 0.01", "'hidden (8, 64)', 'updated (1, 64)'", "without an optimizer"],
+    ),
 }
 
 

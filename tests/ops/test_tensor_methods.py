@@ -361,3 +361,7 @@ def test_data_that_is_no_tensor_is_refused() -> None:
 def test_complex_numbers_print_as_in_pytorch(values: object) -> None:
     torch = pytest.importorskip("torch")
     assert repr(creation.tensor(values)) == repr(torch.tensor(values))
+
+
+def test_numpy_prod_of_a_tensor() -> None:
+    assert leaf(2.0, 3.0).prod().tolist() == np.prod(leaf(2.0, 3.0)).tolist() == 6.0
