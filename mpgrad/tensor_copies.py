@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -58,12 +58,20 @@ def _copied(array: Array) -> Array:
 
 def _reduce(self: Tensor, protocol: int) -> tuple[Any, ...]:
     """Values, ``requires_grad`` and the user's attributes; a computed tensor comes back a leaf."""
-    for hook in self._leaf_hooks or ():
+    for hook in _hooks_on(self):
         warnings.warn(
             f"backward hook {hook!r} on tensor will not be serialized.", UserWarning, stacklevel=2
         )
     arguments = (type(self), self._array, self.requires_grad)
     return (_rebuild, arguments, (self.__dict__ or None, None))
+
+
+def _hooks_on(tensor: Tensor) -> Iterable[Any]:
+    """Hooks on the gradient of a leaf, or of a computed tensor."""
+    if tensor.grad_fn is None:
+        return tensor._leaf_hooks or ()
+    hooks = tensor.grad_fn.hooks
+    return hooks.tensor.get(tensor.output_nr, ()) if hooks is not None else ()
 
 
 def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool) -> Tensor:

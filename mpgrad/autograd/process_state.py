@@ -56,7 +56,11 @@ _MPGRAD_RANDOM = _words(
     "poisson dropout Dropout manual_seed seed get_rng_state set_rng_state"
 )
 #: Those that change what only the client has: the ``.grad`` of its leaves, its running backward.
-_MPGRAD_CLIENT = _words("backward queue_callback Variable detect_anomaly set_detect_anomaly")
+_MPGRAD_CLIENT = _words(
+    "backward queue_callback Variable detect_anomaly set_detect_anomaly register_multi_grad_hook "
+    "current_autograd_node current_graph_task_id current_graph_task_keep_graph "
+    "current_graph_task_execution_order will_engine_execute_node"
+)
 
 #: Attributes of objects that could not be followed, but that nearly always mean this:
 #: randomness, a look behind the scenes, or a change of what only the client has.

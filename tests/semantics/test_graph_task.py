@@ -150,3 +150,27 @@ def test_the_order_in_which_nodes_will_run(lib: Any) -> Any:
         lib.autograd.grad(loss, [x, c], retain_graph=True)
     assert orders[0] == ["loss", "sum of c and a", "c", "b", "w", "a", "x"]
     return orders
+
+
+class AsksForItsTask(mg.autograd.Function):
+    """Needs nothing but what only the client knows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> mg.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> mg.Tensor:
+        inside = mg.autograd.graph.current_graph_task_id() >= 0
+        executes = mg.autograd.graph.will_engine_execute_node(
+            mg.autograd.graph.current_autograd_node()
+        )
+        return grad * (2.0 if inside and executes else 1.0)
+
+
+@paired("B19", "B21", "F8", torch=False)  # in PyTorch everything is in one process
+def test_a_function_that_asks_runs_in_the_client(lib: Any) -> Any:
+    x = leaf(lib, 2)
+    AsksForItsTask.apply(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    return x.grad

@@ -8,6 +8,8 @@ import pickle
 import threading
 from typing import Any
 
+import pytest
+
 from tests.semantics.paired import error_of, leaf, paired
 
 
@@ -572,6 +574,22 @@ def test_a_handle_outlives_its_hooks(lib: Any) -> Any:
     again = pickle.loads(pickle.dumps(handle))
     again.remove()
     return again.id == handle.id
+
+
+@paired("G17")
+def test_pickling_leaves_hooks_behind_and_says_so(lib: Any) -> Any:
+    x = leaf(lib, 2)
+    x.register_hook(module_level_hook)
+    x.register_post_accumulate_grad_hook(module_level_hook)
+    y = x * 2
+    y.register_hook(module_level_hook)
+    found = []
+    for tensor in (x, y):
+        with pytest.warns(UserWarning, match="backward hook .* on tensor will not be serialized"):
+            data = pickle.dumps(tensor)
+        found.append(pickle.loads(data))
+    (found[0] * found[1]).sum().backward()
+    return found, [tensor.grad for tensor in found]
 
 
 @paired("G17")

@@ -303,6 +303,24 @@ def test_an_operator_computes_only_what_is_asked_for(lib: Any) -> Any:
     return seen, grads, x.grad
 
 
+@paired("B16")
+def test_in_place_on_a_view_with_inputs(lib: Any) -> Any:
+    x, w = leaf(lib, 4), leaf(lib, 2, seed=1)
+    base = x * 3
+    view = base[:2]
+    before = base.exp()
+    view.mul_(w)
+    view.add_(1.0)
+    loss = (base * base).sum() + before.sum() * 0
+    grads = [
+        lib.autograd.grad(loss, wanted, retain_graph=True) for wanted in (x, w, base, (base, x, w))
+    ]
+    loss.backward(inputs=[w], retain_graph=True)
+    only_w = x.grad, w.grad.clone()
+    loss.backward()
+    return grads, only_w, x.grad, w.grad
+
+
 @paired("B18")
 def test_what_is_left_of_a_failed_graph_never_runs(lib: Any) -> Any:
     log: list[str] = []
