@@ -127,8 +127,13 @@ def run_steps(
         if value is not None:
             buffer.add(input_nr, value, xp)
 
+    value: Any = None
+    results: Any = None
+    result: Any = None
     for target, input_nr, value in contributions:
         add(target, input_nr, value)
+    # A step may change in place what nobody else holds, so this frame lets go what it passed on.
+    value = None
     for index, step in enumerate(steps):
         buffer = buffers[index]
         values = buffer.values if buffer is not None else [None] * len(step.inputs)
@@ -153,6 +158,7 @@ def run_steps(
                 emit(route, result)
             elif route is not None:
                 add(route[0], route[1], result)  # type: ignore[index]
+        results = result = None
         if step.release is not None:
             step.release()
 
