@@ -193,7 +193,7 @@ class Tensor(TensorMembers):
     @property
     def grad(self) -> Tensor | None:
         """The accumulated gradient of a leaf (or of a tensor after ``retain_grad()``)."""
-        if self._grad is None and self._grad_fn is not None and not self._retains_grad:
+        if self._grad is None and not self._retains_grad and not self.is_leaf:
             warnings.warn(
                 "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its "
                 ".grad attribute won't be populated during autograd.backward(). Use "
@@ -224,13 +224,13 @@ class Tensor(TensorMembers):
             RuntimeError: the tensor is no leaf; when set, also: its ``.grad`` has another dtype,
                 or gradients cannot have that one.
         """
-        if self._grad_fn is not None:
+        if not self.is_leaf:
             raise RuntimeError("grad_dtype can only be accessed on leaf tensors.")
         return wanted_dtype(self)
 
     @grad_dtype.setter
     def grad_dtype(self, value: Any) -> None:
-        if self._grad_fn is not None:
+        if not self.is_leaf:
             raise RuntimeError("grad_dtype can only be set on leaf tensors.")
         self._grad_dtype = checked_grad_dtype(value, self._grad)
         accumulator = self._accumulator() if self._accumulator is not None else None
@@ -248,11 +248,12 @@ class Tensor(TensorMembers):
         Raises:
             RuntimeError: the tensor does not require grad.
         """
-        if not self._requires_grad:
+        if not self.requires_grad:
             raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
-        if self._grad_fn is not None:
+        node = self.grad_fn
+        if node is not None:
             self._retains_grad = True
-            self._grad_fn.retain_grad_for(self._output_nr, self)
+            node.retain_grad_for(self._output_nr, self)
 
     # ------------------------------------------------------------------ hooks
 
@@ -262,7 +263,7 @@ class Tensor(TensorMembers):
         Raises:
             RuntimeError: the tensor does not require grad.
         """
-        if not self._requires_grad:
+        if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         edge = gradient_edge(self)
         if self._grad_fn is None and self._leaf_hooks is None:
@@ -275,9 +276,9 @@ class Tensor(TensorMembers):
         Raises:
             RuntimeError: the tensor is no leaf or does not require grad.
         """
-        if not self._requires_grad:
+        if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-        if self._grad_fn is not None:
+        if not self.is_leaf:
             raise RuntimeError(
                 "post accumulate grad hooks cannot be registered on non-leaf tensors"
             )

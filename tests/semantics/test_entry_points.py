@@ -399,6 +399,27 @@ def test_zeros_stand_for_what_is_unused(lib: Any) -> Any:
     )
 
 
+@paired("A18", "A25")
+def test_create_graph_keeps_the_graph_and_makes_zeros_that_require_grad(lib: Any) -> Any:
+    x, unused = leaf(lib, 3), leaf(lib, 2)
+    y = (x * x * x).sum()
+    first, zeros = lib.autograd.grad(y, [x, unused], create_graph=True, materialize_grads=True)
+    again = lib.autograd.grad(y, x)  # kept by the default of retain_graph
+    lost = error_of(lambda: lib.autograd.grad(y, x), "second time")
+    z = (x * x * x).sum()
+    (freed,) = lib.autograd.grad(z, x, create_graph=True, retain_graph=False)
+    return first, zeros, again, lost, error_of(lambda: z.backward(), "second time"), freed
+
+
+@paired("A19", "A25")
+def test_a_batch_of_recorded_results(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    y = x * x * x
+    identity = lib.eye(3, dtype=lib.float64)
+    (jacobian,) = lib.autograd.grad(y, x, identity, is_grads_batched=True, create_graph=True)
+    return jacobian, lib.autograd.grad(jacobian.diagonal().sum(), x)
+
+
 @paired("A20")
 def test_only_inputs_is_ignored(lib: Any) -> Any:
     x, results = leaf(lib, 3), []

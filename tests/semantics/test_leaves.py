@@ -154,6 +154,29 @@ def test_a_commit_waits_for_another_threads_commit() -> None:
     assert x.grad is not None
 
 
+@paired("D8")
+def test_a_leaf_that_became_a_result_takes_no_gradient(lib: Any) -> Any:
+    x, w, other = leaf(lib, 3), leaf(lib, 3, seed=1), leaf(lib, 3, seed=2)
+    early = (x * 2).sum() + other.sum()
+    x.requires_grad_(False)
+    x.mul_(w)
+    moved = error_of(early.backward, "leaf variable has been moved into the graph interior")
+    x.sum().backward()
+    return moved, x.is_leaf, w.grad
+
+
+@row("D8")
+def test_a_leaf_that_moved_leaves_all_others_alone() -> None:
+    # PyTorch adds to those leaves whose turn comes first.
+    x, other = leaf(mg, 3), leaf(mg, 3, seed=2)
+    early = (x * 2).sum() + other.sum()
+    x.requires_grad_(False)
+    x.mul_(leaf(mg, 3, seed=1))
+    with pytest.raises(RuntimeError, match="moved into the graph interior"):
+        early.backward()
+    assert other.grad is None
+
+
 @paired("D9")
 def test_a_leaf_that_no_longer_requires_grad_is_skipped(lib: Any) -> Any:
     x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
@@ -422,6 +445,34 @@ def test_a_retained_grad_is_a_copy(lib: Any) -> Any:
     y.grad.zero_()
     z.grad.mul_(3)
     return x.grad, y.grad, z.grad
+
+
+@paired("D17")
+def test_retain_grad_follows_a_tensor_that_changes_in_place(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    y = x * 2
+    y.retain_grad()
+    y.mul_(3)
+    y.register_hook(lambda grad: grad * 10)
+    y.add_(x)
+    (y * y).sum().backward()
+    return y.retains_grad, y.grad, x.grad
+
+
+# PyTorch forgets the request, because it takes the view for a leaf until its grad_fn is looked at.
+@paired("D17", torch=False)
+def test_retain_grad_of_a_view_whose_base_changes(lib: Any) -> Any:
+    x, base = leaf(lib, 3), lib.tensor(values(2, 3))
+    view = base[0]
+    base.mul_(x)
+    view.retain_grad()
+    (base * base).sum().backward(retain_graph=True)
+    apart = view.grad
+    (view * 3).sum().backward()
+    assert view.retains_grad
+    assert apart is None
+    assert view.grad.tolist() == [3.0, 3.0, 3.0]
+    return view.grad, x.grad
 
 
 # ---------------------------------------------------------------------- create_graph
