@@ -12,41 +12,21 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage
-from mpgrad.autograd import saved_tensor_clones
-from mpgrad.autograd.in_place import (
-    call_in_place,
-    refuse_inference_tensor,
-    refuse_shared_elements,
-)
+from mpgrad.autograd.in_place import call_in_place, overwrite
 from mpgrad.dispatch import cpu
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
 from mpgrad.ops import overwriting, random
 from mpgrad.ops.arithmetic import mul
 from mpgrad.ops.indexing import getitem, split_key
-from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, result_dtype
+from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, check_cast, result_dtype
 from mpgrad.ops.registry import OPERATORS
 from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
-_CATEGORY = "buifc"
-
 
 # ------------------------------------------------------------------------ operands
-
-
-def _check_cast(dtype: np.dtype[Any], tensor: Tensor) -> None:
-    """Raise if a result of ``dtype`` may not be written into ``tensor``.
-
-    Raises:
-        RuntimeError: it is of a higher category (bool, integer, floating, complex).
-    """
-    have = tensor._array.dtype
-    if dtype.kind == have.kind or have.kind == "c":
-        return
-    if have.kind == "b" or _CATEGORY.index(dtype.kind) > max(_CATEGORY.index(have.kind), 2):
-        raise RuntimeError(f"result type {dtype} can't be cast to the desired output type {have}")
 
 
 def _operand(tensor: Tensor, other: Any) -> Any:
@@ -57,7 +37,7 @@ def _operand(tensor: Tensor, other: Any) -> Any:
     """
     other = as_operand(other)
     dtype = result_dtype(tensor, other)
-    _check_cast(dtype, tensor)
+    check_cast(dtype, tensor)
     if not isinstance(other, Tensor):
         return other
     if other.shape != tensor.shape:
@@ -65,7 +45,7 @@ def _operand(tensor: Tensor, other: Any) -> Any:
             shape = np.broadcast_shapes(tensor.shape, other.shape)
         except ValueError:
             raise RuntimeError(
-                f"the shapes {tensor.shape} and {other.shape} do not broadcast"
+                f"The size of tensor a {tensor.shape} must match the size of tensor b {other.shape}"
             ) from None
         if shape != tensor.shape:
             raise RuntimeError(
@@ -75,7 +55,7 @@ def _operand(tensor: Tensor, other: Any) -> Any:
     return cast(other, dtype) if dtype == tensor._array.dtype else other
 
 
-def _into(ufunc: Any) -> Callable[..., Any] | None:
+def _into(ufunc: Any) -> Any:
     """A function that writes what ``ufunc`` makes of arrays into the first of them."""
     if ufunc is None:
         return None
@@ -87,7 +67,7 @@ def _binary(name: str, ufunc: np.ufunc | None = None, *, true_division: bool = F
 
     def method(self: Tensor, other: Any) -> Tensor:
         if true_division and self._array.dtype.kind not in "fc":
-            _check_cast(np.dtype(np.float32), self)
+            check_cast(np.dtype(np.float32), self)
         return call_in_place(operator, self, _operand(self, other), write=write)
 
     return _described(method, name)
@@ -111,7 +91,7 @@ def _unary(name: str, ufunc: Any = None, *, floating: bool = False) -> Any:
 
     def method(self: Tensor) -> Tensor:
         if floating and self._array.dtype.kind not in "fc":
-            _check_cast(np.dtype(np.float32), self)
+            check_cast(np.dtype(np.float32), self)
         return call_in_place(operator, self, write=write)
 
     return _described(method, name)
@@ -119,19 +99,13 @@ def _unary(name: str, ufunc: Any = None, *, floating: bool = False) -> Any:
 
 def _unrecorded(name: str, ufunc: np.ufunc) -> Any:
     """In-place forms for integers and booleans, which have no gradient."""
+    write = _into(ufunc)
 
     def method(self: Tensor, *others: Any) -> Tensor:
         operands = [_operand(self, other) for other in others]
         if self.dtype.kind not in "biu":
             raise RuntimeError(f"{name}_: not implemented for {self.dtype}")
-        refuse_inference_tensor(self)
-        refuse_shared_elements(self, operands)
-        arrays = [value._array if isinstance(value, Tensor) else value for value in operands]
-        if saved_tensor_clones.active is not None:
-            saved_tensor_clones.active.before_write(self)
-        ufunc(self._array, *arrays, out=self._array, casting="unsafe")
-        self._version_counter.value += 1
-        return self
+        return overwrite(self, operands, write)
 
     return _described(method, name)
 
@@ -173,7 +147,7 @@ def clamp_(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
         return self
     for limit in (min, max):
         if limit is not None:
-            _check_cast(result_dtype(self, limit), self)
+            check_cast(result_dtype(self, limit), self)
     return call_in_place(OPERATORS["clamp"], self, min=min, max=max)
 
 

@@ -7,6 +7,7 @@ other: ``new_base = copy_slices(old_base, new_view)``. Other views follow when l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -58,15 +59,9 @@ def call_in_place(
     refuse_inference_tensor(tensor)
     refuse_shared_elements(tensor, others)
     pending = begin_change(operator, tensor, others, attributes)
-    arrays = [value._array if isinstance(value, Tensor) else value for value in others]
-    if saved_tensor_clones.active is not None:
-        saved_tensor_clones.active.before_write(tensor)
-    if write is not None:
-        write(tensor._array, *arrays)
-    else:
-        result = operator.forward(cpu, tensor._array, *arrays, **attributes)
-        np.copyto(tensor._array, result, casting="unsafe")
-    tensor._version_counter.value += 1
+    if write is None:
+        write = functools.partial(_copy_result, operator, attributes)
+    _overwrite(tensor, others, write)
     if MODES.entered:
         MODES.changed(operator, tensor, others)
     if pending is not None:
@@ -74,6 +69,32 @@ def call_in_place(
             save_results(pending._grad_fn, [pending])
         rebase(tensor, pending)
     return tensor
+
+
+def overwrite(tensor: Tensor, others: Sequence[Any], write: Callable[..., Any]) -> Tensor:
+    """Let ``write`` change ``tensor``, unrecorded; it gets the arrays of ``tensor`` and ``others``.
+
+    Raises:
+        RuntimeError: ``tensor`` may not be written to.
+    """
+    refuse_inference_tensor(tensor)
+    refuse_shared_elements(tensor, others)
+    _overwrite(tensor, others, write)
+    return tensor
+
+
+def _overwrite(tensor: Tensor, others: Sequence[Any], write: Callable[..., Any]) -> None:
+    if saved_tensor_clones.active is not None:
+        saved_tensor_clones.active.before_write(tensor)
+    arrays = [value._array if isinstance(value, Tensor) else value for value in others]
+    write(tensor._array, *arrays)
+    tensor._version_counter.value += 1
+
+
+def _copy_result(
+    operator: Operator, attributes: dict[str, Any], array: Array, *others: Any
+) -> None:
+    np.copyto(array, operator.forward(cpu, array, *others, **attributes), casting="unsafe")
 
 
 def refuse_inference_tensor(tensor: Tensor) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled
+from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled, is_inference_mode_enabled
+from mpgrad.storage import INFERENCE
 
 if TYPE_CHECKING:
     from mpgrad.autograd.node import Node
@@ -19,14 +20,18 @@ if TYPE_CHECKING:
     from mpgrad.tensor import Tensor
 
 #: How a view came to be, where that forbids recorded in-place changes (PyTorch's CreationMeta).
-NO_GRAD, SEVERAL_OUTPUTS, FUNCTION = "no_grad", "several outputs", "custom Function"
+NO_GRAD, INFERENCE_MODE = "no_grad", "inference_mode"
+SEVERAL_OUTPUTS, FUNCTION = "several outputs", "custom Function"
+
+_BLOCK = (
+    "Given that this use case is ambiguous and error-prone, it is forbidden. Move both the view "
+    "and the inplace either inside the {} block (the inplace is not tracked) or outside of it (it "
+    "is)."
+)
 
 _WHY = {
-    NO_GRAD: (
-        "Given that this use case is ambiguous and error-prone, it is forbidden. Move both the "
-        "view and the inplace either inside the no_grad block (the inplace is not tracked) or "
-        "outside of it (it is)."
-    ),
+    NO_GRAD: _BLOCK.format(NO_GRAD),
+    INFERENCE_MODE: _BLOCK.format(INFERENCE_MODE),
     SEVERAL_OUTPUTS: (
         "This view is the output of a function that returns multiple views. Such functions do not "
         "allow the output views to be modified inplace. Use the out-of-place operation instead."
@@ -122,13 +127,17 @@ class View:
         if self.creation is None:
             return
         node = tensor._grad_fn
-        if self.creation is NO_GRAD or node is None:
-            who = f"Output {tensor._output_nr} of {node.name()} is a view of a view" if node else ""
-            text = f"{who} which was created in" if node else "A view was created in"
-            text = f"{text} no_grad mode and {changed} modified inplace with grad mode enabled."
+        who = f"Output {tensor._output_nr} of {node.name()} is a view" if node else "A view"
+        if self.creation is INFERENCE_MODE:
+            where = f"created in inference mode and {changed} modified inplace in normal mode"
         else:
-            text = f"Output {tensor._output_nr} of {node.name()} is a view and {changed} modified"
-            text += " inplace."
+            where = f"created in no_grad mode and {changed} modified inplace with grad mode enabled"
+        if node is None:
+            text = f"{who} was {where}."
+        elif self.creation in (NO_GRAD, INFERENCE_MODE):
+            text = f"{who} of a view which was {where}."
+        else:
+            text = f"{who} and {changed} modified inplace."
         raise RuntimeError(f"{text} {_WHY[self.creation]}")
 
 
@@ -140,14 +149,15 @@ def share_memory(
     base = source if parent is None else parent.base
     creation = None if parent is None else parent.creation
     if not is_grad_enabled():
-        creation = NO_GRAD
+        creation = INFERENCE_MODE if is_inference_mode_enabled() else NO_GRAD
     elif operator.outputs is None:
         creation = SEVERAL_OUTPUTS
     for tensor in outputs:
         array = tensor._array
         if array.base is not None and np.may_share_memory(array, source._array):
             tensor._version_counter = counter
-            tensor._view = View(base, parent, operator, attributes, creation)
+            if counter is not INFERENCE:  # without versions and history, nothing is to follow
+                tensor._view = View(base, parent, operator, attributes, creation)
 
 
 def view_without_steps(source: Tensor) -> View:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
+from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import (
     as_operand,
     as_tensor_operand,
@@ -56,8 +57,10 @@ _add = operator(
 )
 
 
-def add(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+def add(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
     """``input + alpha * other``."""
+    if out is not None:
+        return into(out, add, input, other, alpha=alpha)
     a, b = operands(input, other)
     return call(_add, a, b if alpha == 1 else mul(b, alpha))
 
@@ -70,8 +73,10 @@ _sub = operator(
 )
 
 
-def sub(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+def sub(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
     """``input - alpha * other``."""
+    if out is not None:
+        return into(out, sub, input, other, alpha=alpha)
     a, b = operands(input, other)
     if _result_dtype(a, b).kind == "b":
         raise RuntimeError(
@@ -89,8 +94,10 @@ _mul = operator(
 )
 
 
-def mul(input: Any, other: Any) -> Tensor:
+def mul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     """``input * other``."""
+    if out is not None:
+        return into(out, mul, input, other)
     return call(_mul, *operands(input, other))
 
 
@@ -104,12 +111,16 @@ _div = operator(
 )
 
 
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+def div(
+    input: Any, other: Any, *, rounding_mode: str | None = None, out: Tensor | None = None
+) -> Tensor:
     """``input / other``, true division; ``rounding_mode="floor"`` rounds down.
 
     Raises:
         RuntimeError: an unknown ``rounding_mode``.
     """
+    if out is not None:
+        return into(out, div, input, other, rounding_mode=rounding_mode)
     if rounding_mode == "floor":
         return floor_divide(input, other)
     if rounding_mode is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpgrad.dispatch import call
 from mpgrad.ops.arithmetic import add, mul
+from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, operands
 from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import reshape
@@ -57,7 +58,7 @@ _matmul = operator(
 )
 
 
-def matmul(input: Any, other: Any) -> Tensor:
+def matmul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     """The matrix product; leading dimensions are batches and broadcast.
 
     A 1-d operand is a row on the left and a column on the right, and its dimension is dropped.
@@ -65,6 +66,8 @@ def matmul(input: Any, other: Any) -> Tensor:
     Raises:
         RuntimeError: the shapes do not fit, or an operand is 0-d.
     """
+    if out is not None:
+        return into(out, matmul, input, other)
     a, b = operands(as_tensor_operand(input), as_tensor_operand(other))
     if a.ndim == 0 or b.ndim == 0:
         raise RuntimeError(
@@ -85,12 +88,14 @@ def matmul(input: Any, other: Any) -> Tensor:
     return reshape(product, batch + kept)
 
 
-def mm(input: Tensor, mat2: Tensor) -> Tensor:
+def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The product of two matrices.
 
     Raises:
         RuntimeError: an operand is no matrix.
     """
+    if out is not None:
+        return into(out, mm, input, mat2)
     if input.ndim != 2 or mat2.ndim != 2:
         raise RuntimeError(f"mm: both must be matrices, got {input.ndim}D and {mat2.ndim}D tensors")
     return matmul(input, mat2)

@@ -162,3 +162,16 @@ def _scalar_category(value: Any) -> int:
 
 def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
     return cast(value, dtype) if isinstance(value, Tensor) else value
+
+
+def check_cast(dtype: np.dtype[Any], tensor: Tensor) -> None:
+    """Raise if a result of ``dtype`` may not be written into ``tensor``.
+
+    Raises:
+        RuntimeError: it is of a higher category (bool, integer, floating, complex).
+    """
+    have = tensor._array.dtype
+    if dtype.kind == have.kind or have.kind == "c":
+        return
+    if have.kind == "b" or _CATEGORY[dtype.kind] > max(_CATEGORY[have.kind], 1):
+        raise RuntimeError(f"result type {dtype} can't be cast to the desired output type {have}")

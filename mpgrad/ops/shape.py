@@ -11,6 +11,7 @@ import numpy as np
 
 from mpgrad.dispatch import call
 from mpgrad.ops.dimensions import either, one_dim
+from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, cast, result_dtype
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -242,12 +243,16 @@ def _cat_grad(xp: Any, grad: Any, tensors_shape: Any, index: int, dim: int) -> A
 _cat = operator("cat", lambda xp, *tensors, dim: xp.concatenate(tensors, dim), tensors=_cat_grad)
 
 
-def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
+def cat(
+    tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None, out: Tensor | None = None
+) -> Tensor:
     """Join tensors along an existing dimension.
 
     Raises:
         RuntimeError: there are none, or their shapes differ elsewhere than in ``dim``.
     """
+    if out is not None:
+        return into(out, cat, tensors, dim, axis=axis)
     parts = _of_one_dtype("cat", tensors)
     dim = one_dim(dim if axis is None else axis, parts[0].ndim)
     shapes = {p.shape[:dim] + p.shape[dim + 1 :] for p in parts if p.ndim == parts[0].ndim}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
+from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, floating, operands, refuse_complex
 from mpgrad.ops.registry import Formula, operator
 from mpgrad.tensor import Tensor
@@ -48,11 +49,13 @@ __all__ = [
 
 def _elementwise(
     name: str, forward: Formula, derivative: Formula, doc: str, *, is_real: bool = False
-) -> Callable[[Any], Tensor]:
+) -> Callable[..., Tensor]:
     """Register ``name`` and make its public function of one floating tensor."""
     op = operator(name, forward, input=derivative)
 
-    def public(input: Any) -> Tensor:
+    def public(input: Any, *, out: Tensor | None = None) -> Tensor:
+        if out is not None:
+            return into(out, public, input)
         tensor = floating(input)
         if is_real:
             refuse_complex(name, tensor)

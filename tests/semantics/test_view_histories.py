@@ -186,3 +186,76 @@ def test_a_view_can_be_shown_after_its_history_became_invalid(share: bool) -> No
     if share:
         base.mul_(2)
     assert ("grad_fn=<Invalid>" in repr(part)) == share
+
+
+@paired("K3", "J8")
+def test_views_made_in_inference_mode(lib: Any) -> Any:
+    plain, x = lib.zeros(3), leaf(lib, 3)
+    y = x * 1
+    with lib.inference_mode():
+        of_plain, of_recorded = plain[1:], y[1:]
+        inner = of_plain[1:]
+        plain.add_(1)
+        of_plain.mul_(3)
+        x.add_(1)
+        own = lib.zeros(3)
+        own_view = own[1:]
+        own_view.add_(2)
+    flags = [t.is_inference() for t in (of_plain, of_recorded, inner, own, own_view, own[2:])]
+    flags += [t._is_view() for t in (of_plain, of_recorded, inner, own_view, own[2:])]
+    words = "created in inference mode and is being modified inplace in normal mode"
+    one = lib.ones((), requires_grad=True)
+    refused = [
+        error_of(lambda: of_plain.mul_(one), "A view was", words),
+        error_of(lambda: inner.mul_(one), "A view was", words),
+        error_of(lambda: of_recorded.mul_(2), "A view was", words),
+        error_of(lambda: of_recorded[0].mul_(2), words),
+        error_of(lambda: own_view.mul_(2), "Inplace update to inference tensor"),
+        error_of(lambda: own_view._version, "do not track version counter"),
+    ]
+    # (PyTorch changes `own` before it refuses, so it is not compared.)
+    versions = (plain._version, of_plain._version, x._version)
+    of_plain.mul_(2)  # not recorded, so it may
+    return flags, refused, versions, plain, x
+
+
+@paired("I17", "I3", "J6")
+def test_saved_tensor_hooks_see_what_changes_of_views_save(lib: Any) -> Any:
+    packed: list[Any] = []
+
+    def pack(tensor: Any) -> Any:
+        packed.append(tensor.detach().clone())
+        return packed[-1]
+
+    x, w = leaf(lib, 4), leaf(lib, 2, seed=1)
+
+    def unpack(kept: Any) -> Any:
+        with lib.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+            return (kept.requires_grad_() * kept / kept).detach()
+
+    with lib.autograd.graph.saved_tensors_hooks(pack, unpack):
+        base = x * 2
+        view = base[1:3]
+        view.mul_(w)
+        view.exp_()
+        base.sin_()
+    base.sum().backward()
+    return [t for t in packed if t.ndim], x.grad, w.grad
+
+
+@paired("J6", "J7")
+def test_memory_is_freed_with_the_last_user(lib: Any) -> Any:
+    import gc
+    import weakref
+
+    x = leaf(lib, 4)
+    base = x * 2
+    view = base[:2]
+    other = base[2:]
+    view.mul_(other.clone())
+    nodes = [weakref.ref(view), weakref.ref(base)]
+    total = base.sum()
+    total.backward()
+    del base, view, other, total
+    gc.collect()
+    return [node() is None for node in nodes], x.grad

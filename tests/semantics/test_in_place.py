@@ -1,0 +1,430 @@
+"""Group J, in-place operations: what they record, and what they refuse."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from tests.ops.cases import CASES
+from tests.semantics.paired import error_of, leaf, paired, row, values
+
+#: In-place methods of one argument less than their operator, and values that suit them.
+_UNARY = (
+    "abs neg square exp expm1 sin cos tan sinh cosh tanh sigmoid erf relu sign floor ceil round"
+)
+_POSITIVE = "log log1p sqrt rsqrt reciprocal"
+
+
+@paired("J5")
+def test_every_unary_form_is_recorded(lib: Any) -> Any:
+    found = {}
+    for name in (_UNARY + " " + _POSITIVE).split():
+        x = leaf(lib, 5)
+        y = x * x + 0.5 if name in _POSITIVE.split() else x * 0.7
+        same = getattr(y, name + "_")()
+        assert same is y
+        y.sum().backward()
+        found[name] = (y, y._version, x.grad)
+    return found
+
+
+@paired("J5")
+def test_every_binary_form_is_recorded(lib: Any) -> Any:
+    found = {}
+    for name in ("add", "sub", "mul", "div", "multiply", "divide", "subtract"):
+        x, w = leaf(lib, 2, 3), leaf(lib, 3, seed=1)
+        y = x * 2
+        getattr(y, name + "_")(w)
+        getattr(y, name + "_")(1.5)
+        y.pow(2).sum().backward()
+        found[name] = (y, y._version, x.grad, w.grad)
+    return found
+
+
+@paired("J5")
+def test_powers_limits_and_remainders(lib: Any) -> Any:
+    x, w = leaf(lib, 4), leaf(lib, 4, seed=1)
+    found = []
+    for change in (
+        lambda y: y.pow_(2),
+        lambda y: y.abs_().pow_(w),
+        lambda y: y.clamp_(-0.2, 0.3),
+        lambda y: y.clamp_(min=0.1),
+        lambda y: y.clamp_(w.detach() - 1, w.detach() + 1),
+        lambda y: y.clip_(max=0.0),
+        lambda y: y.remainder_(0.3),
+        lambda y: y.add_(w, alpha=3).sub_(w, alpha=0.5),
+    ):
+        y = change(x * 1.1)
+        found.append((y, *lib.autograd.grad(y.sum(), [x, w], allow_unused=True)))
+    return found
+
+
+@paired("J5")
+def test_pythons_operators(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+    y = same = x * 1
+    y += w
+    y *= 2
+    y -= w * w
+    y /= 3
+    y **= 2
+    assert y is same
+    y.sum().backward()
+    return y, y._version, x.grad, w.grad
+
+
+@paired("J5")
+def test_a_constant_begins_to_require_grad(lib: Any) -> Any:
+    y = lib.zeros(3, dtype=lib.float64)
+    flags = [y.requires_grad, y.is_leaf]
+    w = leaf(lib, 3)
+    y.add_(w)
+    flags += [y.requires_grad, y.is_leaf, y.grad_fn is not None]
+    y.mul_(w).sum().backward()
+    return flags, w.grad
+
+
+@paired("J5", "J2")
+def test_old_values_that_the_formula_needs_are_kept(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+    y = x * 1
+    y.mul_(w)
+    y.div_(w)
+    y.mul_(w).sin_()
+    y.sum().backward()
+    return x.grad, w.grad
+
+
+@paired("J2")
+def test_results_that_were_saved_may_not_change(lib: Any) -> Any:
+    words = "modified by an inplace operation", "is at version 1; expected version 0", "Hint"
+    found = []
+    for saves in (
+        lambda x: x.exp(),
+        lambda x: x.tanh(),
+        lambda x: x.sigmoid(),
+        lambda x: x.softmax(0),
+        lambda x: (x * x + 1).sqrt(),
+    ):
+        y = saves(leaf(lib, 3))
+        y.add_(1)
+        found.append(error_of(lambda y=y: y.sum().backward(), "which is output 0 of", *words))
+    return found
+
+
+@paired("J2")
+def test_operands_that_were_saved_may_not_change(lib: Any) -> Any:
+    words = "modified by an inplace operation", "is at version 2; expected version 0"
+    x = leaf(lib, 3)
+    found = []
+    for combine in (
+        lambda x, w: x * w,
+        lambda x, w: x / w,
+        lambda x, w: x @ w,
+        lambda x, w: (x * x).pow(w),
+        lambda x, w: lib.where(w > 0, x, w * x),
+    ):
+        w = lib.tensor(values(3)) ** 2 + 0.5
+        before = w._version
+        y = combine(x, w).sum()
+        w.add_(1).mul_(2)
+        found.append((before, error_of(lambda y=y: y.backward(), *words)))
+    y = x * 1
+    y *= y
+    return found, error_of(lambda: y.sum().backward(), "is at version 1; expected version 0")
+
+
+@paired("J2")
+def test_a_failed_backward_may_be_tried_again_elsewhere(lib: Any) -> Any:
+    x, w = leaf(lib, 3), lib.tensor(values(3))
+    good, bad = (x * 2).sum(), x * w
+    w.add_(1)
+    error = error_of(lambda: (good + bad.sum()).backward(), "inplace operation")
+    before = x.grad
+    good.backward()
+    return error, before, x.grad
+
+
+@paired("J2")
+def test_what_is_not_needed_may_change(lib: Any) -> Any:
+    x, w = leaf(lib, 3), lib.tensor(values(3))
+    y = x + w  # saves nothing
+    w.mul_(3)
+    z = y * w
+    y.add_(5)  # z needs w only
+    (z + y).sum().backward()
+    return x.grad, y, z
+
+
+@paired("J3")
+def test_no_change_of_a_leaf(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+    words = "a leaf Variable that requires grad is being used in an in-place operation"
+    changes = [
+        lambda: x.add_(1),
+        lambda: x.mul_(w),
+        lambda: x.zero_(),
+        lambda: x.fill_(2),
+        lambda: x.copy_(w),
+        lambda: x.exp_(),
+        lambda: x.clamp_(0, 1),
+        lambda: x.uniform_(),
+        lambda: x.normal_(),
+        lambda: x.masked_fill_(lib.tensor([True, False, True]), 0.0),
+        lambda: x.index_put_((lib.tensor([0]),), w[:1]),
+        lambda: x.__iadd__(w),
+    ]
+    return [error_of(change, words) for change in changes], x, x._version, x.grad_fn
+
+
+@paired("J19")
+def test_a_leaf_changes_without_recording(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+    with lib.no_grad():
+        x.add_(w).mul_(2)
+        x[1] = 0.5
+        x -= 0.1 * w
+    x.detach().mul_(3)
+    flags = (x.is_leaf, x.requires_grad, x._version)
+    (x * x).sum().backward()
+    return flags, x, x.grad, w.grad
+
+
+@paired("J10")
+def test_assignment_is_differentiable_in_both(lib: Any) -> Any:
+    keys = {
+        "int": (1, (4,)),
+        "slice": (slice(1, 3), (2, 4)),
+        "step": ((slice(None), slice(0, 4, 2)), (3, 2)),
+        "broadcast": (slice(None), (4,)),
+        "leading ones": (2, (1, 1, 4)),
+        "number": ((0, 1), ()),
+        "ellipsis": ((..., -1), (3,)),
+        "everything": (..., (3, 4)),
+        "rows": (lib.tensor([2, 0]), (2, 4)),
+        "rows repeated": (lib.tensor([1, 1]), (4,)),
+        "mixed": ((slice(None), lib.tensor([0, 2])), (3, 2)),
+        "elements": ((lib.tensor([0, 2]), lib.tensor([1, 1])), (2,)),
+        "mask": (lib.tensor(values(3, 4) > 0), ()),
+    }
+    found = {}
+    for name, (key, shape) in keys.items():
+        x, value = leaf(lib, 3, 4), leaf(lib, *shape, seed=1)
+        y = x * 1
+        y[key] = value * 2
+        (y * y).sum().backward()
+        found[name] = (y, y._version, x.grad, value.grad)
+    return found
+
+
+@paired("J10")
+def test_assignment_of_constants_and_to_constants(lib: Any) -> Any:
+    x, mask = leaf(lib, 4), lib.tensor([True, False, True, False])
+    y = x * 2
+    y[0] = 7
+    y[mask] = 0.5
+    y[lib.tensor([1])] = lib.tensor([3.0], dtype=lib.float64)
+    (y * y).sum().backward()
+    constant = lib.zeros(4)  # float32: the value's gradient comes back in its own dtype
+    value = leaf(lib, 2)
+    constant[1:3] = value
+    constant[mask] += value
+    constant.sum().backward()
+    return y, x.grad, constant, value.grad
+
+
+@paired("J10")
+def test_assignment_that_does_not_fit(lib: Any) -> Any:
+    y = leaf(lib, 3, 4) * 1
+
+    def assign(key: Any, value: Any) -> Any:
+        return lambda: y.__setitem__(key, value)
+
+    found = [
+        error_of(assign(3, 1.0), "out of bounds"),
+        error_of(assign((0, 0, 0), 1.0), "too many indices"),
+        error_of(assign(0, lib.ones(3)), "must match the existing size"),
+        error_of(assign(slice(0, 2), lib.ones(3, 4)), "must match the existing size"),
+    ]
+    return found, y._version
+
+
+@paired("J10")
+def test_copy_from_another_dtype_and_shape(lib: Any) -> Any:
+    source = leaf(lib, 2)
+    target = lib.zeros(3, 2)
+    target.copy_(source)
+    (target * lib.arange(6).view(3, 2)).sum().backward()
+    x = leaf(lib, 3, 2)
+    y = x * 2
+    y.copy_(lib.ones(2))
+    y.sum().backward()
+    refused = error_of(lambda: lib.zeros(2).copy_(lib.ones(3)), "must match the")
+    return target, source.grad, source.grad.dtype, y, x.grad, refused
+
+
+@paired("J10")
+def test_overwriting_gives_the_old_values_no_gradient(lib: Any) -> Any:
+    found = []
+    for overwrite in (
+        lambda y: y.zero_(),
+        lambda y: y.fill_(3),
+        lambda y: y.copy_(lib.ones(3)),
+        lambda y: (y.uniform_() * 0).abs(),
+        lambda y: (y.normal_(1, 2) * 0).abs(),
+    ):
+        x = leaf(lib, 3)
+        y = overwrite(x * 2)
+        y.sum().backward()
+        found.append((y, y._version, x.grad))
+    return found
+
+
+@paired("J10")
+def test_masked_fill_and_fill_with_tensors(lib: Any) -> Any:
+    x, value = leaf(lib, 2, 3), leaf(lib)
+    mask = lib.tensor([True, False, True])
+    y = (x * 2).masked_fill_(mask, value)
+    z = lib.zeros(2, dtype=lib.float64).fill_(value * 3)
+    (y * y).sum().backward()
+    z.sum().backward()
+    refused = [
+        error_of(lambda: (x * 1).fill_(lib.ones(2)), "only supports 0-dimension value tensor"),
+        error_of(lambda: (x * 1).masked_fill_(mask, lib.ones(3)), "only supports a 0-dimensional"),
+        error_of(lambda: (x * 1).masked_fill_(lib.tensor([1, 0, 1]), 0), "only supports boolean"),
+    ]
+    return y, z, x.grad, value.grad, refused
+
+
+@paired("J9")
+def test_out_refuses_tensors_that_require_grad(lib: Any) -> Any:
+    x, plain = leaf(lib, 2, 2), lib.zeros(2, 2, dtype=lib.float64)
+    words = "functions with out=... arguments don't support automatic differentiation"
+    asks = lib.zeros(2, 2, dtype=lib.float64, requires_grad=True)
+    found = [
+        error_of(lambda: lib.add(x, 1, out=plain), "add()", words),
+        error_of(lambda: lib.mul(plain, plain, out=asks), "mul()", words),
+        error_of(lambda: lib.matmul(x, plain, out=plain), "matmul()", words),
+        error_of(lambda: lib.cat([plain, x], out=plain), "cat()", words),
+        error_of(lambda: lib.exp(x, out=plain), "exp()", words),
+    ]
+    with lib.no_grad():
+        same = lib.add(x, 1, out=plain)
+        lib.div(x, 2, out=x)
+    return found, same is plain, plain, plain._version, x, x._version
+
+
+@paired("J9")
+def test_out_takes_the_shape_of_the_result(lib: Any) -> Any:
+    a = lib.tensor(values(2, 2))
+    empty = lib.zeros(0, dtype=lib.float64)
+    same = lib.mm(a, a, out=empty)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resized = lib.sub(a, 1, out=lib.zeros(3, dtype=lib.float64))
+    words = "can't be cast to the desired output type"
+    refused = error_of(lambda: lib.add(a, 1, out=lib.zeros(2, 2, dtype=lib.int64)), words)
+    told = ["resized" in str(w.message) for w in caught]
+    return same is empty, empty, resized, told, refused
+
+
+@paired("J3", "J5")
+def test_shapes_and_dtypes_that_do_not_fit(lib: Any) -> Any:
+    whole, x = lib.tensor([1, 2]), leaf(lib, 2)
+    cast = "can't be cast to the desired output type"
+    overlap = "more than one element of the written-to tensor refers to a single memory location"
+    y = lib.tensor(values(4))
+    found = [
+        error_of(lambda: whole.add_(0.5), cast),
+        error_of(lambda: whole.div_(2), cast),
+        error_of(lambda: whole.exp_(), cast),
+        error_of(lambda: whole.mul_(x), cast),
+        error_of(lambda: (x > 0).add_(1), cast),
+        error_of(lambda: (x * 1).add_(lib.ones(3, 2)), "doesn't match the broadcast shape"),
+        error_of(lambda: lib.ones(1).expand(3).add_(1), overlap),
+        error_of(lambda: y[1:].add_(y[:-1]), "refer to a single memory location"),
+    ]
+    return found, whole, y[::2].add_(y[1::2]), y.add_(y)
+
+
+@paired("J5")
+def test_mixed_dtypes(lib: Any) -> Any:
+    x, w = leaf(lib, 3, dtype="float32"), leaf(lib, 3, seed=1)
+    y = x * 1
+    y.mul_(w).add_(lib.tensor([1, 2, 3])).sub_(2)
+    y.sum().backward()
+    return y, x.grad, w.grad
+
+
+@paired("J5")
+def test_integers_and_booleans(lib: Any) -> Any:
+    a, b = lib.tensor([6, 7]), lib.tensor([True, False])
+    a += 1
+    a //= 2
+    a %= 3
+    a |= 4
+    a &= 6
+    a ^= 1
+    b |= lib.tensor([True, True])
+    b &= lib.tensor([False, True])
+    return a, a._version, b, b._version, a.neg_().abs_().clamp_(max=4), a.pow_(2)
+
+
+@paired("C2")
+def test_gradients_that_a_user_holds_are_never_changed(lib: Any) -> Any:
+    kept = []
+    x, y, w = leaf(lib, 3), leaf(lib, 3, seed=1), lib.tensor(values(3, seed=2))
+    seed = lib.tensor(values(3, seed=3))
+    total = x + y
+    total.register_hook(lambda g: kept.append(g))
+    branch = total * w
+    branch.register_hook(lambda g: kept.append(g))
+    lib.autograd.backward([branch + total, total], [seed, seed])
+    first = x.grad
+    held = first.clone()
+    x.grad = None
+    (x * 3 + total.detach()).sum().backward()
+    x.grad.zero_()
+    y.grad.mul_(10)
+    return kept, seed, first, held, x.grad, y.grad
+
+
+@paired("C2", "J1")
+def test_a_second_backward_adds_into_the_same_grad(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    (x * 2).sum().backward()
+    grad = x.grad
+    view = grad[1:]
+    (x * 3).sum().backward()
+    return x.grad is grad, grad, view
+
+
+@row("J5")
+def test_every_operator_of_one_input_keeps_its_gradient_in_place() -> None:
+    """What an in-place form gives equals the out-of-place form, for the whole table."""
+    checked = set()
+    for case in CASES:
+        if case.name not in f"{_UNARY} {_POSITIVE}".split():
+            continue
+        (array,) = case.arrays()
+        x = mg.tensor(array, requires_grad=True)
+        out, y = case.function(mg, x), getattr(x * 1, f"{case.name}_")()
+        seed = mg.tensor(np.random.default_rng(0).random(out.shape))
+        with mg.Engine("local"):
+            wanted, found = mg.grad(out, x, seed)[0], mg.grad(y, x, seed)[0]
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy(), err_msg=case.name)
+        checked.add(case.name)
+    assert checked == set(f"{_UNARY} {_POSITIVE}".split())
+
+
+@row("J10")
+def test_a_gradient_of_nothing_is_refused_before_anything_changes() -> None:
+    x = mg.ones(3, requires_grad=True) * 5
+    with pytest.raises(RuntimeError, match="its derivative is not implemented"):
+        x.floor_divide_(2)
+    assert x.tolist() == [5.0, 5.0, 5.0]
