@@ -161,6 +161,33 @@ def test_second_derivatives_equal_pytorchs(case: Case) -> None:
         np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-10)
 
 
+@by_name
+def test_create_graph_gives_the_same_derivatives(case: Case) -> None:
+    out, inputs = run(case, case.arrays())
+    cotangent = Tensor(cotangent_for(out)).requires_grad_()
+    sources = [*inputs, cotangent]
+    with mg.Engine("local"):
+        firsts = mg.grad(out, inputs, cotangent, create_graph=True, allow_unused=True)
+        used = [at for at, first in enumerate(firsts) if first is not None and first.requires_grad]
+        weights = {at: cotangent_for(firsts[at]) for at in used}
+        seconds = mg.grad(
+            [firsts[at] for at in used],
+            sources,
+            [Tensor(weight) for weight in weights.values()],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    expected = differentiable_gradients([out], [cotangent], inputs)
+    wanted = gradients([expected[at] for at in used], list(weights.values()), sources)
+    for first, value in zip(firsts, expected, strict=True):
+        assert (first is None) == (value is None)
+        if first is not None:
+            assert first.numpy(force=True).tobytes() == value.numpy(force=True).tobytes()
+    for second, target in zip(seconds, wanted, strict=True):
+        left = 0.0 if second is None else second.numpy()
+        np.testing.assert_allclose(left, 0.0 if target is None else target, rtol=1e-12, atol=1e-12)
+
+
 def _run_torch(torch: Any, case: Case) -> tuple[Any, list[Any]]:
     leaves = [torch.from_numpy(a).requires_grad_() for a in case.arrays()]
     names = _Names(torch.nn.functional, torch)
