@@ -1,0 +1,35 @@
+"""Every operator's formula gives the same bits in a worker as here, second derivatives included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import mpgrad as mg
+from tests.ops.cases import CASES, Case
+from tests.ops.test_operators import cotangent_for, run
+
+pytestmark = pytest.mark.process
+
+
+def derivatives(case: Case) -> list[tuple[str, bytes] | None]:
+    """First derivatives of a case, and those of a weighted sum of them."""
+    out, inputs = run(case, case.arrays())
+    cotangent = mg.tensor(cotangent_for(out), requires_grad=True)
+    firsts = mg.grad(out, inputs, cotangent, create_graph=True, allow_unused=True)
+    used = [first for first in firsts if first is not None and first.requires_grad]
+    weights = [mg.tensor(cotangent_for(first)) for first in used]
+    seconds = mg.grad(used, [*inputs, cotangent], weights, allow_unused=True)
+    return [_bits(tensor) for tensor in (*firsts, *seconds)]
+
+
+def _bits(tensor: Any) -> tuple[str, bytes] | None:
+    return None if tensor is None else (str(tensor.dtype), tensor.detach().numpy().tobytes())
+
+
+@pytest.mark.slow
+def test_every_operator_in_workers(engine: mg.Engine) -> None:
+    with mg.Engine("local"):
+        here = {case.name: derivatives(case) for case in CASES}
+    assert [case.name for case in CASES if derivatives(case) != here[case.name]] == []
