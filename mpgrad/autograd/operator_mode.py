@@ -6,7 +6,6 @@ The same place as PyTorch's TorchDispatchMode, below autograd: what is recorded 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,20 +57,19 @@ class OperatorModes:
     """The modes of every thread.
 
     Attributes:
-        entered: how many are in force on all threads together; nearly always 0, and then nobody
-            need ask which thread it is on.
+        entered: those in force on all threads together; nearly always none, and then nobody need
+            ask which thread it is on.
     """
 
-    __slots__ = ("_lock", "_mine", "entered")
+    __slots__ = ("_mine", "entered")
 
     def __init__(self) -> None:
-        self.entered = 0
-        self._lock, self._mine = threading.Lock(), _Entered()
+        self.entered: list[OperatorMode] = []
+        self._mine = _Entered()
 
     def push(self, mode: OperatorMode) -> None:
         self._mine.modes = (*self._mine.modes, mode)
-        with self._lock:
-            self.entered += 1
+        self.entered.append(mode)
 
     def pop(self, mode: OperatorMode) -> None:
         """Leave ``mode``, the innermost one.
@@ -83,8 +81,7 @@ class OperatorModes:
         if not modes or modes[-1] is not mode:
             raise RuntimeError("operator modes are left in another order than they were entered")
         self._mine.modes = modes[:-1]
-        with self._lock:
-            self.entered -= 1
+        self.entered.pop()  # how many is what counts
 
     def forward(
         self,

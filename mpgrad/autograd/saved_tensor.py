@@ -7,7 +7,6 @@ hook returns is kept (:class:`Packed`).
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,15 +52,14 @@ class SavedTensorsHooks:
     """The saved-tensor hooks of every thread.
 
     Attributes:
-        entered: how many pairs are in force on all threads together. While it is 0, and that is
+        entered: the pairs that are in force on all threads together. While it is empty, and that is
             nearly always, saving a tensor need not ask which thread it is on.
     """
 
-    __slots__ = ("_lock", "_threads", "entered")
+    __slots__ = ("_threads", "entered")
 
     def __init__(self) -> None:
-        self.entered = 0
-        self._lock = threading.Lock()
+        self.entered: list[HookPair] = []
         self._threads = _Threads()
 
     @property
@@ -88,7 +86,7 @@ class SavedTensorsHooks:
         if state.forbidden is not None:
             raise RuntimeError(state.forbidden)
         self._threads.state = state._replace(pairs=(*state.pairs, pair))
-        self._count(1)
+        self.entered.append(pair)
 
     def pop(self) -> None:
         """Leave the innermost pair.
@@ -100,7 +98,7 @@ class SavedTensorsHooks:
         if not state.pairs:
             raise RuntimeError("there are no saved-tensor hooks to leave on this thread")
         self._threads.state = state._replace(pairs=state.pairs[:-1])
-        self._count(-1)
+        self.entered.pop()  # how many is what counts
 
     @contextmanager
     def only_if(self, condition: bool) -> Iterator[None]:
@@ -112,10 +110,6 @@ class SavedTensorsHooks:
             yield
         finally:
             self.state = before
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self.entered += change
 
 
 HOOKS = SavedTensorsHooks()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import cloudpickle
 import numpy as np
 
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.autograd.function_node import FunctionNode
+from mpgrad.autograd.function_node import FunctionNode, PortableContext
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.autograd.shipping import ShippedCode
 from mpgrad.dispatch import OperatorNode
@@ -45,6 +45,8 @@ from mpgrad.wire.programs import (
 )
 
 Array: TypeAlias = np.ndarray[Any, Any]
+
+T = TypeVar("T")
 
 #: Encoded wirings of Nodes that are kept.
 WIRINGS_MAX = 4096
@@ -196,16 +198,16 @@ class Handover:
         if not frozen.runs[index]:
             return CaptureRule()
         if isinstance(node, OperatorNode):
-            return self._operator(node)
+            return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):
-            return self._function(node, code[index])
+            return self._function(node, _read(node.portable_context), code[index])
         raise TypeError(f"{node.name()} cannot be sent to a worker")
 
-    def _operator(self, node: OperatorNode) -> OperatorRule:
+    def _operator(self, node: OperatorNode, arrays: dict[str, Any]) -> OperatorRule:
         saved: dict[str, PackedArray] = {}
         several: dict[str, tuple[PackedArray | None, ...]] = {}
         plain = dict(node.plain)
-        for name, value in node.saved_arrays().items():
+        for name, value in arrays.items():
             if isinstance(value, tuple):
                 is_array = [isinstance(v, np.ndarray) for v in value]
                 several[name] = tuple(
@@ -221,8 +223,9 @@ class Handover:
             node.operator.name, saved, several, encode_plain(plain) if plain else b""
         )
 
-    def _function(self, node: FunctionNode, code: ShippedCode) -> FunctionRule:
-        context = node.portable_context()
+    def _function(
+        self, node: FunctionNode, context: PortableContext, code: ShippedCode
+    ) -> FunctionRule:
         buffers: list[PackedArray] = []
 
         def out_of_band(buffer: Any) -> None:
@@ -250,6 +253,17 @@ class Handover:
             pickled,
             tuple(buffers),
         )
+
+
+class SavedTensorsUnreadable(Exception):
+    """Some Node's saved tensors were freed, or changed in place; the cause says it."""
+
+
+def _read(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except RuntimeError as error:
+        raise SavedTensorsUnreadable from error
 
 
 #: The bytes of shipped code as arrays in the arena, by content: the same code is written once.

@@ -8,6 +8,7 @@ from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.function_node import FunctionNode
 from mpgrad.autograd.node import Node
 from mpgrad.autograd.shipping import Decision, ShippedCode, attributes_reason, decide
+from mpgrad.dispatch import OperatorNode
 
 
 class Where(NamedTuple):
@@ -44,8 +45,18 @@ def _where_function(node: FunctionNode, keep_graph: bool = False) -> Where:
     return Where(False, "a Function that reads nothing that could differ", decision.code)
 
 
-def place(frozen: FrozenGraph) -> tuple[FrozenGraph, dict[int, ShippedCode]]:
-    """``frozen`` with ``on_client`` set, and the code of each Function that travels."""
+def place(
+    frozen: FrozenGraph, *, check_saved: bool = False
+) -> tuple[FrozenGraph, dict[int, ShippedCode]]:
+    """``frozen`` with ``on_client`` set, and the code of each Function that travels.
+
+    A Node whose saved tensors cannot be read runs in the client, where it fails when its turn comes
+    and not before: hooks ahead of it run, Nodes ahead of it let go of what they saved.
+
+    Args:
+        frozen: the graph.
+        check_saved: find such Nodes in every case; else only where user code runs in the graph.
+    """
     code: dict[int, ShippedCode] = {}
     moved: dict[int, Where] = {}
     for index, node in enumerate(frozen.nodes):
@@ -55,6 +66,10 @@ def place(frozen: FrozenGraph) -> tuple[FrozenGraph, dict[int, ShippedCode]]:
                 code[index] = found.code
             if found.on_client:
                 moved[index] = found
+    if check_saved or moved or any(spec.on_client for spec in frozen.spec.nodes):
+        for index, node in enumerate(frozen.nodes):
+            if frozen.runs[index] and not node.has_packed and not _is_readable(node):
+                moved[index] = Where(True, "its saved tensors cannot be read")
     if not moved:
         return frozen, code
     specs = tuple(
@@ -62,3 +77,15 @@ def place(frozen: FrozenGraph) -> tuple[FrozenGraph, dict[int, ShippedCode]]:
         for index, spec in enumerate(frozen.spec.nodes)
     )
     return frozen._replace(spec=frozen.spec._replace(nodes=specs)), code
+
+
+def _is_readable(node: Node) -> bool:
+    """Whether what ``node`` saved is still there, and as it was."""
+    try:
+        if isinstance(node, OperatorNode):
+            node.saved_arrays()
+        elif isinstance(node, FunctionNode):
+            node.portable_context()
+    except RuntimeError:
+        return False
+    return True

@@ -21,9 +21,10 @@ from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.autograd.running import innermost
+from mpgrad.autograd.shipping import ShippedCode
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.failure import cause_of
-from mpgrad.engine.handover import Handover
+from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.placement import place
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
@@ -221,7 +222,13 @@ class ProcessEngine:
             Exception: what a rule or hook raised, as it is.
             WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
         """
-        frozen, code = place(frozen)
+        try:
+            return self._execute(*place(frozen))
+        except SavedTensorsUnreadable:
+            # No user code has run yet: where there is some, `place` has looked for such Nodes.
+            return self._execute(*place(frozen, check_saved=True))
+
+    def _execute(self, frozen: FrozenGraph, code: dict[int, ShippedCode]) -> list[tuple[Any, bool]]:
         planned = self.plan(frozen.spec)
         handover = Handover()
         try:
@@ -234,6 +241,8 @@ class ProcessEngine:
             handover.close()
         replay_warnings(client.warnings, lambda task: planned.tasks[task].position)
         if isinstance(outcome, FailGraph):
+            if outcome.kind == "error":
+                client.release_before(planned.groups[outcome.task][outcome.step].node)
             raise cause_of(outcome, frozen, planned, client.error)
         if not frozen.keep_graph:
             for node, runs in zip(frozen.nodes, frozen.runs, strict=True):

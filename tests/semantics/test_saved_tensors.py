@@ -97,6 +97,107 @@ def test_the_version_is_checked_when_somebody_looks(lib: Any) -> Any:
     return error_of(lambda: y.grad_fn._saved_other, "modified by an inplace operation")
 
 
+@paired("I5")
+def test_a_saved_tensor_that_was_detached_in_place_is_an_error(lib: Any) -> Any:
+    x, w = leaf(lib, 3) * 2, leaf(lib, 3, seed=1)
+    y = (x * w).sum()
+    x.detach_()
+    leaf_ = leaf(lib, 3)
+    z = (leaf_ * w).sum()  # a leaf loses nothing
+    leaf_.detach_()
+    z.backward()
+    return error_of(y.backward, "has been detached in-place"), w.grad
+
+
+@paired("I6")
+def test_inference_tensors_cannot_be_saved(lib: Any) -> Any:
+    w = leaf(lib, 3)
+    with lib.inference_mode():
+        x = leaf(lib, 3, seed=1).detach() * 2
+        assert not (x * w).requires_grad
+    words = "Inference tensors cannot be saved for backward"
+    (w * x.clone() + x).sum().backward()  # a clone can, and the sum saves nothing
+    with lib.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        packing = error_of(lambda: w * x, words)
+    return error_of(lambda: w * x, words), packing, w.grad
+
+
+@paired("I4", "E1")
+def test_hooks_run_up_to_the_node_whose_values_changed(lib: Any) -> Any:
+    """The error comes when the Node's turn comes, not when backward begins."""
+    x, w, seen = leaf(lib, 3), leaf(lib, 3, seed=1).detach(), []
+    y = (x * w).exp()
+    inner = y.grad_fn.next_functions[0][0]
+    y.register_hook(lambda grad: seen.append(grad.clone()))
+    inner.register_prehook(lambda _: seen.append("before"))
+    inner.register_hook(lambda *_: seen.append("after"))
+    x.register_hook(lambda _: seen.append("leaf"))
+    w.add_(1)
+    error = error_of(y.sum().backward, "modified by an inplace operation")
+    freed = error_of(lambda: y.grad_fn._saved_result, "a second time")
+    return error, freed, seen, x.grad
+
+
+@paired("E2", "E1")
+def test_what_ran_before_the_error_is_freed(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    u = x.exp()
+    u.sum().backward()  # frees the innermost Node only
+    for hooked in (False, True):
+        v = u.sin()
+        w = v.tanh()
+        seen = []
+        if hooked:
+            v.register_hook(lambda grad, seen=seen: seen.append(grad.clone()))  # type: ignore[misc]
+        error = error_of(w.sum().backward, "a second time")
+        for node in (w.grad_fn, v.grad_fn):
+            name = "_saved_result" if node is w.grad_fn else "_saved_self"
+            error_of(lambda node=node, name=name: getattr(node, name), "a second time")  # type: ignore[misc]
+    return error, seen, x.grad
+
+
+@paired("E1")
+def test_a_failed_function_keeps_what_it_saved(lib: Any) -> Any:
+    class Fails(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        run_on = "worker"
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            raise ValueError("mine")
+
+    x = leaf(lib, 3)
+    u = x.exp()
+    v = Fails.apply(u)
+    w = v.tanh()
+    error = error_of(w.sum().backward, "mine")
+    freed = error_of(lambda: w.grad_fn._saved_result, "a second time")
+    return error, freed, v.grad_fn.saved_tensors, u.grad_fn._saved_result
+
+
+@paired("E7")
+def test_a_graph_that_threads_share_is_freed_by_the_first(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    shared = x.exp()
+    first, second = (shared * 2).sum(), shared.sin().sum()
+    thread = threading.Thread(target=first.backward)
+    thread.start()
+    thread.join()
+    outcomes = []
+
+    def run() -> None:
+        outcomes.append(error_of(second.backward, "a second time"))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return x.grad, outcomes
+
+
 @paired("I18")
 def test_only_what_a_gradient_needs_is_saved(lib: Any) -> Any:
     hooks, a, b = Recorder(lib), leaf(lib, 2, 2), leaf(lib, 2, 2, seed=1)
@@ -471,6 +572,80 @@ def test_python_numbers_are_not_packed(lib: Any) -> Any:
         y = (x * 2.0 + 1.0) / 4.0
     y.sum().backward()
     return hooks.packed, x.grad
+
+
+@paired("I16")
+def test_packed_graphs_can_be_differentiated_twice(lib: Any) -> Any:
+    hooks, x, w = Recorder(lib), leaf(lib, 3), leaf(lib, 3, seed=1)
+    with hooks():
+        y = ((x * w).exp() * x).sum()
+    (first,) = lib.autograd.grad(y, x, create_graph=True)
+    (first * first).sum().backward()
+    assert hooks.unpacked > 0
+    return first, x.grad, w.grad
+
+
+@paired("I16")
+def test_a_backward_that_is_recorded_packs_what_it_saves(lib: Any) -> Any:
+    """Hooks that are in force during backward apply to the graph of the gradient."""
+    hooks, x, w = Recorder(lib), leaf(lib, 3), leaf(lib, 3, seed=1)
+    y = (x.sin() * w).sum()
+    with hooks():
+        first = lib.autograd.grad(y, (x, w), create_graph=True)
+    count, hooks.unpacked = len(hooks.packed), 0
+    assert count > 0
+    (first[0].exp().sum() + (first[1] * x).sum()).backward()
+    assert hooks.unpacked > 0
+    assert len(hooks.packed) == count
+    return first, x.grad, w.grad
+
+
+@paired("I16")
+def test_third_derivatives_through_hooks(lib: Any) -> Any:
+    hooks, x = Recorder(lib), leaf(lib, 3)
+    with hooks():
+        y = x.sin() * x.exp()
+        (first,) = lib.autograd.grad(y.sum(), x, create_graph=True)
+        (second,) = lib.autograd.grad(first.sum(), x, create_graph=True)
+        (third,) = lib.autograd.grad(second.sum(), x)
+    return first, second, third
+
+
+@paired("I16", "H25")
+def test_a_function_whose_tensors_are_packed_can_be_differentiated_twice(lib: Any) -> Any:
+    class Cube(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return grad * 3 * x * x
+
+    hooks, x = Recorder(lib), leaf(lib, 3)
+    with hooks():
+        y = Cube.apply(x * 2)
+    (first,) = lib.autograd.grad(y.sum(), x, create_graph=True)
+    first.sum().backward()
+    return first, x.grad
+
+
+@paired("I16", "I8")
+def test_one_packed_tensor_in_a_double_backward(lib: Any) -> Any:
+    x, w, modes = leaf(lib, 3), leaf(lib, 3, seed=1), []
+
+    def unpack(tensor: Any) -> Any:
+        modes.append(lib.is_grad_enabled())
+        return tensor * 1
+
+    y = x * w
+    y.grad_fn._raw_saved_other.register_hooks(lambda t: t.detach(), unpack)
+    (first,) = lib.autograd.grad(y.sum(), x, create_graph=True)
+    lib.autograd.grad(y.sum(), x, retain_graph=True)
+    (first * first).sum().backward()
+    return first, x.grad, w.grad, modes
 
 
 @paired("I17")
