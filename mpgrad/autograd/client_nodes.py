@@ -9,9 +9,10 @@ All of it works on Tensors. ``apply`` wraps arrays with recording off; ``apply_r
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from mpgrad.autograd.accumulate_grad import AccumulateGrad, grad_lock
 from mpgrad.autograd.executing import executing
@@ -20,6 +21,9 @@ from mpgrad.autograd.node import InputMetadata, Node
 from mpgrad.autograd.running import note_early_change
 from mpgrad.storage import adopt, is_exclusive
 from mpgrad.tensor import Tensor
+
+#: ``(xp, grads, needs) -> gradients``, as ``Node.apply``.
+Rule: TypeAlias = Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]]
 
 #: At DEBUG it tells of each Node before it runs.
 LOGGER = logging.getLogger("mpgrad.autograd.graph")
@@ -222,10 +226,20 @@ def runs_node_hooks(node: Node) -> bool:
     return node.hooks is not None and bool(node.hooks.pre or node.hooks.post)
 
 
-def with_late_hooks(node: Node, results: list[Any], grads: Sequence[Any]) -> list[Any]:
-    """``results`` after the post-hooks that ``node`` got while it ran, if it got any."""
-    if node.hooks is None or not node.hooks.post:
+def rule_of(node: Node) -> Rule:
+    """What the client runs for ``node``: user code in it may ask for the Node, and may hook it."""
+    if not (node.is_user_code or node.has_packed):
+        return node.apply
+    return functools.partial(_run_user_code, node)
+
+
+def _run_user_code(node: Node, xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
+    hooked = runs_node_hooks(node)
+    with executing(node):
+        results = node.apply(xp, grads, needs)
+    if hooked or not runs_node_hooks(node):
         return results
+    # Hooks that came while it ran: there is no HooksAfter for them.
     tensors = [None if value is None else Tensor(value) for value in results]
     shown = [None if grad is None else Tensor(adopt(grad)) for grad in grads]
     with no_grad(), executing(node):

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.client_nodes import run_post_hooks, runs_node_hooks, with_late_hooks
-from mpgrad.autograd.executing import executing
 from mpgrad.autograd.function_context import FunctionContext, Metadata, backward_of
 from mpgrad.autograd.grad_mode import enable_grad, no_grad
 from mpgrad.autograd.node import FREED_MESSAGE, Edge, InputMetadata, Node
@@ -34,6 +32,7 @@ class FunctionNode(Node):
     __slots__ = ("ctx", "function", "has_packed")
 
     takes_undefined = True
+    is_user_code = True
 
     def __init__(
         self, function: type[Any], ctx: FunctionContext, next_edges: Sequence[Edge | None]
@@ -108,10 +107,7 @@ class FunctionNode(Node):
         return self.ctx._saved
 
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-        hooked = runs_node_hooks(self)
-        with executing(self):
-            results = run_function_backward(self.function, self.ctx, grads, needs)
-        return results if hooked else with_late_hooks(self, results, grads)
+        return run_function_backward(self.function, self.ctx, grads, needs)
 
     def apply_recorded(
         self, grads: Sequence[Tensor | None], needs: Sequence[bool]
@@ -122,13 +118,11 @@ class FunctionNode(Node):
             grads: gradients of the outputs; they may require grad themselves.
             needs: for each argument of forward, whether its gradient is wanted.
         """
-        hooked = runs_node_hooks(self)
-        with enable_grad(), executing(self):
-            results = [
+        with enable_grad():
+            return [
                 value if value is None or isinstance(value, Tensor) else Tensor(value)
                 for value in _checked_gradients(self.function, self.ctx, grads, needs)
             ]
-            return results if hooked else run_post_hooks(self, results, list(grads))
 
     def release_saved(self) -> None:
         # A Function that saved nothing may run again, as in PyTorch.

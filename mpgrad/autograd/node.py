@@ -91,6 +91,8 @@ class Node:
     #: Whether hooks packed a saved tensor, so that only the calling process may run the rule.
     #: (A slot of the classes that save tensors; hides this.)
     has_packed = False
+    #: Whether its rule is the user's.
+    is_user_code = False
     #: Whether only the client may run it, because it calls what the user registered, or raises.
     runs_on_client = False
 

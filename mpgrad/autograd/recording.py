@@ -20,7 +20,7 @@ import numpy as np
 from mpgrad.autograd.anomaly_mode import explain_failure, refuse_nan
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.backward_of import SUM_GRADIENTS, backward_of
-from mpgrad.autograd.client_nodes import HooksBefore
+from mpgrad.autograd.client_nodes import HooksBefore, run_post_hooks, runs_node_hooks
 from mpgrad.autograd.executing import executing
 from mpgrad.autograd.freeze import FrozenGraph, ResultSink
 from mpgrad.autograd.grad_mode import enable_grad
@@ -117,7 +117,10 @@ class _Recorder:
         ]
         try:
             with executing(node.subject):
+                hooked = self._captured is not None or runs_node_hooks(node)
                 outputs = self._outputs(node, totals, needs, expected)
+                if not hooked:  # user code may have hooked its Node while it ran
+                    outputs = run_post_hooks(node, outputs, totals)
             if anomaly.checks_nan and self._may_give_nan(node):
                 arrays = [None if output is None else output._array for output in outputs]
                 refuse_nan(node.subject.name(), arrays)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.autograd.client_nodes import rule_of
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.dispatch import cpu
 from mpgrad.engine.handover import Handover
@@ -83,7 +84,7 @@ class ClientWorker:
         node = self._frozen.nodes[member.node]
         return Step(
             node.name(),
-            node.apply,
+            rule_of(node),
             node.input_metadata,
             output_metadata(self._frozen, member.node),
             [

@@ -9,7 +9,7 @@ from typing import Any
 from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.anomaly_mode import explain_failure
 from mpgrad.autograd.anomaly_mode import mode as anomaly
-from mpgrad.autograd.client_nodes import HooksBefore
+from mpgrad.autograd.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.node import InputMetadata, Node
 from mpgrad.dispatch import cpu
@@ -79,7 +79,7 @@ def _step(
     runs = frozen.runs[index]
     return Step(
         spec.name,
-        node.apply if runs else None,
+        rule_of(node) if runs else None,
         node.input_metadata,
         output_metadata(frozen, index),
         [None if target is None else (rank[target[0]], target[1]) for target in spec.edges],

@@ -164,3 +164,10 @@ def test_module_hooks_with_create_graph(lib: Any) -> Any:
     (grad,) = lib.autograd.grad((layer(x) ** 2).sum(), x, create_graph=True)
     grad.exp().sum().backward()
     return seen, x.grad, layer.weight.grad
+
+
+@paired("G18")
+def test_the_outputs_may_not_be_changed_in_place(lib: Any) -> Any:
+    layer = linear(lib, 2, 3)
+    layer.register_full_backward_hook(lambda *_: None)
+    return error_of(lambda: layer(leaf(lib, 4, 2)).mul_(2), "modified inplace", "custom Function")

@@ -335,6 +335,31 @@ def test_the_current_node_around_an_inner_backward(lib: Any) -> Any:
     return x.grad, inner.grad
 
 
+@paired("F8", "G13")
+def test_unpacking_belongs_to_a_node_and_may_hook_it(lib: Any) -> Any:
+    current = _current(lib)
+    x = leaf(lib, 2)
+    log: list[Any] = []
+    made: list[Any] = []
+
+    def unpack(packed: Any) -> Any:
+        log.append(current() is made[0].grad_fn)
+        if len(log) == 1:
+            made[0].grad_fn.register_hook(lambda inputs, _: (inputs[0] * 10, inputs[1]))
+        return packed
+
+    with lib.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        made.append(x * leaf(lib, 2, seed=1))
+    made[0].sum().backward(retain_graph=True)
+    first = x.grad.clone()
+    (made[0] * 2).sum().backward(retain_graph=True)
+    made[0].grad_fn.register_hook(lambda inputs, _: log.append(current()))
+    grads = lib.autograd.grad(made[0].sum(), x, create_graph=True)
+    assert log.pop() is made[0].grad_fn
+    assert set(log) == {True}
+    return first, x.grad, grads
+
+
 def _current(lib: Any) -> Any:
     return lib.autograd.graph.current_autograd_node if lib is mg else lib._C._current_autograd_node
 
