@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.running import queue_callback
+from mpgrad.autograd.running import checkpoint_is_valid, queue_callback
 from mpgrad.ops.promotion import DEFAULT_FLOAT
 from mpgrad.tensor import Tensor
 
@@ -20,6 +20,11 @@ class ExecutionEngine:
     def queue_callback(callback: Callable[[], Any]) -> None:
         """See :func:`mpgrad.autograd.graph.queue_callback`."""
         queue_callback(callback)
+
+    @staticmethod
+    def is_checkpoint_valid() -> bool:
+        """Whether no backward running on this thread is asked for some inputs' gradients only."""
+        return checkpoint_is_valid()
 
 
 class _VariableType(type):

@@ -18,7 +18,7 @@ from mpgrad.ops.promotion import (
     refuse_complex,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
-from mpgrad.ops.registry import operator
+from mpgrad.ops.registry import not_implemented, operator
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -122,7 +122,7 @@ def div(
     if out is not None:
         return into(out, div, input, other, rounding_mode=rounding_mode)
     if rounding_mode == "floor":
-        return floor_divide(input, other)
+        return floored_quotient(input, other)
     if rounding_mode is not None:
         raise RuntimeError(
             f"div expected rounding_mode to be one of None or 'floor' but found {rounding_mode!r}"
@@ -130,11 +130,34 @@ def div(
     return call(_div, *operands(input, other, float_result=True))
 
 
-_floor_divide = operator("floor_divide", lambda xp, a, b: xp.floor_divide(a, b))
+_floored_quotient = operator(
+    "floored_quotient",
+    lambda xp, a, b: xp.floor_divide(a, b),
+    a=lambda xp, grad, a_shape: xp.zeros(a_shape, grad.dtype),
+    b=lambda xp, grad, b_shape: xp.zeros(b_shape, grad.dtype),
+    node_name="DivBackward",
+)
+
+
+def floored_quotient(input: Any, other: Any) -> Tensor:
+    """``div(input, other, rounding_mode="floor")``; the gradient is zero."""
+    a, b = operands(input, other)
+    refuse_complex("floor_divide", a, b)
+    return call(_floored_quotient, a, b)
+
+
+_floor_divide = operator(
+    "floor_divide",
+    lambda xp, a, b: xp.floor_divide(a, b),
+    a=not_implemented("floor_divide"),
+    b=not_implemented("floor_divide"),
+)
 
 
 def floor_divide(input: Any, other: Any) -> Tensor:
-    """``floor(input / other)``; not differentiable."""
+    """``floor(input / other)``. A backward that comes to it is an error, as in PyTorch: use
+    ``div(input, other, rounding_mode="floor")`` where a gradient of zero is meant.
+    """
     a, b = operands(input, other)
     refuse_complex("floor_divide", a, b)
     return call(_floor_divide, a, b)

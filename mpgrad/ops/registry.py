@@ -167,6 +167,18 @@ class Operator:
         return f"<operator {self.name}({', '.join(self.inputs)})>"
 
 
+def not_implemented(name: str) -> Formula:
+    """The formula of an input of operator ``name`` that has none: it raises when backward runs it.
+
+    So a result that no gradient is asked of can be used, which a refusal in forward would forbid.
+    """
+
+    def formula(xp: Any, grad: Any) -> Any:
+        raise RuntimeError(f"derivative for {name} is not implemented")
+
+    return formula
+
+
 def operator(
     name: str,
     forward: Callable[..., Any],

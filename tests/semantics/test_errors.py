@@ -375,3 +375,31 @@ def kill(engine: mg.Engine) -> None:
 
     assert engine.coordinator_pid is not None
     os.kill(engine.coordinator_pid, signal.SIGKILL)
+
+
+# ---------------------------------------------------------------------- no derivative
+
+
+@paired("L7")
+def test_an_operator_without_a_derivative(lib: Any) -> Any:
+    x, y = leaf(lib, 3), leaf(lib, 3, seed=1)
+    z = x // y
+    error = error_of(z.sum().backward, "derivative for", "floor_divide is not implemented")
+    return z.requires_grad, error, x.grad, y.grad
+
+
+@paired("L7")
+def test_it_does_no_harm_where_backward_does_not_come_by(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    steps = x // 0.5
+    (x * steps.detach()).sum().backward()
+    (w,) = lib.autograd.grad((x * 2 + steps.detach()).sum(), x)
+    return x.grad, w
+
+
+@paired("L7")
+def test_division_with_rounding_has_a_gradient_of_zero(lib: Any) -> Any:
+    x, y = leaf(lib, 3), leaf(lib, 3, seed=1)
+    z = lib.div(x, y, rounding_mode="floor")
+    z.sum().backward()
+    return z, x.grad, y.grad
