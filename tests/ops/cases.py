@@ -72,6 +72,11 @@ _binary = [
     Case("div", lambda m, a, b: m.div(a, b), ((2, 3), positive(3))),
     Case("div scalar", lambda m, a: 1 / a + a / 4, (positive(3),)),
     Case("remainder", lambda m, a, b: m.remainder(a, b), ((2, 3), positive(3))),
+    Case(
+        "div rounded down",
+        lambda m, a, b: m.div(a, b, rounding_mode="floor"),
+        ((2, 3), positive(3)),
+    ),
     Case("pow", lambda m, a, b: m.pow(a, b), (positive(2, 3), (3,))),
     Case("pow 2", lambda m, a: a**2, ((2, 3),)),
     Case("pow 3", lambda m, a: a**3, ((2, 3),)),
