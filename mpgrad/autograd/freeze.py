@@ -6,6 +6,7 @@ only the client runs; what nobody wants is left out.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -280,18 +281,21 @@ class _Tables:
             if edge.function in self.index
         ]
         targets = tuple((self.front.get(at, at), input_nr) for at, input_nr, _ in kept)
+        # Once per Node and backward, while the workers wait: by position, and no generator.
         specs = tuple(
-            NodeSpec(
-                node.name(),
-                node.sequence_nr,
-                tuple(edges) if runs else (),
-                tuple(meta.nbytes for meta in node.input_metadata),
-                cost(node) if runs else 0.0,
-                on_client=node.runs_on_client or (runs and node.has_packed),
-                is_sink=not runs,
-                is_splittable=isinstance(node, OperatorNode) and node.operator.joint is None,
-            )
-            for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
+            [
+                NodeSpec(
+                    node.name(),
+                    node.sequence_nr,
+                    tuple(edges) if runs else (),
+                    _nbytes(node.input_metadata),
+                    cost(node) if runs else 0.0,
+                    node.runs_on_client or (runs and node.has_packed),
+                    not runs,
+                    isinstance(node, OperatorNode) and node.operator.joint is None,
+                )
+                for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
+            ]
         )
         spec = GraphSpec(
             specs,
@@ -307,3 +311,9 @@ class _Tables:
             tuple(sink for _, sink in self.captures),
             keep_graph,
         )
+
+
+@functools.lru_cache(4096)
+def _nbytes(inputs: tuple[InputMetadata, ...]) -> tuple[int, ...]:
+    """Bytes of the gradient that flows into each input."""
+    return tuple(meta.nbytes for meta in inputs)

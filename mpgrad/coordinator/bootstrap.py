@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.wire.setup import CoordinatorSetup, receive_setup
+
+#: New objects between two runs of the garbage collector.
+GC_THRESHOLD = 100_000
 
 
 def main(descriptor: int) -> None:
@@ -25,6 +29,9 @@ def main(descriptor: int) -> None:
     from mpgrad.coordinator.process import Coordinator
     from mpgrad.wire.zeromq import ZmqHub
 
+    # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     coordinator = Coordinator(setup, ZmqHub(setup.directory), supervisor)
     try:
         coordinator.run(client, [worker.pidfd for worker in workers])

@@ -3,14 +3,14 @@ travel. Same executor, same inputs, same form of reply as on a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpgrad.autograd.client_nodes import rule_of
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.dispatch import cpu
+from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.local import blame_for_nan, output_metadata
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
@@ -80,11 +80,49 @@ class ClientWorker:
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
         return NodeTaskDone(dispatch.peer, *name, tuple(refs))
 
+    def may_run_ahead(self, task: int) -> bool:
+        """Whether a task that a worker could run may as well run here: no user code is in it."""
+        nodes, runs = self._frozen.nodes, self._frozen.runs
+        return all(
+            (isinstance(nodes[member.node], OperatorNode) or not runs[member.node])
+            and not member.is_half
+            for member in self._groups[task]
+        )
+
+    def run_ahead(
+        self, task: int, contributions: Iterable[tuple[int, int, Array | None]], outputs: int
+    ) -> list[GradientRef] | None:
+        """Run a task before its graph is submitted; None if it fails.
+
+        Then a worker shall run it, and its error is reported in its turn. What the Nodes saved
+        stays until then.
+
+        Args:
+            task: its number.
+            contributions: what flows in, as ``run_steps`` takes it.
+            outputs: how many gradients leave it.
+        """
+        refs: list[GradientRef] = [None] * outputs
+
+        def emit(output: int, array: Array | None) -> None:
+            refs[output] = self._handover.gradient(array)
+
+        members = self._groups[task]
+        steps = [self._step(member) for member in members]
+        for step in steps:
+            step.release = None
+        blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
+        try:
+            run_steps(steps, contributions, emit, cpu)
+        except Exception:
+            return None
+        return refs
+
     def _step(self, member: Member) -> Step:
         node = self._frozen.nodes[member.node]
         return Step(
             node.name(),
-            rule_of(node),
+            rule_of(node) if self._frozen.runs[member.node] else None,
             node.input_metadata,
             output_metadata(self._frozen, member.node),
             [

@@ -206,7 +206,7 @@ class Handover:
     def _operator(self, node: OperatorNode, arrays: dict[str, Any]) -> OperatorRule:
         saved: dict[str, PackedArray] = {}
         several: dict[str, tuple[PackedArray | None, ...]] = {}
-        plain = dict(node.plain)
+        plain = node.plain
         for name, value in arrays.items():
             if isinstance(value, tuple):
                 is_array = [isinstance(v, np.ndarray) for v in value]
@@ -214,9 +214,10 @@ class Handover:
                     self.array(v) if here else None for v, here in zip(value, is_array, strict=True)
                 )
                 if not all(is_array):
-                    plain[name] = tuple(
+                    scalars = tuple(
                         None if here else v for v, here in zip(value, is_array, strict=True)
                     )
+                    plain = {**plain, name: scalars}
             else:
                 saved[name] = self.array(value)
         return OperatorRule(

@@ -28,22 +28,17 @@ from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.placement import place
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
+from mpgrad.engine.submission import Submission
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.handles import ENGINE_ARENA, Block
-from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
-from mpgrad.scheduler.plan import NodeTaskSpec, Plan
+from mpgrad.scheduler.plan import Plan
 from mpgrad.scheduler.plan_cache import PlanCache
 from mpgrad.wire.output import replay_warnings
 from mpgrad.wire.schema import Processes
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
-#: Graphs of at most this many tasks go in one message.
-SMALL_GRAPH = 8
-#: Tables of NodeTasks in one message; larger graphs go in several.
-TASKS_PER_MESSAGE = 20_000
 
 _graph_numbers = itertools.count(1)
 
@@ -66,6 +61,7 @@ class ProcessEngine:
 
     def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int) -> None:
         self._arguments = (cpu_workers, shm_limit, blas_threads)
+        self._blas_threads = blas_threads
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
         self._idle: list[Session] = []
@@ -260,32 +256,15 @@ class ProcessEngine:
     ) -> tuple[CompleteGraph | FailGraph, ClientWorker]:
         if self._coordinator is None:
             raise EngineClosed("the engine was closed by another thread")
-        graph, count, running = next(_graph_numbers), len(planned.tasks), innermost()
+        graph, running = next(_graph_numbers), innermost()
         handover.engine_arena = self._coordinator.arena
-
-        def packed(start: int, stop: int) -> tuple[NodeTaskSpec, ...]:
-            tasks = planned.tasks[start:stop]
-            payloads = handover.programs(frozen, tasks, planned.groups[start:stop], code)
-            return tuple(
-                task._replace(payload=payload)
-                for task, payload in zip(tasks, payloads, strict=True)
-            )
-
-        seeds = tuple(
-            (*where, handover.gradient(seed))
-            for where, seed in zip(planned.seeds, frozen.seeds, strict=True)
-        )
-        (_, sent), *rest = _pieces(count)
-        submission = GraphSubmitted(
-            session.peer, graph, running.depth if running is not None else 0, packed(0, sent),
-            seeds, len(frozen.sinks), not rest,
-        )  # fmt: skip
-        extensions = (
-            GraphExtended(session.peer, graph, packed(start, stop), stop == count)
-            for start, stop in rest
-        )
         client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
-        outcome = session.run(submission, extensions, client.run)
+        submission = Submission(frozen, planned, code, handover)
+        first = submission.begin(
+            session.peer, graph, running.depth if running is not None else 0, client,
+            workers=session.workers, blas_threads=self._blas_threads,
+        )  # fmt: skip
+        outcome = session.run(first, submission.rest(session.peer, graph), client.run)
         client.warnings = session.warnings_of(graph)
         return outcome, client
 
@@ -338,26 +317,10 @@ class ProcessEngine:
             for _, slot, _, copied in outcome.ran:
                 counters.tasks[f"worker {slot}"] += 1
                 counters.copied_bytes += copied
-            on_client = sum(task.on_client for task in planned.tasks)
+            on_client = len(planned.tasks) - len(outcome.ran)
             if on_client:
                 counters.tasks["client"] += on_client
             _learn(frozen, planned, outcome)
-
-
-def _pieces(count: int) -> list[tuple[int, int]]:
-    """How the tables of ``count`` tasks are cut into messages: [start, stop) of each.
-
-    The root's task goes alone and the next ones in twos and fours, so that workers begin while the
-    rest is still being packed.
-    """
-    if count <= SMALL_GRAPH:
-        return [(0, count)]
-    pieces, size = [(0, 1)], 1
-    while pieces[-1][1] < count:
-        size = min(2 * size, TASKS_PER_MESSAGE)
-        start = pieces[-1][1]
-        pieces.append((start, min(start + size, count)))
-    return pieces
 
 
 def _learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:

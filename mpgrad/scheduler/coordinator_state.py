@@ -159,7 +159,7 @@ class CoordinatorState:
         graph = GraphTask(number, event.peer, event.graph, event.depth, event.capture_count)
         self.graphs[number] = graph
         self._numbers[event.peer, event.graph] = number
-        self._enqueue(graph, graph.extend(event.tasks, event.is_whole))
+        self._enqueue(graph, graph.extend(event.tasks, event.is_whole, event.done))
         for task, slot, place, ref in event.seeds:
             if graph.deliver(task, slot, place, ref):
                 self._enqueue(graph, [task])

@@ -40,6 +40,8 @@ class GraphSubmitted(NamedTuple):
     seeds: tuple[tuple[int, int, int, GradientRef], ...]
     capture_count: int
     is_whole: bool = True
+    #: So many of the first tasks the client has run itself; what they gave is among the seeds.
+    done: int = 0
 
 
 class GraphExtended(NamedTuple):

@@ -69,15 +69,20 @@ class GraphTask:
         #: Ready tasks that will not run, because they come after that error.
         self.skipped = 0
 
-    def extend(self, tasks: tuple[NodeTaskSpec, ...], is_whole: bool) -> list[int]:
-        """Add a chunk of tables; the tasks that are ready at once (no dependencies)."""
+    def extend(self, tasks: tuple[NodeTaskSpec, ...], is_whole: bool, done: int = 0) -> list[int]:
+        """Add a chunk of tables, the first of them ``done``; the tasks that are ready at once."""
+        if not 0 <= done <= len(tasks):
+            raise ProtocolError(f"{done} of {len(tasks)} tasks of graph {self.name} are done")
         first = len(self.specs)
         self.specs.extend(tasks)
-        self.states.extend([TaskState.NOT_READY] * len(tasks))
+        self.states.extend([TaskState.DONE] * done)
+        self.states.extend([TaskState.NOT_READY] * (len(tasks) - done))
         self.dependencies.extend(spec.dependencies for spec in tasks)
-        self.remaining += len(tasks)
+        self.remaining += len(tasks) - done
         self.is_whole = is_whole
-        ready = [first + i for i, spec in enumerate(tasks) if spec.dependencies == 0]
+        ready = [
+            first + at for at, spec in enumerate(tasks) if at >= done and spec.dependencies == 0
+        ]
         for task in ready:
             self._make_ready(task)
         early, self.early = self.early, []

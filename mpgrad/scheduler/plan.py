@@ -8,18 +8,21 @@ Rules of this file: pure tables, as in ``graph_spec``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
-from mpgrad.scheduler.fusion import group
+from mpgrad.scheduler.fusion import MESSAGE_US, group
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.split import split
 from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
 #: Tasks expected to be shorter than this are handed out and answered several at a time.
 SHORT_TASK_US = 150.0
+
+#: Where a seed flows: task, slot, place.
+Seed: TypeAlias = tuple[int, int, int]
 
 #: ``OutputSpec.task`` of a result that goes to the caller.
 CAPTURE = -1
@@ -89,8 +92,9 @@ class Plan(NamedTuple):
     groups: tuple[tuple[Member, ...], ...]
     #: For each node its task.
     task_of: tuple[int, ...]
-    #: For each seed: task, slot, place.
-    seeds: tuple[tuple[int, int, int], ...]
+    seeds: tuple[Seed, ...]
+    #: True where the client should run task 0 before it submits the others.
+    opens_alone: bool
     #: Serial cost, cost of the longest path: what any number of workers cannot beat.
     work_us: float
     critical_path_us: float
@@ -129,6 +133,7 @@ def _plan(spec: GraphSpec, fuse: bool, origin: tuple[int, ...] | None) -> Plan:
         ),
         tuple(group_of),
         wiring.seeds,
+        opens_alone=_opens_alone(tasks, costs, wiring.seeds),
         work_us=sum(costs),
         critical_path_us=max(priorities, default=0.0),
     )
@@ -140,6 +145,22 @@ def _originals(members: list[Member], origin: tuple[int, ...]) -> Iterator[Membe
     for member in members:
         node = origin[member.node]
         yield member._replace(node=node, is_half=node in halved)
+
+
+def _opens_alone(tasks: list[NodeTaskSpec], costs: list[float], seeds: Sequence[Seed]) -> bool:
+    """Whether the client should run task 0 itself, before it submits the others.
+
+    Several tasks wait for it, nothing runs beside it, it takes less time than to hand it over, and
+    what it gives travels inside messages anyway.
+    """
+    if not tasks or tasks[0].on_client or costs[0] > MESSAGE_US:
+        return False
+    first = tasks[0]
+    return (
+        first.dependencies == sum(task == 0 for task, _, _ in seeds)
+        and not any(output.nbytes for output in first.outputs)
+        and len({output.task for output in first.outputs} - {CAPTURE}) > 1
+    )
 
 
 def _task_specs(

@@ -149,6 +149,11 @@ class _MappedArena:
         lease = lease_of(array, self.segment)
         if lease is None:
             return None
+        # A plain view of all bytes of the lease, which as_strided's results are not.
+        memory = array.base
+        owner: Any = memory.base if type(memory) is np.ndarray else None
+        if owner is lease and array.nbytes == lease.stop - lease.start and array.flags.c_contiguous:
+            return (lease.start, *lease.token)
         offset = array.__array_interface__["data"][0] - self.segment.address
         if array.flags.c_contiguous:
             low, high = offset, offset + array.nbytes

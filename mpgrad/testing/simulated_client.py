@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from mpgrad.handles import ENGINE_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.scheduler import events as ev
@@ -16,7 +16,16 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.plan import Plan, plan
 from mpgrad.testing.expectations import require
-from mpgrad.testing.path_counts import Content, TracedGraph, Value, pack, run_serially, unpack
+from mpgrad.testing.path_counts import (
+    Content,
+    TracedGraph,
+    Value,
+    add,
+    pack,
+    run_members,
+    run_serially,
+    unpack,
+)
 from mpgrad.testing.simulated_worker import RuleRaised, run_program
 from mpgrad.testing.virtual_time import Lane
 from mpgrad.wire.codec import decode, encode
@@ -27,6 +36,8 @@ if TYPE_CHECKING:
 
 TO_CLIENT = (*get_args(do.ToClient), do.CancelGraph)
 TASK_US_MAX = 100
+#: Task, slot, place, gradient.
+Seeds: TypeAlias = tuple[tuple[int, int, int, GradientRef], ...]
 #: What the caller writes into a result that is its own alone.
 ADOPTED: Content = (-2, -2)
 
@@ -43,6 +54,8 @@ class SimulatedClient:
         self._plans: dict[int, Plan] = {}
         #: Hooks that wait for a backward of their own: (its name, the hook's task), innermost last.
         self._nested: list[tuple[int, do.DispatchNodeTask]] = []
+        #: Graphs whose first task was run here before they were submitted.
+        self._ran_ahead: set[int] = set()
         self._ended = 0
         self._inbox: deque[bytes] = deque()
         self._is_busy = False
@@ -84,30 +97,59 @@ class SimulatedClient:
         tasks = [
             task._replace(payload=(program, number)) for number, task in enumerate(planned.tasks)
         ]
+        seeds = self._seeds(name, graph, planned)
+        done = int(self._may_run_ahead(graph, planned) and rng.random() < 0.7)
+        if done:
+            seeds = self._run_ahead(name, graph, planned, seeds)
         cuts = [len(tasks)]
         if rng.random() < 0.3:
-            cuts = sorted({rng.randint(0, len(tasks)), rng.randint(1, len(tasks)), len(tasks)})
+            cuts = sorted({rng.randint(done, len(tasks)), rng.randint(1, len(tasks)), len(tasks)})
         submitted = ev.GraphSubmitted(
             self.peer,
             name,
             depth=depth,
             tasks=tuple(tasks[: cuts[0]]),
-            seeds=self._seeds(name, graph, planned),
+            seeds=seeds,
             capture_count=len(graph.spec.captures),
             is_whole=len(cuts) == 1,
+            done=done,
         )
         self._send(self.core.submit(submitted))
         for start, end in pairwise(cuts):
             part = tuple(tasks[start:end])
             self._send(ev.GraphExtended(self.peer, name, part, is_whole=end == len(tasks)))
 
-    def _seeds(
-        self, name: int, graph: TracedGraph, planned: Plan
-    ) -> tuple[tuple[int, int, int, GradientRef], ...]:
+    def _seeds(self, name: int, graph: TracedGraph, planned: Plan) -> Seeds:
         sizes = [graph.spec.nodes[node].input_nbytes[nr] for node, nr in graph.spec.seeds]
         return tuple(
             (*where, self._own_ref(name, value, nbytes))
             for where, value, nbytes in zip(planned.seeds, graph.seeds, sizes, strict=True)
+        )
+
+    def _may_run_ahead(self, graph: TracedGraph, planned: Plan) -> bool:
+        """Whether task 0 waits for nothing but seeds, and its rules raise nothing.
+
+        The real client is choosier, see ``Plan.opens_alone``.
+        """
+        first, members = planned.tasks[0], planned.groups[0]
+        return (
+            not first.on_client
+            and first.dependencies == sum(task == 0 for task, _, _ in planned.seeds)
+            and all(member.node not in graph.raising for member in members)
+        )
+
+    def _run_ahead(self, name: int, graph: TracedGraph, planned: Plan, seeds: Seeds) -> Seeds:
+        """Run task 0 in this process; the other seeds, and what it gives."""
+        self._ran_ahead.add(name)
+        sums: list[Value | None] = [None] * len(planned.tasks[0].places)
+        for (task, slot, _), value in zip(planned.seeds, graph.seeds, strict=True):
+            if task == 0:
+                sums[slot] = add(sums[slot], value)
+        outputs = planned.tasks[0].outputs
+        values = run_members(graph, planned.groups[0], sums, len(outputs))
+        return tuple(seed for seed in seeds if seed[0] != 0) + tuple(
+            (output.task, output.slot, output.place, self._own_ref(name, value, output.nbytes))
+            for output, value in zip(outputs, values, strict=True)
         )
 
     def _own_ref(self, name: int, value: Value | None, nbytes: int) -> GradientRef:
@@ -249,8 +291,8 @@ class SimulatedClient:
                     # The caller makes it its own and adds to it in place: nobody may see that.
                     self._world.memory.overwrite(ref, ADOPTED)
                 self._hold(ref)
-        tasks = self._plans[name].tasks
-        on_workers = [number for number, task in enumerate(tasks) if not task.on_client]
+        tasks, done = self._plans[name].tasks, int(name in self._ran_ahead)
+        on_workers = [at for at, task in enumerate(tasks) if at >= done and not task.on_client]
         ran = sorted(number for number, _, _, _ in end.ran)
         require(ran == on_workers, f"graph {name} reports tasks {ran} of workers, not {on_workers}")
 

@@ -4,6 +4,7 @@ client's surroundings, and only then import NumPy and the rest."""
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -27,7 +28,9 @@ def main(descriptor: int) -> None:
 
     from mpgrad.workers.process import Worker
 
-    Worker(setup, environment).run()
+    worker = Worker(setup, environment)
+    gc.freeze()  # modules stay: the collector need not go through them in the middle of a task
+    worker.run()
 
 
 def die_with_parent() -> None:

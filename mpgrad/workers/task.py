@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator
 from time import perf_counter_ns
@@ -95,8 +96,9 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     and then every vector that is loaded crosses two."""
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + CACHE_LINE_BYTES, np.uint8)
-    start = -memory.__array_interface__["data"][0] % CACHE_LINE_BYTES
-    return memory[start : start + nbytes].view(dtype).reshape(shape)
+    # A quarter of the time that __array_interface__ takes.
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory.data)) % CACHE_LINE_BYTES
+    return np.ndarray(shape, dtype, memory, start)
 
 
 def _belongs(block: Block, dispatch: DispatchNodeTask) -> bool:
@@ -173,15 +175,16 @@ class _Publication(Placement):
         if block is None:
             self._refs[output] = array.tobytes()
             return
-        start = array.__array_interface__["data"][0]
-        passed_on = self._final.get(start)
-        if passed_on is not None and passed_on.nbytes == block.nbytes == array.nbytes:
-            self._refs[output] = passed_on
-            return
-        if start != self._memory.address(block):
-            target = self._memory.open_output(block, array.shape, array.dtype)
-            np.copyto(target, array)
-            self.copied_bytes += array.nbytes
+        if array is not self._lent.get(output):
+            start = array.__array_interface__["data"][0]
+            passed_on = self._final.get(start)
+            if passed_on is not None and passed_on.nbytes == block.nbytes == array.nbytes:
+                self._refs[output] = passed_on
+                return
+            if start != self._memory.address(block):
+                target = self._memory.open_output(block, array.shape, array.dtype)
+                np.copyto(target, array)
+                self.copied_bytes += array.nbytes
         self._memory.seal(block)
         self._final[self._memory.address(block)] = block
         self._refs[output] = block

@@ -131,6 +131,30 @@ def test_tables_may_come_after_the_arrivals(core: Core) -> None:
     assert second.inputs == ((b"early",),)
 
 
+def test_what_the_client_ran_ahead_is_done(core: Core) -> None:
+    [second] = core.submit(
+        task(to(1), to(2), to(CAPTURE, 1)),
+        task(to(CAPTURE)),
+        seeds=((1, 0, 0, b"left"), (2, 0, 0, b"early"), (CAPTURE, 1, 0, b"captured")),
+        captures=2,
+        is_whole=False,
+        done=1,
+    )
+    assert (second.task, second.inputs) == (1, ((b"left",),))
+    last = (task(places=(1,)),)
+    [third] = core.handle_event(ev.GraphExtended(CLIENT, 0, last, is_whole=True))
+    assert third.inputs == ((b"early",),)
+    assert core.done(second, b"result") == []
+    [end] = core.done(third)
+    assert end.captures == (b"result", b"captured")
+    assert [ran[0] for ran in end.ran] == [1, 2]
+
+
+def test_more_tasks_done_than_there_are(core: Core) -> None:
+    with pytest.raises(ProtocolError, match="2 of 1 tasks"):
+        core.submit(task(to(CAPTURE)), done=2)
+
+
 def test_urgent_tasks_go_first(core: Core) -> None:
     busy = [*core.submit(task(to(CAPTURE)), name=0), *core.submit(task(to(CAPTURE)), name=1)]
     assert core.submit(task(to(CAPTURE), priority=1.0), name=2) == []

@@ -244,3 +244,19 @@ def test_priority_is_the_length_of_the_path_that_is_left() -> None:
     planned = plan(graph(node(1, 2, cost=10.0), node(cost=300.0), node(cost=200.0)), fuse=False)
     assert [task.priority for task in planned.tasks] == [310.0, 300.0, 200.0]
     assert (planned.critical_path_us, planned.work_us) == (310.0, 510.0)
+
+
+# ----------------------------------------------------------------------- what the client runs ahead
+
+
+def test_a_short_fork_opens_alone() -> None:
+    branch = node(cost=2000.0)
+    assert plan(graph(node(1, 2), branch, branch)).opens_alone
+    # Not what takes longer than to hand it over, ...
+    assert not plan(graph(node(1, 2, cost=2.0 * MESSAGE_US), branch, branch)).opens_alone
+    # ... what only the next task waits for, nor what would have to be copied to a block, ...
+    assert not plan(graph(node(1), node(2, cost=15_000.0), branch)).opens_alone
+    large = node(cost=2000.0, nbytes=INLINE_LIMIT_BYTES + 1)
+    assert not plan(graph(node(1, 2), large, large)).opens_alone
+    # ... nor a hook, whose turn comes in serial order with the others.
+    assert not plan(graph(node(1, 2, on_client=True), branch, branch)).opens_alone

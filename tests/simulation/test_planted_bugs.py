@@ -68,6 +68,16 @@ def inputs_are_not_released(patch):
 
 
 @bug
+def what_the_client_ran_ahead_is_run_again(patch):
+    right = GraphTask.extend
+
+    def wrong(self, tasks, is_whole, done=0):
+        return right(self, tasks, is_whole)
+
+    patch.setattr(GraphTask, "extend", wrong)
+
+
+@bug
 def blocks_lent_to_a_lost_task_are_not_taken_back(patch):
     def wrong(self, member, key):
         member.flights.pop(key)
@@ -407,7 +417,7 @@ def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failure_with_chosen_faults_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS["inputs_are_not_released"](monkeypatch)
     with pytest.raises(WorldFailure) as caught:
-        World(3, workers=1, faults=Faults(kill=1.0)).run()
+        World(4, workers=1, faults=Faults(kill=1.0)).run()
     again = str(caught.value).splitlines()[-1].partition('"')[2].rstrip('"')
     with pytest.raises(WorldFailure) as repeated:
         exec(again, {})

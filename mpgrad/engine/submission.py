@@ -1,0 +1,101 @@
+"""Submission: one planned graph as the messages that hand it to the coordinator.
+
+A task that all others wait for is run right here if it is next to nothing (``Plan.opens_alone``).
+The rest goes in pieces, so that the workers begin while it is still being packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.engine.blas import blas_limit
+from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.handover import Handover
+from mpgrad.handles import GradientRef
+from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
+from mpgrad.scheduler.plan import NodeTaskSpec, Plan, Seed
+
+#: Graphs of at most this many tasks go in one message.
+SMALL_GRAPH = 8
+#: Tables of NodeTasks in one message; larger graphs go in several.
+TASKS_PER_MESSAGE = 20_000
+
+
+class Submission:
+    """What a session sends for one backward.
+
+    Args:
+        frozen: the graph.
+        planned: its plan.
+        code: by node index, the code of each Function that a worker runs.
+        handover: keeps what is packed.
+    """
+
+    def __init__(
+        self, frozen: FrozenGraph, planned: Plan, code: dict[int, Any], handover: Handover
+    ) -> None:
+        self._frozen, self._planned, self._code = frozen, planned, code
+        self._handover = handover
+        self._sent = 0
+
+    def begin(
+        self,
+        peer: str,
+        graph: int,
+        depth: int,
+        client: ClientWorker,
+        *,
+        workers: int,
+        blas_threads: int,
+    ) -> GraphSubmitted:
+        """The first message, with as many tasks as let the workers begin."""
+        planned = self._planned
+        seeds = list(zip(planned.seeds, self._frozen.seeds, strict=True))
+        opened = self._open(client, seeds, blas_threads)
+        done = int(opened is not None)
+        gradients = opened or []
+        gradients += [
+            (*where, self._handover.gradient(seed)) for where, seed in seeds if where[0] >= done
+        ]
+        count = len(planned.tasks)
+        self._sent = count if count <= SMALL_GRAPH else min(done + (workers if done else 1), count)
+        return GraphSubmitted(
+            peer, graph, depth, self._packed(done, self._sent, done), tuple(gradients),
+            len(self._frozen.sinks), self._sent == count, done,
+        )  # fmt: skip
+
+    def _open(
+        self, client: ClientWorker, seeds: list[tuple[Seed, Any]], blas_threads: int
+    ) -> list[tuple[int, int, int, GradientRef]] | None:
+        """Run task 0 here if that is better; what it gives, as seeds of the rest."""
+        if not (self._planned.opens_alone and client.may_run_ahead(0)):
+            return None
+        contributions = [(0, slot, seed) for (task, slot, _), seed in seeds if task == 0]
+        outputs = self._planned.tasks[0].outputs
+        with blas_limit(blas_threads):
+            refs = client.run_ahead(0, contributions, len(outputs))
+        if refs is None:
+            return None
+        return [
+            (output.task, output.slot, output.place, ref)
+            for output, ref in zip(outputs, refs, strict=True)
+        ]
+
+    def rest(self, peer: str, graph: int) -> Iterator[GraphExtended]:
+        """The other tasks, in growing messages."""
+        count, size = len(self._planned.tasks), self._sent
+        while self._sent < count:
+            size = min(2 * size, TASKS_PER_MESSAGE)
+            start, self._sent = self._sent, min(self._sent + size, count)
+            packed = self._packed(start, self._sent)
+            yield GraphExtended(peer, graph, packed, self._sent == count)
+
+    def _packed(self, start: int, stop: int, done: int = 0) -> tuple[NodeTaskSpec, ...]:
+        """The tables of tasks ``start`` to ``stop``, before them those of the ``done`` ones."""
+        tasks, groups = self._planned.tasks[start:stop], self._planned.groups[start:stop]
+        payloads = self._handover.programs(self._frozen, tasks, groups, self._code)
+        return self._planned.tasks[:done] + tuple(
+            task._replace(payload=payload) for task, payload in zip(tasks, payloads, strict=True)
+        )

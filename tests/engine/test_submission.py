@@ -1,0 +1,88 @@
+"""A planned graph as messages, without any process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.autograd import costs
+from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.engine import submission
+from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.handover import Handover
+from mpgrad.engine.submission import SMALL_GRAPH, TASKS_PER_MESSAGE, Submission
+from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
+from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.shm.arena import client_arena
+from mpgrad.tensor import gradient_edge
+
+
+def sent(
+    frozen: FrozenGraph, planned: Plan, workers: int = 2
+) -> tuple[GraphSubmitted, list[GraphExtended]]:
+    """All messages of one submission."""
+    handover = Handover()
+    arena = client_arena()
+    client = ClientWorker(frozen, planned.groups, handover, arena)  # type: ignore[arg-type]
+    made = Submission(frozen, planned, {}, handover)
+    first = made.begin("c1.1", 7, 0, client, workers=workers, blas_threads=1)
+    return first, list(made.rest("c1.1", 7))
+
+
+def frozen_of(root: mg.Tensor) -> FrozenGraph:
+    seed = np.ones((), np.float32)
+    return freeze([gradient_edge(root)], [seed], keep_graph=True, cost=costs.estimate)
+
+
+def branches(count: int, size: int = 2000) -> tuple[FrozenGraph, Plan]:
+    """So many chains of expensive Nodes behind one sum."""
+    leaves = [mg.ones(size, requires_grad=True) for _ in range(count)]
+    frozen = frozen_of(mg.stack([(leaf * 2.0).exp().sum() for leaf in leaves]).sum())
+    expensive = tuple(
+        node._replace(cost_us=500.0) if node.name == "ExpBackward" else node._replace(cost_us=1.0)
+        for node in frozen.spec.nodes
+    )
+    spec: GraphSpec = frozen.spec._replace(nodes=expensive)
+    return frozen._replace(spec=spec), plan(spec)
+
+
+@pytest.mark.parametrize("count", [1, SMALL_GRAPH, SMALL_GRAPH + 1, 77])
+def test_the_tables_are_cut_without_gap_or_overlap(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "TASKS_PER_MESSAGE", 20)
+    frozen, planned = branches(count)
+    first, rest = sent(frozen, planned)
+    pieces = [first.tasks, *(message.tasks for message in rest)]
+    tables = [task._replace(payload=(0, 0)) for tasks in pieces for task in tasks]
+    assert tables == list(planned.tasks)
+    assert max(len(tasks) for tasks in pieces) <= 20 < TASKS_PER_MESSAGE
+    assert [first.is_whole, *(message.is_whole for message in rest)] == [
+        *(False for _ in rest),
+        True,
+    ]
+
+
+def test_the_task_that_all_wait_for_is_run_before_the_rest_is_sent() -> None:
+    frozen, planned = branches(30)
+    assert planned.opens_alone
+    first, rest = sent(frozen, planned)
+    assert first.done == 1
+    assert len(first.tasks) == 1 + 2  # and one for each worker
+    assert [len(message.tasks) for message in rest][:2] == [6, 12]
+    # What it gave flows on as seeds, in the places that its table says.
+    wheres = [(output.task, output.slot, output.place) for output in planned.tasks[0].outputs]
+    assert [(task, slot, place) for task, slot, place, _ in first.seeds] == wheres
+    assert {ref for *_, ref in first.seeds} == {np.float32(1.0).tobytes()}
+
+
+def test_a_chain_is_left_to_the_workers_whole() -> None:
+    """Nothing could begin earlier if its head ran here."""
+    frozen = frozen_of((mg.ones(2000, requires_grad=True) * 2.0).exp().sum())
+    planned = plan(frozen.spec)
+    assert not planned.opens_alone
+    first, rest = sent(frozen, planned)
+    assert (first.done, first.is_whole, rest) == (0, True, [])
+    assert first.seeds == ((0, 0, 0, np.float32(1.0).tobytes()),)
