@@ -167,7 +167,7 @@ class _Tables:
         """Keep what leads to ``wanted``.
 
         A Node whose gradient ``grad()`` asks for runs only if more lies behind it; one whose
-        tensor gets a ``.grad`` runs, as in PyTorch, where that can be seen by its hooks.
+        tensor gets a ``.grad`` always runs, as in PyTorch: hooks and Functions can tell.
         """
         found = [
             (self.index[edge.function], edge.input_nr, sink)
@@ -243,11 +243,6 @@ class _Tables:
             after = self._append(HooksAfter(node, results), targets)
             self.edges[at] = [t and (after, nr) for nr, t in enumerate(targets)]
             self.edges[before] += [(after, len(results) + nr) for nr in range(inputs)]
-        if runs:
-            # PyTorch shows a gradient that grad() asks for before its hooks if the Node runs.
-            self.captures = [
-                ((before, t[1]) if t[0] == at else t, sink) for t, sink in self.captures
-            ]
 
     def _append(self, node: ClientNode, targets: list[Target | None]) -> int:
         self.nodes.append(node)
@@ -264,6 +259,12 @@ class _Tables:
         for at, targets in enumerate(self.edges):
             if not isinstance(self.nodes[at], HooksBefore):
                 targets[:] = [self._redirect(target) for target in targets]
+        # As in PyTorch, grad() gives what the tensor hooks return, but what flows into them where
+        # the Node runs as well.
+        self.captures = [
+            ((self.front.get(at, at) if self.runs[at] else at, nr), sink)
+            for (at, nr), sink in self.captures
+        ]
 
     def _redirect(self, target: Target | None) -> Target | None:
         if target is None:

@@ -158,6 +158,9 @@ class Node:
     def register_hook(self, hook: Callable[[tuple[Any, ...], tuple[Any, ...]], Any]) -> Any:
         """Call ``hook(grad_inputs, grad_outputs)`` after this Node has run.
 
+        Hooks that are registered while a backward runs count from the next one on, unless this
+        Node has such hooks already or runs user code at that moment.
+
         Args:
             hook: gets a tuple with a Tensor or None for each forward input and the tuple that the
                 Node ran on; what it returns (None, or a tuple) takes the place of the first.

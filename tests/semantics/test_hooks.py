@@ -614,6 +614,45 @@ def test_a_hook_sees_the_sum_of_all_consumers(lib: Any) -> Any:
     return seen
 
 
+@paired("G1", "D2")
+def test_a_gradient_that_a_hook_keeps_does_not_change_later(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+    y = x + w
+    kept: list[Any] = []
+    for tensor in (x, w, y):
+        tensor.register_hook(kept.append)
+    y.grad_fn.register_hook(lambda inputs, outputs: kept.extend(inputs + outputs))
+    for _ in range(2):
+        (y * 2).sum().backward(retain_graph=True)
+    x.grad.mul_(100)
+    with lib.no_grad():
+        w.grad.zero_()
+    assert len(kept) == 12
+    return kept, x.grad, w.grad
+
+
+@paired("G13", torch=False)  # PyTorch's Nodes look for hooks when they run; ours may run elsewhere
+def test_a_hook_on_another_node_counts_from_the_next_backward_on(lib: Any) -> Any:
+    x = leaf(lib, 2)
+    y = x * 2
+    z = y.exp()
+    log: list[str] = []
+
+    def registers(grad: Any) -> None:
+        handle.remove()
+        y.register_hook(lambda grad: log.append("tensor"))
+        y.grad_fn.register_prehook(lambda grads: log.append("pre"))
+        y.grad_fn.register_hook(lambda *_: log.append("post"))
+
+    handle = z.register_hook(registers)
+    z.sum().backward(retain_graph=True)
+    first = list(log)
+    z.sum().backward()
+    assert first == []
+    assert log == ["tensor", "pre", "post"]
+    return log
+
+
 @paired("G20")
 def test_hooks_run_on_the_thread_that_called_backward(lib: Any) -> Any:
     x = leaf(lib, 2)
