@@ -323,9 +323,9 @@ def metadata_of(tensor: Tensor) -> InputMetadata:
     return InputMetadata(tensor._array.shape, tensor._array.dtype, CPU)
 
 
-def gradient_metadata(leaf: Tensor) -> InputMetadata:
-    """What a gradient must look like that is added to ``leaf.grad``."""
-    return InputMetadata(leaf._array.shape, wanted_dtype(leaf) or leaf._array.dtype, CPU)
+def gradient_metadata(tensor: Tensor) -> InputMetadata:
+    """As :func:`metadata_of`, of a tensor that may be a leaf with a ``grad_dtype``."""
+    return InputMetadata(tensor._array.shape, wanted_dtype(tensor) or tensor._array.dtype, CPU)
 
 
 def gradient_edge(tensor: Tensor) -> Edge:

@@ -46,7 +46,7 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
         if array is not None and not isinstance(sink, ResultSink)
     ]
     undo = _undo_log()
-    with grad_lock(), interrupts_deferred():
+    with interrupts_deferred(), grad_lock():
         for sink, _, _ in todo:
             if isinstance(sink, LeafSink):
                 sink.accumulator.check()
@@ -86,7 +86,7 @@ def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None
         RuntimeError: some leaf cannot take its gradient; nothing was changed.
     """
     undo = _undo_log()
-    with grad_lock(), interrupts_deferred(), enable_grad():
+    with interrupts_deferred(), grad_lock(), enable_grad():
         todo = list(_recorded_additions(frozen, gradients))
         for tensor, gradient in todo:
             if undo is not None:

@@ -5,7 +5,7 @@ Checks and key words are those of ``torch.autograd``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from mpgrad.autograd.gradient_edge import GradientEdge
 from mpgrad.autograd.node import Edge, InputMetadata
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import contiguous
-from mpgrad.tensor import Tensor, gradient_edge, metadata_of
+from mpgrad.tensor import Tensor, gradient_edge, gradient_metadata
 
 #: The edges whose gradients are asked for and what becomes of them; see ``freeze``.
 Wanted = list[tuple[Edge, Sink | None]]
@@ -63,7 +63,7 @@ def seed_tuple(grads: Any, count: int) -> tuple[Any, ...]:
     """
     if grads is None:
         return (None,) * count
-    if not isinstance(grads, Tensor | Sequence):
+    if not isinstance(grads, Iterable):
         raise TypeError(f"gradients can be either Tensors or None, but got {type(grads).__name__}")
     seeds = as_tuple(grads)
     if len(seeds) != count:
@@ -104,7 +104,7 @@ def root_metadata(index: int, root: Any) -> InputMetadata:
         RuntimeError: ``root`` is neither a Tensor nor a GradientEdge.
     """
     if isinstance(root, Tensor):
-        return metadata_of(root)
+        return gradient_metadata(root)
     if isinstance(root, GradientEdge):
         return root.node.input_metadata[root.output_nr]
     raise RuntimeError(

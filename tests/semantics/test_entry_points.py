@@ -175,6 +175,15 @@ def test_an_input_is_a_tensor_or_an_edge(lib: Any) -> Any:
     )
 
 
+@paired("A1", "A11")
+def test_roots_seeds_and_inputs_may_come_from_generators(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+    y = x * w
+    roots, seeds = (t for t in (y, y * 2)), (ones(lib, 3) for _ in range(2))
+    lib.autograd.backward(roots, seeds, inputs=(t for t in (w,)), retain_graph=True)
+    return x.grad, w.grad, lib.autograd.grad(y.sum(), (t for t in (x, w)))
+
+
 @paired("A10")
 def test_several_roots_share_one_pass(lib: Any) -> Any:
     x = leaf(lib, 3)

@@ -247,6 +247,15 @@ def test_a_recorded_grad_lies_in_memory_as_its_leaf_does(lib: Any) -> Any:
     return x.grad.stride(), x.grad, lib.autograd.grad(x.grad.sum(), x)
 
 
+@paired("D5", "D2")
+def test_large_grads_lie_in_memory_as_their_leaves_do(lib: Any) -> Any:
+    x = lib.tensor(values(70, 3, 50)).permute(2, 0, 1).detach().requires_grad_()
+    (x * x).sum().backward()
+    first = x.grad
+    (x * 2).sum().backward()
+    return x.grad, first is x.grad, x.grad.stride() == x.stride()
+
+
 @row("D5")
 def test_a_grad_in_another_layout_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # PyTorch too warns once per process, so that the two cannot be compared in one.
@@ -368,6 +377,25 @@ def test_grad_dtype_holds_for_graphs_recorded_before(lib: Any) -> Any:
     x.grad_dtype = lib.float64
     y.backward()
     return x.grad
+
+
+@paired("D15", "C11")
+def test_grad_dtype_holds_for_a_leaf_that_is_a_root(lib: Any) -> Any:
+    x = leaf(lib, 1, dtype="float32")
+    x.grad_dtype = lib.float64
+    x.backward()
+    first = x.grad
+    x.backward(lib.ones(1))
+    return first, x.grad, lib.autograd.grad(x, x, lib.ones(1))
+
+
+@paired("D15", "D5")
+def test_grad_dtype_of_a_leaf_in_another_layout(lib: Any) -> Any:
+    x = transposed_leaf(lib)
+    x.grad_dtype = lib.float32
+    y = x * 2
+    (y * y + x).sum().backward()
+    return x.grad, x.grad.stride()
 
 
 @paired("D15")
