@@ -190,7 +190,7 @@ def _save(
         value = _named_input(operator, name, inputs)
         if isinstance(value, Tensor):
             saved[name] = SavedTensor(value, is_output=False)
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple) and value:
             saved[name] = tuple(
                 SavedTensor(v, is_output=False) if isinstance(v, Tensor) else v for v in value
             )

@@ -207,7 +207,7 @@ def mirrored_call(
         Tensor(np.zeros(meta.shape, meta.dtype)) if grad is None else grad
         for grad, meta in zip(grads, node.input_metadata, strict=True)
     ]
-    saved, layout = _saved(node)
+    saved, layout = _saved(node, node.operator.wanted_names(needs))
     attributes = {
         "base": node.operator.name,
         "gradients": len(defined),
@@ -219,14 +219,22 @@ def mirrored_call(
     return backward_of(node.operator), [*defined, *saved], attributes
 
 
-def _saved(node: OperatorNode) -> tuple[list[Any], tuple[tuple[str, int | None], ...]]:
-    """What a Node saved, with its history: one after another, and what each is called."""
+def _saved(
+    node: OperatorNode, wanted: Sequence[str]
+) -> tuple[list[Any], tuple[tuple[str, int | None], ...]]:
+    """What a Node saved, with its history: one after another, and what each is called.
+
+    All of it is unpacked, as in any backward. Only the ``wanted`` names are given: the gradients do
+    not depend on the others, whose hooks must not hear of them.
+    """
     values: list[Any] = []
     layout: list[tuple[str, int | None]] = []
     for name, entry in node.saved.items():
         entries = entry if isinstance(entry, tuple) else (entry,)
-        values += [e.tensor(node) if isinstance(e, SavedTensor) else e for e in entries]
-        layout.append((name, len(entries) if isinstance(entry, tuple) else None))
+        unpacked = [e.tensor(node) if isinstance(e, SavedTensor) else e for e in entries]
+        if name in wanted:
+            values += unpacked
+            layout.append((name, len(entries) if isinstance(entry, tuple) else None))
     return values, tuple(layout)
 
 

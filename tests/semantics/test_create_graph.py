@@ -61,6 +61,17 @@ def test_a_gradient_that_depends_on_nothing_is_constant(lib: Any) -> Any:
     return g, g.requires_grad, g.grad_fn is None
 
 
+@paired("E6", "G1")
+def test_hooks_hear_only_of_gradients_that_depend_on_them(lib: Any) -> Any:
+    x, w, seen = leaf(lib, 3), leaf(lib, 3, seed=1), []
+    w.register_hook(seen.append)
+    y = w * 2
+    z = y.sum() * x  # saves both factors; the gradient for y needs only x
+    (gy,) = lib.autograd.grad(z.sum(), y, create_graph=True)
+    (gy * gy).sum().backward()
+    return gy, x.grad, w.grad, seen
+
+
 @paired("E6", "A22")
 def test_seeds_keep_their_history(lib: Any) -> Any:
     x, seed = leaf(lib, 3), leaf(lib, 3, seed=5)

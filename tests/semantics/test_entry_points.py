@@ -72,6 +72,19 @@ def test_saved_tensors_are_freed_unless_the_graph_is_retained(lib: Any) -> Any:
     return again, x.grad
 
 
+@paired("A1", "A25")
+def test_what_saves_nothing_may_run_again(lib: Any) -> Any:
+    x = leaf(lib, 4, 3)
+    for y in (
+        x[1:3], x[:, 0], x.view(3, 4), x.permute(1, 0), x.sum(0), x.mean(), x - x, -x, x.clone(),
+        x.split(2)[1], x.unbind()[0], lib.cat([x, x], 0), x.expand(2, 4, 3), x.to(lib.float32),
+    ):  # fmt: skip
+        loss = y.sum()
+        loss.backward()
+        loss.backward()
+    return x.grad
+
+
 @paired("A2")
 def test_the_implicit_seed_is_one(lib: Any) -> Any:
     x = leaf(lib, 1, 1)
