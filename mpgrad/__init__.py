@@ -50,7 +50,7 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.arithmetic": (
         "add sub mul div floor_divide remainder pow neg abs sign floor ceil round trunc "
-        "addcmul addcdiv lerp "
+        "addcmul addcdiv lerp clamp_min clamp_max "
         "sqrt rsqrt reciprocal square maximum minimum clamp where"
     ),
     "mpgrad.ops.comparison": (
@@ -73,11 +73,12 @@ _NAMES_OF = {
     "mpgrad.ops.indexing": "split chunk unbind select narrow diagonal gather index_select",
     "mpgrad.ops.overwriting": "masked_fill index_put",
     "mpgrad.ops.selection": (
-        "masked_select tril triu nonzero diag trace roll diff repeat_interleave "
-        "scatter_add index_add"
+        "masked_select tril triu nonzero diag trace roll diff repeat_interleave take "
+        "scatter scatter_add index_add index_copy index_fill masked_scatter"
     ),
     "mpgrad.ops.ordering": "sort argsort topk",
-    "mpgrad.ops.linalg": "matmul mm bmm dot mv outer addmm baddbmm",
+    "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",
+    "mpgrad.ops.joining": "broadcast_tensors concat hstack meshgrid vstack",
     "mpgrad.ops.einsum": "einsum",
     "mpgrad.ops.norms": "norm dist cosine_similarity",
     "mpgrad.ops.activation": "softmax log_softmax",

@@ -16,6 +16,7 @@ from mpgrad import (
     tensor_display,
     tensor_history,
     tensor_in_place,
+    tensor_in_place_composed,
     tensor_numpy,
     tensor_values,
 )
@@ -238,7 +239,7 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (selection, ""),
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
-    (linalg, "linear"),
+    (linalg, "linear tensordot"),
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -321,6 +322,7 @@ def _attach() -> None:
         tensor_copies.METHODS,
         tensor_numpy.METHODS,
         tensor_in_place.METHODS,
+        tensor_in_place_composed.METHODS,
         overrides.METHODS,
         variable.PROPERTIES,
     ):

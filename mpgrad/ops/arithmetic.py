@@ -28,6 +28,8 @@ __all__ = [
     "addcmul",
     "ceil",
     "clamp",
+    "clamp_max",
+    "clamp_min",
     "div",
     "floor",
     "floor_divide",
@@ -178,6 +180,16 @@ def remainder(input: Any, other: Any) -> Tensor:
     a, b = operands(input, other)
     refuse_complex("remainder", a, b)
     return call(_remainder, a, b)
+
+
+def clamp_min(input: Any, min: Any) -> Tensor:
+    """At least ``min``."""
+    return clamp(input, min)
+
+
+def clamp_max(input: Any, max: Any) -> Tensor:
+    """At most ``max``."""
+    return clamp(input, None, max)
 
 
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mpgrad.dispatch import call
 from mpgrad.ops.arithmetic import add, mul
+from mpgrad.ops.complex_numbers import conj
+from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, operands
 from mpgrad.ops.registry import operator
-from mpgrad.ops.shape import reshape
+from mpgrad.ops.shape import permute, reshape
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -17,11 +20,14 @@ __all__ = [
     "baddbmm",
     "bmm",
     "dot",
+    "inner",
     "linear",
     "matmul",
     "mm",
     "mv",
     "outer",
+    "tensordot",
+    "vdot",
 ]
 
 
@@ -146,6 +152,47 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     if input.ndim != 1 or vec2.ndim != 1:
         raise RuntimeError(f"outer: Expected 1-D arguments, got {input.ndim}D and {vec2.ndim}D")
     return mul(reshape(input, (-1, 1)), vec2)
+
+
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    """The inner products of the last dimensions, for every pair of vectors."""
+    if input.ndim == 0 or other.ndim == 0:
+        return mul(input, other)
+    return tensordot(input, other, ([-1], [-1]))
+
+
+def vdot(input: Tensor, other: Tensor) -> Tensor:
+    """The inner product of two vectors, the first one conjugated."""
+    return dot(conj(input), other)
+
+
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
+    """Sums of products over some dimensions of both.
+
+    Args:
+        a, b: any tensors.
+        dims: how many of the last of ``a`` and the first of ``b``; or two lists of dimensions.
+
+    Raises:
+        RuntimeError: the dimensions do not have equal lengths.
+    """
+    if isinstance(dims, int):
+        dims = (range(a.ndim - dims, a.ndim), range(dims))
+    left = [one_dim(d, a.ndim) for d in dims[0]]
+    right = [one_dim(d, b.ndim) for d in dims[1]]
+    lengths = [a.shape[d] for d in left]
+    if lengths != [b.shape[d] for d in right]:
+        raise RuntimeError(
+            f"contracted dimensions need to match, but got {lengths} and "
+            f"{[b.shape[d] for d in right]}"
+        )
+    kept_a = [d for d in range(a.ndim) if d not in left]
+    kept_b = [d for d in range(b.ndim) if d not in right]
+    joined = math.prod(lengths)
+    rows = reshape(permute(a, *kept_a, *left), (math.prod(a.shape[d] for d in kept_a), joined))
+    columns = reshape(permute(b, *right, *kept_b), (joined, math.prod(b.shape[d] for d in kept_b)))
+    shape = [a.shape[d] for d in kept_a] + [b.shape[d] for d in kept_b]
+    return reshape(matmul(rows, columns), tuple(shape))
 
 
 def addmm(

@@ -12,6 +12,7 @@ from mpgrad.ops.arithmetic import add, mul, sub, where
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import diagonal as diagonal_of
 from mpgrad.ops.indexing import diagonal_scatter, getitem, index_select, narrow, scatter_index
+from mpgrad.ops.overwriting import put_index
 from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import broadcast_to, cat, reshape
@@ -21,11 +22,16 @@ __all__ = [
     "diag",
     "diff",
     "index_add",
+    "index_copy",
+    "index_fill",
+    "masked_scatter",
     "masked_select",
     "nonzero",
     "repeat_interleave",
     "roll",
+    "scatter",
     "scatter_add",
+    "take",
     "trace",
     "tril",
     "triu",
@@ -142,7 +148,39 @@ def repeat_interleave(input: Tensor, repeats: Any, dim: int | None = None) -> Te
     return index_select(input, dim, Tensor(places))
 
 
-# ------------------------------------------------------------------------ added in place of
+def take(input: Tensor, index: Tensor) -> Tensor:
+    """The elements at ``index`` of the flattened tensor."""
+    return getitem(reshape(input, -1), index)
+
+
+# ------------------------------------------------------------------------ put or added in place
+
+
+def _along(input: Tensor, dim: int, index: Tensor, src: Any) -> tuple[list[Tensor], Any]:
+    """Where each element of ``index`` points to in ``input``, and what of ``src`` goes there."""
+    if index.ndim != input.ndim or (isinstance(src, Tensor) and src.ndim != input.ndim):
+        raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
+    dim = one_dim(dim, input.ndim)
+    grids = np.ix_(*(np.arange(n) for n in index.shape))
+    places = [index if d == dim else Tensor(grid) for d, grid in enumerate(grids)]
+    if isinstance(src, Tensor):
+        src = getitem(src, tuple(slice(0, n) for n in index.shape))
+    return places, src
+
+
+def scatter(input: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
+    """``input`` with each element of ``src`` (or one number) put at ``index`` along ``dim``.
+
+    ``index`` may be shorter than ``src`` and, except along ``dim``, than ``input``. Where it is
+    repeated, one of the elements stays.
+
+    Raises:
+        RuntimeError: the numbers of dimensions or the dtypes differ.
+    """
+    if isinstance(src, Tensor) and src.dtype != input.dtype:
+        raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
+    places, values = _along(input, dim, index, src)
+    return put_index(input, values, (INDEX,) * input.ndim, places)
 
 
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
@@ -153,14 +191,38 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     Raises:
         RuntimeError: the numbers of dimensions differ.
     """
-    if not index.ndim == src.ndim == input.ndim:
-        raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
-    dim = one_dim(dim, input.ndim)
-    used = getitem(src, tuple(slice(0, n) for n in index.shape))
-    grids = np.ix_(*(np.arange(n) for n in index.shape))
-    places = [index if d == dim else Tensor(grid) for d, grid in enumerate(grids)]
+    places, values = _along(input, dim, index, src)
     key = (INDEX,) * input.ndim
-    return add(input, scatter_index(used, key, places, input.shape) if key else used)
+    return add(input, scatter_index(values, key, places, input.shape) if key else values)
+
+
+def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """``input`` with the slices of ``source`` put at ``index`` along ``dim``."""
+    key = (slice(None),) * one_dim(dim, input.ndim) + (INDEX,)
+    return put_index(input, source, key, [index])
+
+
+def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """``input`` with a number (or 0-d tensor) in the slices at ``index`` along ``dim``."""
+    key = (slice(None),) * one_dim(dim, input.ndim) + (INDEX,)
+    return put_index(input, value, key, [index])
+
+
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """``input`` with the first elements of ``source`` put where ``mask`` is true.
+
+    Raises:
+        RuntimeError: the mask is not boolean, or there are not enough elements.
+    """
+    _check_mask("masked_scatter", mask)
+    mask = broadcast_to(mask, input.shape)
+    count = int(mask._array.sum())
+    if count > source._array.size:
+        raise RuntimeError(
+            f"masked_scatter: Expected at least {count} elements in the source, got "
+            f"{source._array.size}"
+        )
+    return put_index(input, narrow(reshape(source, -1), 0, 0, count), (INDEX,), [mask])
 
 
 def index_add(

@@ -163,6 +163,42 @@ _shapes = [
     Case("getitem mixed", lambda m, x: x[:, [0, 1, 1]], ((3, 2),)),
     Case("getitem mask", lambda m, x: x[m.tensor(_mask)], ((3, 2),)),
     Case("gather", lambda m, x: m.gather(x, 1, m.tensor([[0, 0], [2, 1]])), ((3, 3),)),
+    Case(
+        "scatter",
+        lambda m, x, y: m.scatter(x, 1, m.tensor([[0, 2, 3], [1, 0, 2]]), y),
+        ((3, 4), (2, 3)),
+    ),
+    Case("scatter number", lambda m, x: x.scatter(0, m.tensor([[0, 2]]), 1.5), ((3, 4),)),
+    Case(
+        "index_copy",
+        lambda m, x, y: m.index_copy(x, 1, m.tensor([2, 0]), y),
+        ((2, 4), (2, 2)),
+    ),
+    Case("index_fill", lambda m, x: x.index_fill(0, m.tensor([1, 2]), 3.0), ((4, 2),)),
+    Case(
+        "masked_scatter",
+        lambda m, x, y: m.masked_scatter(x, m.tensor(_mask), y),
+        ((2, 3), (2, 3)),
+    ),
+    Case("take", lambda m, x: m.take(x, m.tensor([[0, 5], [5, 2]])), ((2, 3),)),
+    Case("hstack", lambda m, a, b: m.hstack([a, b]), ((2, 1), (2, 2))),
+    Case("vstack", lambda m, a, b: m.vstack([a, b]), ((3,), (2, 3))),
+    Case("meshgrid", lambda m, a, b: m.meshgrid(a, b, indexing="xy")[0] * a[0], ((3,), (2,))),
+    Case(
+        "broadcast_tensors",
+        lambda m, a, b: m.broadcast_tensors(a, b)[0] * m.broadcast_tensors(a, b)[1],
+        ((3, 1), (2,)),
+    ),
+    Case("tril_", lambda m, x: (x * 2).tril_(1), ((3, 4),)),
+    Case("addcdiv_", lambda m, x, y: (x * 2).addcdiv_(x, y, value=-0.5), ((3,), positive(3))),
+    Case("lerp_", lambda m, x, y: (x * y).lerp_(y, 0.2), ((3,), (3,))),
+    Case("cumsum_", lambda m, x: (x * 2).cumsum_(0), ((3,),)),
+    Case("addmm_", lambda m, c, a, b: (c * 2).addmm_(a, b), ((2, 4), (2, 3), (3, 4))),
+    Case(
+        "scatter_add_",
+        lambda m, x, y: (x * 1).scatter_add_(1, m.tensor([[0, 0], [1, 2]]), y * x[0, 0]),
+        ((3, 4), (2, 2)),
+    ),
     Case("masked_select", lambda m, x: m.masked_select(x, m.tensor(_mask)), ((2, 3),)),
     Case("tril", lambda m, x: m.tril(x, 1) * x, ((2, 3, 4),)),
     Case("triu", lambda m, x: x.triu(-1), ((3, 4),)),
@@ -253,6 +289,14 @@ _linear = [
         lambda m, a, b, c: m.einsum("ia,ib,abk->ik", [a, b, c]),
         ((2, 3), (2, 4), (3, 4, 2)),
     ),
+    Case("inner", lambda m, a, b: m.inner(a, b), ((2, 3), (4, 3))),
+    Case("tensordot", lambda m, a, b: m.tensordot(a, b), ((2, 3, 4), (3, 4, 2))),
+    Case(
+        "tensordot dims",
+        lambda m, a, b: m.tensordot(a, b, dims=([0, 2], [1, 0])),
+        ((2, 3, 4), (4, 2, 2)),
+    ),
+    Case("vdot", lambda m, a, b: m.vdot(a, b), ((3,), (3,))),
     Case("linear", lambda m, x, w, b: m.linear(x, w, b), ((2, 3), (4, 3), (4,))),
     Case("linear batch", lambda m, x, w, b: m.linear(x, w, b), ((2, 2, 3), (4, 3), (4,))),
     Case("linear vector", lambda m, x, w: m.linear(x, w), ((3,), (4, 3))),
@@ -381,7 +425,7 @@ _REAL = [
 
 #: Cases that are tried with complex numbers too.
 _ALSO_COMPLEX = (
-    "exp|expm1|sin|cos|tan|tanh|sinh|cosh|sigmoid|arctan|arcsin|arccos|neg|abs|square|log|sqrt|"
+    "vdot|inner|tensordot|scatter|lerp_|exp|expm1|sin|cos|tan|tanh|sinh|cosh|sigmoid|arctan|arcsin|arccos|neg|abs|square|log|sqrt|"
     "rsqrt|reciprocal|log1p|asinh|acosh|atanh|exp2|log2|log10|einsum three|norm 3|cumprod|add|"
     "add broadcasting|add alpha|add 0-d|sub|rsub scalar|mul|mul itself|mul scalar|div|"
     "div scalar|pow|pow 2|pow 3|pow half|pow 0|pow -1|rpow|sum dim|sum dims keepdim|mean|"

@@ -100,3 +100,31 @@ def test_views_share_memory() -> None:
 def test_misuse(function: Callable[[Any], Any], words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
         function(mg.ones(3, 3))
+
+
+def test_composed_in_place_forms_write_into_the_tensor() -> None:
+    x = mg.ones(2, 3)
+    view, memory = x[0], x.numpy()
+    assert x.index_add_(0, mg.tensor([0]), mg.ones(1, 3)) is x
+    assert view.tolist() == [2.0, 2.0, 2.0]
+    assert np.may_share_memory(memory, x.numpy())
+    assert x._version == 1
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        view.lerp_(x, 0.5)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        mg.ones(2, dtype=mg.int64).addcmul_(mg.ones(2), mg.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x.scatter(0, mg.tensor([0]), x), "same number of dimensions"),
+        (lambda x: x.scatter(0, mg.tensor([[0]]), x.double()), "dtype"),
+        (lambda x: x.masked_scatter(x > 0, x[0]), "at least 9 elements"),
+        (lambda x: mg.tensordot(x, x[:2], 1), "contracted dimensions"),
+        (lambda x: mg.meshgrid(x[0], indexing="ji"), "indexing"),
+    ],
+)
+def test_misuse_of_what_puts_and_joins(function: Callable[[Any], Any], words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        function(mg.ones(3, 3))

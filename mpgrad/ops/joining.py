@@ -1,0 +1,55 @@
+"""Several tensors brought together: side by side, in a grid, to one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.ops.shape import broadcast_to, cat, expand, reshape, transpose
+from mpgrad.tensor import Tensor
+
+__all__ = ["broadcast_tensors", "concat", "hstack", "meshgrid", "vstack"]
+
+concat = cat
+
+
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Joined along the second dimension; vectors along their only one."""
+    parts = [reshape(tensor, 1) if tensor.ndim == 0 else tensor for tensor in tensors]
+    return cat(parts, 0 if parts and parts[0].ndim == 1 else 1)
+
+
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Joined along the first dimension; each vector is a row."""
+    return cat([reshape(t, (1, -1)) if t.ndim < 2 else t for t in tensors], 0)
+
+
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Views of one common shape."""
+    shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    return tuple(broadcast_to(tensor, shape) for tensor in tensors)
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """For each vector the grid of its values over all combinations.
+
+    Args:
+        tensors: vectors, or one list of them.
+        indexing: ``"ij"``, or ``"xy"`` to swap the first two dimensions.
+
+    Raises:
+        RuntimeError: another ``indexing``.
+    """
+    if indexing not in ("ij", "xy"):
+        raise RuntimeError(f"meshgrid: indexing must be one of 'xy' or 'ij', but got {indexing!r}")
+    if len(tensors) == 1 and isinstance(tensors[0], list | tuple):
+        tensors = tuple(tensors[0])
+    sizes = [tensor._array.size for tensor in tensors]
+    grids = [
+        expand(reshape(tensor, tuple(-1 if d == at else 1 for d in range(len(sizes)))), *sizes)
+        for at, tensor in enumerate(tensors)
+    ]
+    swap = indexing == "xy" and len(grids) > 1
+    return tuple(transpose(grid, 0, 1) if swap else grid for grid in grids)
