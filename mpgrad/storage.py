@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,28 @@ class VersionCounter:
 
     def __init__(self) -> None:
         self.value = 0
+
+    def count(self) -> None:
+        """Note a change."""
+        self.value += 1
+        for changed in _watchers:
+            changed.append(self)
+
+
+#: Lists that get the counter of everything that is changed.
+_watchers: list[list[VersionCounter]] = []
+
+
+@contextmanager
+def watched() -> Iterator[list[VersionCounter]]:
+    """The counters of what any thread changes in place inside the block."""
+    changed: list[VersionCounter] = []
+    _watchers.append(changed)
+    try:
+        yield changed
+    finally:
+        # By identity: lists are equal if their elements are.
+        _watchers[:] = [other for other in _watchers if other is not changed]
 
 
 class _InferenceVersion(VersionCounter):

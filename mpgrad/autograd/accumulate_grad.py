@@ -64,7 +64,7 @@ class AccumulateGrad(Node):
         if existing is None:
             variable._grad = Tensor(first_grad(grad, variable._array, exclusive=exclusive))
             return
-        existing._version_counter.value += 1
+        existing._version_counter.count()
         np.add(existing._array, grad, out=existing._array, casting="same_kind")
         if existing._array.strides != variable._array.strides:
             _check_layout(existing._array, variable._array)

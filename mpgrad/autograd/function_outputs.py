@@ -98,7 +98,7 @@ class _Outputs:
             elif self._recording:
                 self._check_recordable(tensor, len(produced))
         for tensor in self._dirty:
-            tensor._version_counter.value += 1
+            tensor._version_counter.count()
 
     def _check_recordable(self, tensor: Tensor, outputs: int) -> None:
         if tensor._view is not None:

@@ -88,7 +88,7 @@ def _overwrite(tensor: Tensor, others: Sequence[Any], write: Callable[..., Any])
         saved_tensor_clones.active.before_write(tensor)
     arrays = [value._array if isinstance(value, Tensor) else value for value in others]
     write(tensor._array, *arrays)
-    tensor._version_counter.value += 1
+    tensor._version_counter.count()
 
 
 def _copy_result(
@@ -242,4 +242,4 @@ def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
     if not all(isinstance(value, Tensor) for value in tensors):
         raise RuntimeError("increment_version expects a Tensor or an Iterable[Tensor] as input")
     for value in tensors:
-        value._version_counter.value += 1
+        value._version_counter.count()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpgrad.autograd.grad_mode import no_grad
 from mpgrad.autograd.thread_state import PerThread
-from mpgrad.storage import INFERENCE
+from mpgrad.storage import INFERENCE, VersionCounter
 from mpgrad.tensor import Tensor, gradient_edge
 
 if TYPE_CHECKING:
@@ -161,6 +161,11 @@ class SavedTensor:
             pair = HOOKS.innermost()
             if pair is not None:
                 self._pack(pair, tensor, tensor, is_output)
+
+    @property
+    def counter(self) -> VersionCounter:
+        """Counts the changes of the saved memory (not of what a hook packed)."""
+        return self._counter if self._tensor is None else self._tensor._version_counter
 
     @property
     def requires_grad(self) -> bool:

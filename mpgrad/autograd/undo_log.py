@@ -43,5 +43,5 @@ class UndoLog:
                 and grad._array.tobytes() != values.tobytes()
             ):
                 np.copyto(grad._array, values)
-                grad._version_counter.value += 1
+                grad._version_counter.count()
             tensor._grad = grad

@@ -13,12 +13,13 @@ from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.local import blame_for_nan, output_metadata
+from mpgrad.engine.stale_saved import StaleSaved
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import InnerTarget, Member
 from mpgrad.shm.arena import ForeignArena
-from mpgrad.storage import adopt
+from mpgrad.storage import VersionCounter, adopt, watched
 from mpgrad.workers.executor import Step, run_steps
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -43,6 +44,8 @@ class ClientWorker:
         #: The Nodes that have not released what they saved, in serial order, the first one last;
         #: made when the first task runs.
         self._unreleased: list[int] | None = None
+        #: Made when a task changes something in place.
+        self._saved: StaleSaved | None = None
 
     def release_before(self, node: int) -> None:
         """Release what the Nodes before ``node`` saved, as the serial engine has done by then.
@@ -74,7 +77,10 @@ class ClientWorker:
             steps = [self._step(member) for member in members]
             blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
             contributions = self._contributions(steps[0], dispatch)
-            run_steps(steps, contributions, emit, cpu, on_failure=failed.append)
+            with watched() as changed:
+                run_steps(steps, contributions, emit, cpu, on_failure=failed.append)
+            if changed:
+                self._check_saved(members[-1].node, changed)
         except BaseException as error:
             self.error = error
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
@@ -117,6 +123,12 @@ class ClientWorker:
         except Exception:
             return None
         return refs
+
+    def _check_saved(self, node: int, changed: list[VersionCounter]) -> None:
+        """Raise if a Node that is still to run has saved what was changed."""
+        if self._saved is None:
+            self._saved = StaleSaved(self._frozen)
+        self._saved.check(node, changed)
 
     def _step(self, member: Member) -> Step:
         node = self._frozen.nodes[member.node]

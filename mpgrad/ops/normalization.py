@@ -138,7 +138,7 @@ def _update(running: Tensor | None, batch: Tensor, momentum: float, scale: float
     array = running._array
     array *= 1 - momentum
     array += batch._array * (momentum * scale)
-    running._version_counter.value += 1
+    running._version_counter.count()
 
 
 def _with_running(

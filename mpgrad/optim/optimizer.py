@@ -88,7 +88,7 @@ class Optimizer:
                     if saved_tensor_clones.active is not None:
                         saved_tensor_clones.active.before_write(parameter)
                     self._update(parameter, parameter.grad, group)
-                    parameter._version_counter.value += 1
+                    parameter._version_counter.count()
         return loss
 
     def _update(self, parameter: Tensor, grad: Tensor, group: ParamGroup) -> None:

@@ -103,7 +103,7 @@ class SGD(Optimizer):
                 np.add(buffer, np.multiply(grad, share, out=scaled), out=buffer)
             else:
                 np.add(buffer, grad, out=buffer)
-            kept["momentum_buffer"]._version_counter.value += 1
+            kept["momentum_buffer"]._version_counter.count()
         if not group["nesterov"]:
             return buffer
         ahead = np.multiply(buffer, momentum, out=self._scratch_like(buffer, 1))

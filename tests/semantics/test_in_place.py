@@ -427,3 +427,33 @@ def test_a_change_without_a_derivative_fails_in_backward(lib: Any) -> Any:
     y = x * 5
     y.floor_divide_(2)
     return y, error_of(y.sum().backward, "derivative for", "is not implemented"), x.grad
+
+
+@paired("J2")
+def test_a_hook_that_changes_what_a_later_node_saved(lib: Any) -> Any:
+    found = []
+    for size in (3, 20_000):  # the second is read by workers where it lies
+        x, w = leaf(lib, size), lib.tensor(values(size, seed=1))
+        y = x * w
+
+        def change(grad: Any, w: Any = w) -> None:
+            w.add_(1)
+
+        y.register_hook(change)
+        words = "modified by an inplace operation", "is at version 1; expected version 0"
+        found.append((error_of((y * 2).sum().backward, *words), x.grad, w))
+    return found
+
+
+@paired("J2")
+def test_a_hook_may_change_what_nobody_needs_any_more(lib: Any) -> Any:
+    x, w = leaf(lib, 3), lib.tensor(values(3, seed=1))
+    y = x * 2
+    z = y * w
+
+    def change(grad: Any) -> None:
+        w.add_(1)
+
+    y.register_hook(change)  # when it is called, the Node of z has run
+    (z + y).sum().backward()
+    return x.grad, w
