@@ -154,6 +154,8 @@ class Session:
                 dispatch = instruction.dispatch
                 reply = self._run_task[dispatch.name](dispatch)
                 replies += self._state.handle_event(ev.NodeTaskFinished(reply))
+            else:
+                replies.append(instruction)
         return replies
 
     def _show(self, output: do.ForwardOutput) -> None:

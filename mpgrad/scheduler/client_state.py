@@ -22,6 +22,8 @@ class ClientState:
         #: Ended graphs that nobody has fetched yet.
         self.outcomes: dict[int, do.CompleteGraph | do.FailGraph] = {}
         self._executing: list[tuple[int, int, int]] = []
+        #: Running graphs that the caller no longer wants: none of their tasks begins any more.
+        self._cancelled: set[int] = set()
 
     def submit(self, event: ev.GraphSubmitted) -> ev.GraphSubmitted:
         """Note a graph that is about to be sent."""
@@ -30,11 +32,16 @@ class ClientState:
 
     def cancel(self, graph: int) -> list[ev.GraphCancelled]:
         """What to send so that ``graph`` ends early; its end is reported all the same."""
-        return [ev.GraphCancelled(self.peer, graph)] if graph in self.running else []
+        if graph not in self.running:
+            return []
+        self._cancelled.add(graph)
+        return [ev.GraphCancelled(self.peer, graph)]
 
     def handle_event(self, event: Any) -> list[do.ExecuteNodeTask | do.Reply | do.ForwardOutput]:
         """What to do about a message from the coordinator, or about a task that was run."""
         if isinstance(event, do.DispatchNodeTask):
+            if event.name in self._cancelled:
+                return [ev.NodeTaskDropped(self.peer, event.graph, event.task, event.attempt)]
             self._executing.append((event.graph, event.task, event.attempt))
             return [do.ExecuteNodeTask(event)]
         if isinstance(event, ev.NodeTaskFinished):
@@ -45,10 +52,11 @@ class ClientState:
             if event.graph not in self.running:
                 raise InvariantViolated(f"graph {event.graph} ended twice, or was never submitted")
             self.running.remove(event.graph)
+            self._cancelled.discard(event.graph)
             self.outcomes[event.graph] = event
             return []
         if isinstance(event, do.ForwardOutput):
             return [event]
         if isinstance(event, do.CancelGraph):
-            return []  # a task that reached the client is always run and answered
+            return []  # a task that has begun is always finished and answered
         raise InvariantViolated(f"a client cannot handle {type(event).__name__}")

@@ -194,6 +194,8 @@ class SimulatedClient:
             for instruction in self.core.handle_event(message):
                 if isinstance(instruction, do.ExecuteNodeTask):
                     self._begin(instruction.dispatch)
+                else:
+                    self._send(instruction)
             if isinstance(message, do.CompleteGraph | do.FailGraph):
                 self._on_end(message)
 

@@ -105,6 +105,7 @@ FROM_CLIENT = (
     ev.BlocksReleased,
     ev.NodeTaskDone,
     ev.NodeTaskFailed,
+    ev.NodeTaskDropped,
 )
 TO_WORKER = (do.DispatchNodeTask, do.CancelGraph, do.ShutDown)
 TO_CLIENT = (

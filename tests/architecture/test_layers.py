@@ -6,7 +6,7 @@ import ast
 from fnmatch import fnmatch
 
 import pytest
-from source_tree import Import, file_of, files, imports, tree
+from source_tree import PACKAGE, Import, file_of, files, imports, tree
 
 #: (floor, tower, files). Towers on one floor do not import each other. The first match counts.
 FLOORS = (
@@ -152,6 +152,12 @@ def test_a_foreign_library_has_its_one_place(library: str) -> None:
         if found.module.split(".")[0] == library and not is_excepted(found)
     ]
     assert strangers == []
+
+
+def test_what_a_thread_keeps_travels_with_its_backward() -> None:
+    """Nested backwards go on on other threads: see ``autograd/thread_state.py``."""
+    homes = [file for file in files() if "threading.local" in (PACKAGE / file).read_text()]
+    assert homes == ["autograd/thread_state.py"]
 
 
 def test_the_coordinator_imports_no_array_library() -> None:

@@ -319,6 +319,49 @@ def test_ctrl_c(start_script: StartScript, pipe: Path) -> None:
     assert client.returncode == 0
 
 
+ENDLESS = """
+import sys
+import mpgrad as mg
+
+class Endless(mg.Function):
+    run_on = "client"
+
+    @staticmethod
+    def forward(ctx, x):
+        with mg.enable_grad():
+            ctx.x = x.detach().requires_grad_() + 1
+        return ctx.x.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.x.item() == 100:
+            print("deep", flush=True)
+        with mg.enable_grad():
+            Endless.apply(ctx.x).sum().backward()
+        return grad
+
+x = mg.tensor(0.0, requires_grad=True)
+with mg.Engine("{mode}", cpu_workers=1):
+    try:
+        Endless.apply(x).sum().backward()
+    except KeyboardInterrupt:
+        print("interrupted", x.grad)
+    (x * 2).sum().backward()
+    print(x.grad.item())
+"""
+
+
+@pytest.mark.row("M2")
+@pytest.mark.parametrize("mode", ["local", "process"])
+def test_ctrl_c_ends_backwards_that_nest_for_ever(start_script: StartScript, mode: str) -> None:
+    client = start_script(ENDLESS.format(mode=mode))
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"deep\n"
+    client.send_signal(signal.SIGINT)
+    out, _ = client.communicate(timeout=60)
+    assert out == b"interrupted None\n2.0\n"
+
+
 INTERRUPTED_TWICE = """
 import os
 import mpgrad as mg
@@ -357,6 +400,7 @@ def test_ctrl_c_again_ends_a_task_that_hangs(start_script: StartScript, pipe: Pa
 # ---------------------------------------------------------------------- fork
 
 
+@pytest.mark.row("M12")
 def test_a_forked_child_that_just_exits_disturbs_nobody(
     run_script: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
@@ -376,6 +420,7 @@ def test_a_forked_child_that_just_exits_disturbs_nobody(
     assert (done.stdout, done.stderr, done.returncode) == ("5\n40000.0\n", "", 0)
 
 
+@pytest.mark.row("M12")
 def test_a_forked_child_has_an_engine_of_its_own(own_engine: mg.Engine, undisturbed: bytes) -> None:
     x = matrix()
     branches(x).backward()

@@ -47,6 +47,13 @@ def test_a_task_is_run_and_answered_even_if_its_graph_is_cancelled(core: ClientS
     assert core.handle_event(ev.NodeTaskFinished(reply)) == [reply]
 
 
+def test_a_task_that_comes_after_the_cancellation_is_not_run(core: ClientState) -> None:
+    """Ctrl-C has come: user code that begins now might run for ever."""
+    core.cancel(4)
+    task = do.DispatchNodeTask(PEER, 9, 2, 1, 4, 0, (0, 0), (), ())
+    assert core.handle_event(task) == [ev.NodeTaskDropped(PEER, 9, 2, 1)]
+
+
 def test_output_of_workers_is_shown(core: ClientState) -> None:
     output = do.ForwardOutput(PEER, 4, "stdout", b"hello")
     assert core.handle_event(output) == [output]
