@@ -255,6 +255,22 @@ def test_an_edge_remembers_the_leaf_after_its_data_changed(lib: Any) -> Any:
     return lib.autograd.grad(y, edge)
 
 
+@paired("F7")
+def test_an_edge_remembers_the_value_before_an_in_place_change(lib: Any) -> Any:
+    x = leaf(lib, 2)
+    y = x * 3
+    edge_of = lib.autograd.graph.get_gradient_edge
+    before = edge_of(y)
+    y.mul_(5)
+    after = edge_of(y)
+    assert before.node is not after.node
+    assert after.node is y.grad_fn
+    loss = (y * y).sum()
+    return lib.autograd.grad(loss, (before, after, y, x), retain_graph=True), lib.autograd.grad(
+        before, x, ones(lib, 2)
+    )
+
+
 @paired("F7", "A16", "A18")
 def test_unused_edges(lib: Any) -> Any:
     x, w = leaf(lib, 2), leaf(lib, 2, seed=1)
