@@ -1,0 +1,37 @@
+"""Q1, Q2: every operator passes gradcheck and gradgradcheck, here and on workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import mpgrad as mg
+from mpgrad.autograd.gradcheck import gradcheck, gradgradcheck
+from tests.ops.cases import CASES, Case
+from tests.ops.test_operators import MPGRAD
+from tests.semantics.paired import row
+
+
+def check(case: Case) -> None:
+    inputs = tuple(mg.from_numpy(array).requires_grad_() for array in case.arrays())
+
+    def function(*tensors: Any) -> Any:
+        return case.function(MPGRAD, *tensors)
+
+    assert gradcheck(function, inputs, fast_mode=True, check_grad_dtypes=True)
+    assert gradgradcheck(function, inputs, fast_mode=True)
+
+
+@row("Q1", "Q2")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_first_and_second_derivatives_are_right(case: Case) -> None:
+    with mg.Engine("local"):
+        check(case)
+
+
+@row("Q1", "Q2")
+@pytest.mark.process
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case.name)
+def test_they_are_right_on_workers_too(case: Case, process_engine: mg.Engine) -> None:
+    check(case)
