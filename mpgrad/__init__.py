@@ -92,7 +92,7 @@ _NAMES_OF = {
 }
 
 #: Public names that are modules.
-_SUBMODULES = ("autograd", "data", "errors", "nn", "optim", "utils")
+_SUBMODULES = ("autograd", "data", "errors", "nn", "optim", "profiler", "utils")
 
 #: Modules that know no Tensor; for all others its methods must be there first.
 _WITHOUT_TENSOR = (

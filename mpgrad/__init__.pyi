@@ -5,6 +5,7 @@ from mpgrad import data as data
 from mpgrad import errors as errors
 from mpgrad import nn as nn
 from mpgrad import optim as optim
+from mpgrad import profiler as profiler
 from mpgrad import utils as utils
 from mpgrad.autograd.anomaly_mode import (
     is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,

@@ -22,7 +22,7 @@ _HOME = {
 }
 
 #: Public names that are modules.
-_SUBMODULES = ("function", "functional", "graph")
+_SUBMODULES = ("function", "functional", "graph", "profiler")
 
 __all__ = [*_HOME, *_SUBMODULES]
 

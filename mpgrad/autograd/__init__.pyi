@@ -3,6 +3,7 @@
 from mpgrad.autograd import function as function
 from mpgrad.autograd import functional as functional
 from mpgrad.autograd import graph as graph
+from mpgrad.autograd import profiler as profiler
 from mpgrad.autograd.anomaly_mode import detect_anomaly as detect_anomaly
 from mpgrad.autograd.anomaly_mode import set_detect_anomaly as set_detect_anomaly
 from mpgrad.autograd.backward import backward as backward

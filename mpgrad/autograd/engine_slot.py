@@ -56,7 +56,12 @@ _place = _Place()
 
 def is_local() -> bool:
     """Whether backward passes that start on this thread now must stay in this process."""
-    return is_worker or _place.is_local or not is_multithreading_enabled()
+    return is_inside_rule() or not is_multithreading_enabled()
+
+
+def is_inside_rule() -> bool:
+    """Whether backward passes that start on this thread now are a rule's own, no user's."""
+    return is_worker or _place.is_local
 
 
 @contextmanager

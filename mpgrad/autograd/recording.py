@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.autograd import profiler
 from mpgrad.autograd.anomaly_mode import explain_failure, refuse_nan
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.backward_of import SUM_GRADIENTS, backward_of
@@ -89,6 +91,8 @@ class _Recorder:
 
     def __init__(self, frozen: FrozenGraph, captured: dict[Target, Any] | None) -> None:
         self._frozen, self._captured = frozen, captured
+        #: The profile that is to know what runs here.
+        self._profile = profiler.active() if captured is None else None
         self._parts: defaultdict[Target, list[tuple[Tensor, bool]]] = defaultdict(list)
         self._numbers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, (index, slot) in enumerate(frozen.spec.captures):
@@ -115,6 +119,7 @@ class _Recorder:
             None if target is None else self._frozen.nodes[target[0]].input_metadata[target[1]]
             for target in spec.edges
         ]
+        started = perf_counter() if self._profile is not None else 0.0
         try:
             with executing(node.subject):
                 hooked = self._captured is not None or runs_node_hooks(node)
@@ -128,6 +133,8 @@ class _Recorder:
             error.add_note(f"in the backward graph at {spec.name}, with create_graph=True")
             explain_failure(node)
             raise
+        if self._profile is not None:
+            self._profile.note_nodes(self._frozen, [index], [started, perf_counter()])
         for target, output in zip(spec.edges, outputs, strict=True):
             if target is not None:
                 self.add(target, output, has_value=self._captured is None)

@@ -3,11 +3,12 @@ travel. Same executor, same inputs, same form of reply as on a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.autograd import profiler
 from mpgrad.autograd.client_nodes import rule_of
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.dispatch import OperatorNode, cpu
@@ -78,7 +79,7 @@ class ClientWorker:
             blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
             contributions = self._contributions(steps[0], dispatch)
             with watched() as changed:
-                run_steps(steps, contributions, emit, cpu, on_failure=failed.append)
+                self._run_steps(members, steps, contributions, emit, failed.append)
             if changed:
                 self._check_saved(members[-1].node, changed)
         except BaseException as error:
@@ -119,7 +120,7 @@ class ClientWorker:
             step.release = None
         blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
         try:
-            run_steps(steps, contributions, emit, cpu)
+            self._run_steps(members, steps, contributions, emit)
         except Exception:
             return None
         return refs
@@ -129,6 +130,23 @@ class ClientWorker:
         if self._saved is None:
             self._saved = StaleSaved(self._frozen)
         self._saved.check(node, changed)
+
+    def _run_steps(
+        self,
+        members: Sequence[Member],
+        steps: Sequence[Step],
+        contributions: Iterable[tuple[int, int, Array | None]],
+        emit: Callable[[int, Array | None], None],
+        on_failure: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run a task; a profile that is active hears when."""
+        profile = profiler.active()
+        times: list[float] | None = None if profile is None else []
+        run_steps(steps, contributions, emit, cpu, timings=times, on_failure=on_failure)
+        if profile is not None and times:
+            pairs = zip(members, steps, strict=True)
+            ran = [member.node for member, step in pairs if step.apply is not None]
+            profile.note_nodes(self._frozen, ran, times)
 
     def _step(self, member: Member) -> Step:
         node = self._frozen.nodes[member.node]

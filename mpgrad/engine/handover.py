@@ -62,6 +62,8 @@ class Handover:
         self._kept: list[Any] = []
         #: Packed arrays by identity: many Nodes save the same one.
         self._packed: dict[int, PackedArray] = {}
+        #: Whether the workers shall say when each Node ran.
+        self.is_timed = False
         self.handed_bytes = 0
         self.copied_bytes = 0
 
@@ -172,7 +174,7 @@ class Handover:
         self, frozen: FrozenGraph, members: tuple[Member, ...], code: dict[int, ShippedCode]
     ) -> TaskProgram:
         nodes = tuple(self._node(frozen, member, code) for member in members)
-        return TaskProgram(nodes, anomaly.checks_nan)
+        return TaskProgram(nodes, anomaly.checks_nan, self.is_timed)
 
     def _node(
         self, frozen: FrozenGraph, member: Member, code: dict[int, ShippedCode]

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpgrad.autograd import costs, engine_slot
+from mpgrad.autograd import costs, engine_slot, profiler
 from mpgrad.autograd.anomaly_mode import explain_failure
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.client_nodes import HooksBefore, rule_of
@@ -38,7 +38,7 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     results: list[Any] = [None] * len(frozen.sinks)
     timings: list[float] = []
     on_failure = None
-    if anomaly.enabled and not engine_slot.is_local():
+    if anomaly.enabled and not engine_slot.is_inside_rule():
         blame_for_nan(steps, [frozen.nodes[node] for node in frozen.spec.order])
         on_failure = functools.partial(_explain, frozen)
     run_steps(
@@ -50,7 +50,11 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         on_failure=on_failure,
     )
     del contributions
-    _learn(frozen, timings)
+    ran = [index for index in frozen.spec.order if frozen.runs[index]]
+    _learn(frozen, ran, timings)
+    profile = profiler.active()
+    if profile is not None and not engine_slot.is_inside_rule():
+        profile.note_nodes(frozen, ran, timings)
     return claim(results)
 
 
@@ -103,11 +107,10 @@ def _release(frozen: FrozenGraph, index: int) -> Callable[[], None] | None:
     return frozen.nodes[index].release_saved
 
 
-def _learn(frozen: FrozenGraph, timings: list[float]) -> None:
+def _learn(frozen: FrozenGraph, ran: list[int], timings: list[float]) -> None:
     """Tell the cost model what the steps took, where it matters to a plan."""
-    ran = (index for index in frozen.spec.order if frozen.runs[index])
-    for index, seconds in zip(ran, timings, strict=True):
-        microseconds = seconds * 1e6
+    for index, started, ended in zip(ran, timings[::2], timings[1::2], strict=True):
+        microseconds = (ended - started) * 1e6
         if max(microseconds, frozen.spec.nodes[index].cost_us) > NEGLIGIBLE_US:
             costs.observe(frozen.nodes[index], microseconds)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd import costs
+from mpgrad.autograd import costs, profiler
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.autograd.running import innermost
@@ -227,10 +227,14 @@ class ProcessEngine:
     def _execute(self, frozen: FrozenGraph, code: dict[int, ShippedCode]) -> list[tuple[Any, bool]]:
         planned = self.plan(frozen.spec)
         handover = Handover()
+        profile = profiler.active()
+        handover.is_timed = profile is not None
         try:
             with self._session() as session:
                 outcome, client = self._submit(session, frozen, planned, code, handover)
                 self._note(frozen, planned, handover, outcome)
+                if profile is not None and isinstance(outcome, CompleteGraph):
+                    _note_times(profile, frozen, planned, outcome)
                 if isinstance(outcome, CompleteGraph):
                     results = self._open_results(session, frozen, outcome, handover)
         finally:
@@ -314,7 +318,7 @@ class ProcessEngine:
                 counters.failed += 1
                 return
             counters.backwards += 1
-            for _, slot, _, copied in outcome.ran:
+            for _, slot, _, copied, _ in outcome.ran:
                 counters.tasks[f"worker {slot}"] += 1
                 counters.copied_bytes += copied
             on_client = len(planned.tasks) - len(outcome.ran)
@@ -326,7 +330,7 @@ class ProcessEngine:
 def _learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
     """Tell the cost model what Nodes took, where a task's time is as good as one Node's."""
     halves: dict[int, int] = {}
-    for task, _, microseconds, _ in outcome.ran:
+    for task, _, microseconds, _, _ in outcome.ran:
         members = planned.groups[task]
         head = members[0]
         if head.piece_of is not None or not _is_dominated(frozen, members):
@@ -337,6 +341,21 @@ def _learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
             costs.observe(frozen.nodes[head.node], halves[head.node] + microseconds)
         else:
             halves[head.node] = microseconds
+
+
+def _note_times(
+    profile: profiler.profile, frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph
+) -> None:
+    """Tell the profile when workers ran which Nodes."""
+    for task, slot, _, _, times in outcome.ran:
+        if times is None:
+            continue
+        ran = [
+            member.node
+            for member in planned.groups[task]
+            if frozen.runs[member.node] and member.piece_of is None
+        ]
+        profile.note_nodes(frozen, ran, profiler.unpack_times(times), worker=slot)
 
 
 def _is_dominated(frozen: FrozenGraph, members: tuple[Any, ...]) -> bool:

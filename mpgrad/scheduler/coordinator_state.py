@@ -341,7 +341,8 @@ class CoordinatorState:
             self._publish(graph, key.task, event.outputs)
         self._release_flight(graph, key.task, flight)
         if member.is_worker:
-            graph.ran.append((key.task, member.slot, event.duration_us, event.copied_bytes))
+            took = (event.duration_us, event.copied_bytes, event.times)
+            graph.ran.append((key.task, member.slot, *took))
         self._complete_if_done(graph)
         self._close_if_drained(graph)
 

@@ -102,6 +102,8 @@ class NodeTaskDone(NamedTuple):
     duration_us: int = 0
     #: Bytes of outputs that had to be copied into their block.
     copied_bytes: int = 0
+    #: If the program asked for it, when its Nodes started and ended; the scheduler never looks.
+    times: bytes | None = None
 
 
 class NodeTaskFailed(NamedTuple):

@@ -58,7 +58,7 @@ class GraphTask:
         self.kills: dict[int, int] = {}
         #: The results, None until captured (or for an undefined gradient).
         self.captures: list[GradientRef] = [None] * captures
-        self.ran: list[tuple[int, int, int, int]] = []
+        self.ran: list[tuple[int, int, int, int, bytes | None]] = []
         #: |ready| + |dispatched|, and tasks not done: the graph is complete when both are 0.
         self.outstanding_tasks = 0
         self.remaining = 0

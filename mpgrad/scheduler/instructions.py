@@ -56,8 +56,8 @@ class CompleteGraph(NamedTuple):
     captures: tuple[GradientRef, ...]
     #: For each capture whether nobody but the session holds its block.
     exclusive: tuple[bool, ...]
-    #: For each task that a worker ran: task, worker slot, microseconds, copied bytes.
-    ran: tuple[tuple[int, int, int, int], ...]
+    #: For each task that a worker ran: task, worker slot, microseconds, copied bytes, times.
+    ran: tuple[tuple[int, int, int, int, bytes | None], ...]
 
 
 class FailGraph(NamedTuple):

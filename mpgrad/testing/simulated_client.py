@@ -295,7 +295,7 @@ class SimulatedClient:
                 self._hold(ref)
         tasks, done = self._plans[name].tasks, int(name in self._ran_ahead)
         on_workers = [at for at, task in enumerate(tasks) if at >= done and not task.on_client]
-        ran = sorted(number for number, _, _, _ in end.ran)
+        ran = sorted(number for number, *_ in end.ran)
         require(ran == on_workers, f"graph {name} reports tasks {ran} of workers, not {on_workers}")
 
     def _look_at(self, ref: GradientRef) -> Content | None:

@@ -101,6 +101,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[NodeProgram, ...]
     #: Anomaly mode: what they return is searched for NaN.
     checks_nan: bool = False
+    #: Whether the reply shall say when each of them ran (for the profiler).
+    is_timed: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -115,7 +115,7 @@ def run_steps(
         emit: ``emit(number, array or None)`` receives what leaves.
         xp: the array namespace.
         placement: offers blocks for results.
-        timings: gets the seconds that each step took.
+        timings: gets when each step that has a rule started and ended (``perf_counter``).
         on_failure: gets the number of the step that raised, before the error goes on.
     """
     buffers: list[_Buffer | None] = [None] * len(steps)
@@ -151,7 +151,7 @@ def run_steps(
                 on_failure(index)
             raise
         if timings is not None:
-            timings.append(perf_counter() - started)
+            timings += (started, perf_counter())
         del buffer, values
         for route, result in zip(step.routes, results, strict=True):
             if type(route) is int:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.autograd.profiler import pack_times
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block, GradientRef
@@ -39,6 +40,7 @@ class TaskRunner:
         """The reply, and the blocks that user code kept earlier and has now let go."""
         started = perf_counter_ns()
         self._failed_step = 0
+        self._times: list[float] | None = None
         outputs, copied, error = self._try(dispatch)
         kept, released = self._memory.settle()
         kept = tuple(block for block in kept if _belongs(block, dispatch))
@@ -47,7 +49,9 @@ class TaskRunner:
             failed = NodeTaskFailed(dispatch.peer, *name, error, kept, self._failed_step)
             return failed, released
         duration_us = (perf_counter_ns() - started) // 1000
-        return NodeTaskDone(dispatch.peer, *name, outputs, kept, duration_us, copied), released
+        times = None if self._times is None else pack_times(self._times)
+        done = NodeTaskDone(dispatch.peer, *name, outputs, kept, duration_us, copied, times)
+        return done, released
 
     def _try(self, dispatch: DispatchNodeTask) -> tuple[tuple[GradientRef, ...], int, bytes | None]:
         """Outputs and copied bytes, or the error; no reference to an array survives this frame."""
@@ -59,6 +63,7 @@ class TaskRunner:
             if program.checks_nan:
                 for step in steps:
                     step.blamed = step.name
+            self._times = [] if program.is_timed else None
             publication = _Publication(self._memory, dispatch)
             self._run_steps(steps, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None
@@ -74,6 +79,7 @@ class TaskRunner:
             publication.emit,
             CpuBackend(publication.empty),
             placement=publication,
+            timings=self._times,
             on_failure=self._note_failure,
         )
 

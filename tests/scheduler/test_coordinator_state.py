@@ -94,7 +94,8 @@ def test_a_chain_of_two_tasks(core: Core) -> None:
     [second] = core.done(first, b"middle")
     assert (second.task, second.inputs) == (1, ((b"middle",),))
     [end] = core.done(second, b"result")
-    assert end == do.CompleteGraph(CLIENT, 0, (b"result",), (False,), ((0, 0, 0, 0), (1, 0, 0, 0)))
+    ran = ((0, 0, 0, 0, None), (1, 0, 0, 0, None))
+    assert end == do.CompleteGraph(CLIENT, 0, (b"result",), (False,), ran)
     assert statistics_of(core)._replace(workers=0, sessions=0) == (0,) * 6
 
 

@@ -34,7 +34,13 @@ SAMPLES = [
     do.DispatchNodeTask("w0.1", 1, 2, 3, 1, 0, (64, 9), ((BLOCK, b"inline"), ()), (BLOCK, None)),
     do.CancelGraph("w0.1", 1),
     do.ShutDown("w0.1"),
-    do.CompleteGraph("c1.0", 1, (BLOCK, b"", None), (True, False, False), ((0, 1, 250, 0),)),
+    do.CompleteGraph(
+        "c1.0",
+        1,
+        (BLOCK, b"", None),
+        (True, False, False),
+        ((0, 1, 250, 0, None), (1, 2, 40, 8, b"times")),
+    ),
     do.FailGraph("c1.0", 1, "error", -1, b"text"),
     do.ForwardOutput("c1.0", 1, "stderr", b"text"),
 ]
