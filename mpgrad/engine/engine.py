@@ -18,6 +18,7 @@ from mpgrad.autograd.freeze import FrozenGraph, freeze
 from mpgrad.autograd.recording import has_only_operators, record, with_inputs_captured
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Choice, choose
+from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.local import run_local
 from mpgrad.engine.placement import place
 from mpgrad.engine.process import ProcessEngine
@@ -169,6 +170,7 @@ class Engine:
 
     def _start_in_background(self) -> None:
         """Start the processes beside this and the next local backward."""
+        let_idle_threads_sleep()
         if not any(thread.name == _starter_name(self) for thread in threading.enumerate()):
             threading.Thread(
                 target=_start_quietly, args=(self._process,), name=_starter_name(self), daemon=True

@@ -25,6 +25,7 @@ from mpgrad.autograd.shipping import ShippedCode
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
+from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.placement import place
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
@@ -93,6 +94,7 @@ class ProcessEngine:
             if self.is_running:
                 return
             self._end()
+            let_idle_threads_sleep()
             self._coordinator = CoordinatorProcess(*self._arguments)
             try:
                 self._idle.append(self._open_session())

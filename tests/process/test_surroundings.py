@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from threadpoolctl import ThreadpoolController
 
 pytestmark = pytest.mark.process
 
@@ -29,3 +30,55 @@ def test_files_in_the_working_directory_shadow_nothing(
         (directory / f"{name}.py").write_text('raise SystemExit("imported by mistake")')
     done = run_script(PROGRAM, cwd=directory)
     assert done.stdout == "[2.0, 4.0] 1\n", done.stderr
+
+
+IDLE_THREADS = """
+import os
+import threading
+
+os.environ.pop("OPENBLAS_THREAD_TIMEOUT", None)  # set by the mpgrad of the tests
+{imports}
+from threadpoolctl import ThreadpoolController
+
+[blas] = ThreadpoolController().select(internal_api="openblas").lib_controllers[:1]
+a = np.ones((300, 300), np.float32)
+expected = a @ a
+stop = threading.Event()
+other = threading.Thread(target={other})
+other.start()
+with mg.Engine("process", cpu_workers=1):
+    print(blas.dynlib.openblas_thread_timeout(), bool((a @ a == expected).all()))
+stop.set()
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "other", "timeout"),
+    [
+        ("import numpy as np, mpgrad as mg", "stop.wait", 18),
+        ("import mpgrad as mg, numpy as np", "stop.wait", 18),
+        (
+            "os.environ['OPENBLAS_THREAD_TIMEOUT'] = '9'\nimport numpy as np, mpgrad as mg",
+            "stop.wait",
+            9,
+        ),
+        (
+            "import numpy as np, mpgrad as mg",
+            "lambda: [a @ a for _ in iter(stop.is_set, True)]",
+            0,
+        ),
+    ],
+    ids=["numpy first", "mpgrad first", "the user decides", "another thread may be in BLAS"],
+)
+def test_idle_blas_threads_sleep(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
+    imports: str,
+    other: str,
+    timeout: int,
+) -> None:
+    """Spinning threads would take the cores from the workers; OpenBLAS is told so in time."""
+    controllers = ThreadpoolController().select(internal_api="openblas").lib_controllers
+    if not controllers or not hasattr(controllers[0].dynlib, "openblas_read_env"):
+        pytest.skip("NumPy has another BLAS here")
+    done = run_script(IDLE_THREADS.format(imports=imports, other=other))
+    assert done.stdout == f"{timeout} True\n", done.stderr
