@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -119,7 +118,7 @@ class Handover:
         if ref is None:
             return None
         if isinstance(ref, bytes):
-            return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape).copy()
+            return np.ndarray(shape, dtype, ref).copy()
         return adopt(self._arena.open(ref, shape, dtype, writeable=False))
 
     def _copy(self, array: Array) -> Array:

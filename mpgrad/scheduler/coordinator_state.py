@@ -10,6 +10,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -420,10 +421,8 @@ class CoordinatorState:
         member = self.membership.get(event.peer)
         if member is None:
             return
-        asked: dict[Block, int] = {}
-        for block in event.blocks:
-            asked[block] = asked.get(block, 0) + 1
-            if asked[block] > member.kept[block]:
+        for block, count in Counter(event.blocks).items():
+            if count > member.kept[block]:
                 raise ProtocolError(f"{event.peer} released a block that it does not hold: {block}")
         for block in event.blocks:
             member.kept[block] -= 1

@@ -32,6 +32,8 @@ from mpgrad.workers.memory import WorkerMemory
 FUNCTIONS_MAX = 256
 #: Wirings of Nodes that stay decoded.
 WIRINGS_MAX = 4096
+#: Plain values that stay decoded, and how long they may be.
+PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
 
 
 class Rules:
@@ -66,7 +68,7 @@ class Rules:
         operator = find_operator(rule.operator)
 
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-            offered = decode_plain(rule.plain) if rule.plain else {}
+            offered = _plain(rule.plain)
             for name, packed in rule.saved.items():
                 offered[name] = self._memory.open_packed(packed)
             for name, entries in rule.several.items():
@@ -112,6 +114,19 @@ class Rules:
             scalar if packed is None else self._memory.open_packed(packed)
             for packed, scalar in zip(entries, scalars, strict=True)
         )
+
+
+def _plain(data: bytes) -> dict[str, Any]:
+    """A Node's plain values by name."""
+    if len(data) > PLAIN_BYTES_MAX:
+        return dict(decode_plain(data))
+    return dict(_decoded_plain(data)) if data else {}
+
+
+@functools.lru_cache(PLAINS_MAX)
+def _decoded_plain(data: bytes) -> dict[str, Any]:
+    """Attributes and shapes, which are the same in each step of a training loop; not to change."""
+    return dict(decode_plain(data))
 
 
 @functools.lru_cache(WIRINGS_MAX)

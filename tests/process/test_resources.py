@@ -172,7 +172,7 @@ def test_figures(own_engine: mg.Engine) -> None:
     statistics = own_engine.statistics()
     assert (statistics.mode, statistics.backwards_process) == ("process", 1)
     assert (statistics.backwards_local, statistics.failed, statistics.restarts) == (0, 0, 0)
-    assert set(statistics.tasks) <= {"worker 0", "worker 1"}
+    assert set(statistics.tasks) <= {"client", "worker 0", "worker 1"}
     assert statistics.handed_bytes > 128 * 128 * 4
     assert statistics.engine_arena.used_bytes >= 4 * 128 * 128 * 8
     assert statistics.engine_arena.peak_bytes <= statistics.engine_arena.limit_bytes
