@@ -294,6 +294,7 @@ class _Tables:
                     node.runs_on_client or (runs and node.has_packed),
                     not runs,
                     isinstance(node, OperatorNode) and node.operator.joint is None,
+                    node.has_packed and isinstance(node, OperatorNode),
                 )
                 for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
             ]

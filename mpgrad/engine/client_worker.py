@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd import profiler
-from mpgrad.autograd.client_nodes import rule_of
+from mpgrad.autograd.client_nodes import Rule, rule_of
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.engine.handover import Handover
@@ -76,6 +76,9 @@ class ClientWorker:
         self.release_before(members[0].node)
         try:
             steps = [self._step(member) for member in members]
+            for step, member in zip(steps[1:], members[1:], strict=True):
+                if step.apply is not None:
+                    step.apply = self._in_turn(member.node, step.apply)
             blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
             contributions = self._contributions(steps[0], dispatch)
             with watched() as changed:
@@ -163,6 +166,15 @@ class ClientWorker:
             takes_undefined=node.takes_undefined,
             release=None if self._frozen.keep_graph else node.release_saved,
         )
+
+    def _in_turn(self, index: int, rule: Rule) -> Rule:
+        """``rule`` of a Node, run once those ahead of it have let go of what they saved."""
+
+        def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
+            self.release_before(index)
+            return rule(xp, grads, needs)
+
+        return apply
 
     def _contributions(
         self, head: Step, dispatch: DispatchNodeTask

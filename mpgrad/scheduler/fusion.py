@@ -11,6 +11,8 @@ nothing could have run beside it). Both have a bound: urgent work waits at most 
 Node that begins a long branch stays with the branch: there it costs no message more, and it runs
 beside the other branches instead of before them all.
 
+Nodes of the client stand alone, but for those whose saved tensors only have to be unpacked there.
+
 Rules of this file: pure tables, as in ``graph_spec``.
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import math
 
-from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
 
 #: Nodes cheaper than this join while what has joined so far stays under the second figure.
 FUSE_NODE_BELOW_US = 100.0
@@ -70,6 +72,8 @@ class _Grouping:
         #: Per group: cost of all its nodes, and of the cheap ones that joined its first.
         self._total_us: list[float] = []
         self._joined_us: list[float] = []
+        #: The group of the client's latest Node.
+        self._last_on_client = -1
         #: Per group: edges to nodes that are not in it, those to sinks left out.
         self._waiting: list[int] = []
 
@@ -88,15 +92,15 @@ class _Grouping:
     def home_for(self, index: int) -> int:
         """The group that node ``index`` joins, or -1."""
         node = self._spec.nodes[index]
-        if index in self._seeded or index in self._second or node.on_client:
+        if index in self._seeded or index in self._second:
             return -1
         home = self.group_of[self._producers[index][0]]
         if any(self.group_of[producer] != home for producer in self._producers[index]):
             return -1
-        if self._spec.nodes[self.groups[home][0]].on_client:
-            return -1
         if node.is_sink:
             return home
+        if not self._may_share(home, node):
+            return -1
         if self._waiting[home] == len(self._producers[index]):
             if self._total_us[home] + node.cost_us <= self._chain_limit_us:
                 return home
@@ -107,6 +111,14 @@ class _Grouping:
             and self._joined_us[home] + node.cost_us <= FUSE_GROUP_BELOW_US
         )
         return home if is_cheap else -1
+
+    def _may_share(self, home: int, node: NodeSpec) -> bool:
+        """Whether ``node`` runs where group ``home`` does, and may run right behind it there."""
+        first = self._spec.nodes[self.groups[home][0]]
+        if not (first.on_client or node.on_client):
+            return True
+        # The client's Nodes run in serial order: none of another task may stand between.
+        return first.unpacks and node.unpacks and home == self._last_on_client
 
     def place(self, index: int, home: int) -> None:
         """Put node ``index`` into group ``home``, or into one of its own."""
@@ -122,6 +134,8 @@ class _Grouping:
                 self._joined_us[home] += node.cost_us
             if not node.is_sink:
                 self._waiting[home] -= len(self._producers[index])
+        if node.on_client:
+            self._last_on_client = home
         self._total_us[home] += node.cost_us
         self._waiting[home] += sum(
             target is not None and not self._spec.nodes[target[0]].is_sink for target in node.edges

@@ -33,6 +33,9 @@ class NodeSpec(NamedTuple):
     is_sink: bool = False
     #: True where each output has a formula of its own, so that they can be computed apart.
     is_splittable: bool = False
+    #: True where it is on the client only because its saved tensors must be unpacked there: no user
+    #: code sees its gradients, so that they need no copy on the way to the next such Node.
+    unpacks: bool = False
     #: Where its complete inputs are passed on to, one target per input (see ``split``).
     passes: tuple[Target, ...] = ()
 

@@ -47,7 +47,14 @@ class PlanCache:
 def structure(spec: GraphSpec) -> Any:
     """All of ``spec`` that decides how its tasks are wired: everything but names and costs."""
     nodes = tuple(
-        (node.edges, node.input_nbytes, node.on_client, node.is_sink, node.is_splittable)
+        (
+            node.edges,
+            node.input_nbytes,
+            node.on_client,
+            node.is_sink,
+            node.is_splittable,
+            node.unpacks,
+        )
         for node in spec.nodes
     )
     return nodes, spec.seeds, spec.captures, spec.order

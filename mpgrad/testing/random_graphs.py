@@ -107,9 +107,10 @@ def _nodes(
             tuple(edges[node]),
             sizes[node],
             round(rng.uniform(*(DEAR_US if rng.random() < dear_share else CHEAP_US)), 1),
-            on_client=has_client and rng.random() < client_share,
+            on_client=(on_client := has_client and rng.random() < client_share),
             is_sink=not edges[node] and len(sizes[node]) == 1 and rng.random() < 0.7,
             is_splittable=rng.random() < 0.5,
+            unpacks=on_client and rng.random() < 0.5,
         )
     return tuple(node for node in nodes if node is not None)
 

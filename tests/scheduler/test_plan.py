@@ -107,7 +107,11 @@ def test_every_plan_is_sound(seed: int) -> None:
         limit = chain_limit_us(spec)
         assert sum(joined) <= FUSE_GROUP_BELOW_US + limit
         assert all(cost <= limit for cost in joined)
-        assert len(members) <= 1 or not any(spec.nodes[n].on_client for n in members)
+        shared = [spec.nodes[n] for n in members if not spec.nodes[n].is_sink]
+        if any(s.on_client for s in shared[:1]):
+            assert len(shared) == 1 or all(s.on_client and s.unpacks for s in shared)
+        else:
+            assert not any(s.on_client for s in shared)
         # Consumers come later: numbering the tasks is a topological order.
         behind = [output.task for output in task.outputs if output.task != CAPTURE]
         assert all(later > number for later in [*behind, *task.unlocks]) or not members
@@ -193,6 +197,45 @@ def test_client_nodes_stand_alone_and_in_serial_order() -> None:
     assert groups(planned)[by_node[3]] == [3]
     assert planned.tasks[by_node[1]].unlocks == (by_node[3],)
     assert planned.tasks[by_node[3]].dependencies == 2
+
+
+def test_client_nodes_that_only_unpack_share_a_task() -> None:
+    def client(*targets: int, unpacks: bool = True) -> NodeSpec:
+        return node(*targets, on_client=True, unpacks=unpacks)
+
+    def links(*nodes: NodeSpec) -> list[list[int]]:
+        return groups(plan(graph(*nodes)))
+
+    assert links(client(1), client(2), client()) == [[0, 1, 2]]
+    assert links(client(1), client(2, unpacks=False), client()) == [[0], [1], [2]]
+    assert links(client(1), node(2), client()) == [[0], [1], [2]]
+    assert links(client(1, 2), client(3), client(), client()) == [[0, 1, 2, 3]]
+
+
+def test_client_nodes_that_share_a_task_leave_none_between_them() -> None:
+    # 2 and 3 run between 1 and 4, so that 4 may not join its producer.
+    between = node(on_client=True)
+    planned = plan(
+        graph(
+            node(1, 2, 3),
+            node(4, on_client=True, unpacks=True),
+            between,
+            node(on_client=True, unpacks=True),
+            node(on_client=True, unpacks=True),
+        )
+    )
+    homes = groups(planned)
+    assert [1] in homes
+    assert [4] in homes
+    assert [2] in homes
+    assert [3] in homes
+
+
+def test_sinks_stay_with_a_producer_on_the_client() -> None:
+    spec = graph(node(1, on_client=True), node(is_sink=True), captures=(1,))
+    [task] = plan(spec).tasks
+    assert task.on_client
+    assert [(output.task, output.slot) for output in task.outputs] == [(CAPTURE, 0)]
 
 
 def test_a_producer_captures_for_a_fused_sink() -> None:
