@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from mpgrad.ops.activation import elu, gelu, leaky_relu, log_softmax, silu, softmax, softplus
+from mpgrad.ops.activation import (
+    elu,
+    gelu,
+    leaky_relu,
+    log_softmax,
+    logsigmoid,
+    silu,
+    softmax,
+    softplus,
+)
 from mpgrad.ops.convolution import conv2d
 from mpgrad.ops.dropout import dropout
+from mpgrad.ops.embedding import embedding, one_hot
 from mpgrad.ops.linalg import linear
 from mpgrad.ops.loss import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cross_entropy,
+    kl_div,
     l1_loss,
     mse_loss,
     nll_loss,
@@ -23,6 +34,8 @@ from mpgrad.ops.transcendental import relu, sigmoid, tanh
 
 __all__ = [
     "linear",
+    "embedding",
+    "one_hot",
     "conv2d",
     "max_pool2d",
     "avg_pool2d",
@@ -39,6 +52,7 @@ __all__ = [
     "gelu",
     "silu",
     "softplus",
+    "logsigmoid",
     "sigmoid",
     "tanh",
     "softmax",
@@ -47,6 +61,7 @@ __all__ = [
     "nll_loss",
     "mse_loss",
     "l1_loss",
+    "kl_div",
     "smooth_l1_loss",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",

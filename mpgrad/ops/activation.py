@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.arithmetic import add, mul, square, where
+from mpgrad.ops.arithmetic import add, mul, neg, square, where
 from mpgrad.ops.comparison import gt
 from mpgrad.ops.dimensions import either, one_dim
 from mpgrad.ops.promotion import floating, refuse_complex
 from mpgrad.ops.registry import operator
-from mpgrad.ops.transcendental import erf, exp, expm1, log1p, sigmoid, tanh
+from mpgrad.ops.transcendental import erf, exp, expm1, log1p, logaddexp, sigmoid, tanh
 from mpgrad.tensor import Tensor
 
 
@@ -81,6 +81,11 @@ def gelu(input: Any, approximate: str = "none") -> Tensor:
     if approximate != "none":
         raise RuntimeError("approximate argument must be either none or tanh.")
     return mul(mul(tensor, 0.5), add(erf(mul(tensor, math.sqrt(0.5))), 1.0))
+
+
+def logsigmoid(input: Any) -> Tensor:
+    """``log(1 / (1 + exp(-input)))``, exact where the logistic function underflows."""
+    return neg(logaddexp(neg(floating(input)), 0))
 
 
 def silu(input: Any) -> Tensor:

@@ -10,7 +10,7 @@ from mpgrad.ops import reduction as reductions
 from mpgrad.ops.activation import log_softmax
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, clamp, div, maximum, mul, neg, square, sub, where
-from mpgrad.ops.comparison import le, ne
+from mpgrad.ops.comparison import gt, le, ne
 from mpgrad.ops.indexing import getitem
 from mpgrad.ops.promotion import cast, operands, refuse_complex
 from mpgrad.ops.registry import operator
@@ -258,6 +258,29 @@ def binary_cross_entropy_with_logits(
     softened = log1p(exp(neg(absolute(input))))
     losses = add(sub(maximum(input, 0.0), mul(input, target)), softened)
     return _reduced(losses if weight is None else mul(losses, weight), reduction)
+
+
+def kl_div(
+    input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False
+) -> Tensor:
+    """The Kullback-Leibler divergence ``target * (log(target) - input)``.
+
+    Args:
+        input: log-probabilities.
+        target: probabilities, or log-probabilities with ``log_target``.
+        reduction: ``"mean"`` over elements, ``"batchmean"``, ``"sum"`` or ``"none"``.
+        log_target: ``target`` is in logarithms.
+    """
+    if log_target:
+        losses = mul(exp(target), sub(target, input))
+    else:
+        positive = gt(target, 0)
+        logs = log(where(positive, target, 1.0))
+        losses = where(positive, mul(target, sub(logs, input)), 0.0)
+    if reduction == "batchmean":
+        return div(reductions.sum(losses), input.shape[0] if input.ndim else 1)
+    _check_reduction(reduction)
+    return _reduced(losses, reduction)
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:

@@ -342,6 +342,17 @@ _networks = [
     Case("silu", lambda m, x: m.silu(x), ((3, 4),)),
     Case("leaky_relu", lambda m, x: m.leaky_relu(x, 0.2), ((3, 4),)),
     Case("elu", lambda m, x: m.elu(x, 1.5), ((3, 4),)),
+    Case("logsigmoid", lambda m, x: m.logsigmoid(x * 3), ((3, 4),)),
+    Case("embedding", lambda m, x: m.embedding(m.tensor([[0, 2], [2, 1]]), x), ((3, 2),)),
+    Case("embedding of one", lambda m, x: m.embedding(m.tensor(1), x), ((3, 2),)),
+    Case(
+        "kl_div",
+        lambda m, x, y: m.kl_div(x, m.softmax(y, 1), reduction="batchmean"),
+        ((3, 4), (3, 4)),
+    ),
+    Case(
+        "kl_div log", lambda m, x, y: m.kl_div(x, y, reduction="sum", log_target=True), ((3,), (3,))
+    ),
     Case("softplus", lambda m, x: m.softplus(x, beta=2), ((3, 4),)),
     Case(
         "batch_norm",

@@ -128,3 +128,25 @@ def test_composed_in_place_forms_write_into_the_tensor() -> None:
 def test_misuse_of_what_puts_and_joins(function: Callable[[Any], Any], words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
         function(mg.ones(3, 3))
+
+
+def test_one_hot() -> None:
+    indices = mg.tensor([[0, 2], [1, 1]])
+    hot = functional.one_hot(indices)
+    assert hot.shape == (2, 2, 3)
+    assert hot.argmax(-1).tolist() == indices.tolist()
+    assert hot.sum(-1).tolist() == [[1, 1], [1, 1]]
+    assert functional.one_hot(indices, 5).shape == (2, 2, 5)
+    with pytest.raises(IndexError, match="out of range"):
+        functional.one_hot(indices, 2)
+    with pytest.raises(RuntimeError, match="index tensors"):
+        functional.one_hot(mg.ones(2))
+
+
+def test_embedding_refuses_what_is_no_row() -> None:
+    table = mg.ones(3, 2)
+    for index in (3, -1):
+        with pytest.raises(IndexError, match="out of range"):
+            functional.embedding(mg.tensor([index]), table)
+    with pytest.raises(RuntimeError, match="integer indices"):
+        functional.embedding(mg.ones(2), table)

@@ -365,3 +365,27 @@ def test_the_parts_of_a_leaf_are_guarded(lib: Any) -> Any:
 def test_a_real_tensor_takes_no_complex_values_in_place(lib: Any) -> Any:
     x = leaf(lib, 3) * 1
     return error_of(lambda: x.mul_(1j), "can't be cast")
+
+
+@paired("Q1", "Q2")
+def test_gradcheck_of_complex_functions(lib: Any) -> Any:
+    z, w, x = complex_leaf(lib, 3), complex_leaf(lib, 3, seed=1), leaf(lib, 3)
+    functions = (
+        lambda z, w: z * w.conj() + z.real,
+        lambda z, w: lib.angle(z) * w.abs(),
+        lambda z, w: lib.view_as_real(z / w),
+        lambda z, w: lib.complex(z.imag, w.real) ** (0.5 + 1j),
+    )
+    for function in functions:
+        assert lib.autograd.gradcheck(function, (z, w))
+        assert lib.autograd.gradgradcheck(function, (z, w))
+    return lib.autograd.gradcheck(lambda x, z: lib.polar(x.exp(), z.imag).sum(), (x, z))
+
+
+@paired("R1", "D2")
+def test_complex_gradients_of_some_size_add_up(lib: Any) -> Any:
+    a, b = complex_leaf(lib, 70, 80), complex_leaf(lib, 80, 60, seed=1)
+    for _ in range(2):
+        product = lib.tanh(a @ b * 0.1)
+        (product.abs().sum() + lib.cat([product.real, product.imag]).pow(2).mean()).backward()
+    return a.grad, b.grad
