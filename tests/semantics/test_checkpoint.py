@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -827,6 +828,43 @@ def test_a_sequential_module_in_segments(lib: Any) -> Any:
         tools(lib).checkpoint_sequential(model, 2, x, use_reentrant=use_reentrant).sum().backward()
         results.append((x.grad, [parameter.grad for parameter in model.parameters()]))
     return results
+
+
+@row("O2", "E8")
+def test_a_checkpoint_makes_no_cycle() -> None:
+    gc.disable()
+    try:
+        x = leaf(mg, 3)
+        y = checkpoint(lambda x: (x * 2).exp().sin(), x, use_reentrant=False)
+        with mg.Engine("local"):
+            mg.autograd.grad(y.sum(), x, retain_graph=True)
+        nodes = [weakref.ref(y.grad_fn), weakref.ref(y.grad_fn.next_functions[0][0])]
+        handle = y.grad_fn._raw_saved_self
+        assert handle.unpack() is not None
+        del y, handle
+        assert [node() for node in nodes] == [None, None]
+    finally:
+        gc.enable()
+
+
+@paired("O2")
+def test_checkpoints_on_two_threads(lib: Any) -> Any:
+    """Each thread packs and computes again on its own; both use one function."""
+    results: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        x, w = leaf(lib, 4, seed=number), leaf(lib, 4, seed=9)
+        for _ in range(5):
+            y = tools(lib).checkpoint(layers, x, w, use_reentrant=False)
+            y.sum().backward()
+        results[number] = x.grad, w.grad
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[number] for number in range(2)]
 
 
 @row("O2")

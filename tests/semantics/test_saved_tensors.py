@@ -70,6 +70,33 @@ def test_a_saved_output_makes_no_cycle(lib: Any) -> Any:
         gc.enable()
 
 
+@paired("I3", "I7")
+def test_a_result_in_place_of_a_view_is_packed(lib: Any) -> Any:
+    hooks, x = Recorder(lib), leaf(lib, 4)
+    y = x * 1
+    with hooks():
+        y[1:3].exp_()
+        z = (y * y).sum()
+    (first,) = lib.autograd.grad(z, x, create_graph=True)
+    first.sum().backward()
+    return hooks.packed, first, x.grad
+
+
+@row("E8")
+def test_a_cycle_that_a_pack_hook_makes_is_collected() -> None:
+    gc.disable()
+    try:
+        with mg.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            y = leaf(mg, 3).exp()
+        node = weakref.ref(y.grad_fn)
+        del y
+        assert node() is not None, "the hook keeps the output, and so its Node"
+        gc.collect()
+        assert node() is None
+    finally:
+        gc.enable()
+
+
 @paired("I4")
 def test_a_saved_input_that_changed_is_an_error(lib: Any) -> Any:
     w, x = leaf(lib, 3), leaf(lib, 3, seed=1).detach()
