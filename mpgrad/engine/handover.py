@@ -63,6 +63,7 @@ class Handover:
         self._packed: dict[int, PackedArray] = {}
         #: Whether the workers shall say when each Node ran.
         self.is_timed = False
+        self._numpy_errors = _changed_numpy_errors()
         self.handed_bytes = 0
         self.copied_bytes = 0
 
@@ -173,7 +174,7 @@ class Handover:
         self, frozen: FrozenGraph, members: tuple[Member, ...], code: dict[int, ShippedCode]
     ) -> TaskProgram:
         nodes = tuple(self._node(frozen, member, code) for member in members)
-        return TaskProgram(nodes, anomaly.checks_nan, self.is_timed)
+        return TaskProgram(nodes, anomaly.checks_nan, self.is_timed, self._numpy_errors)
 
     def _node(
         self, frozen: FrozenGraph, member: Member, code: dict[int, ShippedCode]
@@ -266,6 +267,21 @@ def _read(read: Callable[[], T]) -> T:
         return read()
     except RuntimeError as error:
         raise SavedTensorsUnreadable from error
+
+
+_NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+
+
+def _changed_numpy_errors() -> dict[str, str]:
+    """How this thread handles floating-point errors, where that is not NumPy's own way.
+
+    A callback of the user cannot be called on a worker, nor what it prints be ordered: it warns.
+    """
+    return {
+        kind: "warn" if action in ("call", "log", "print") else action
+        for kind, action in np.geterr().items()
+        if action != _NUMPY_ERRORS[kind]
+    }
 
 
 #: The bytes of shipped code as arrays in the arena, by content: the same code is written once.

@@ -7,29 +7,25 @@ import logging
 import os
 import pickle
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class WorkerEnvironment(NamedTuple):
-    """Import path, working directory, logging level and NumPy's error state."""
+    """Import path, working directory and logging level."""
 
     path: tuple[str, ...]
     directory: str
     python_path: str | None
     log_level: int
-    numpy_errors: dict[str, Any]
 
 
 def capture_environment() -> bytes:
     """This process's environment, pickled (it travels from client to worker only)."""
-    import numpy as np
-
     environment = WorkerEnvironment(
         path=tuple(entry if entry else os.getcwd() for entry in sys.path),
         directory=os.getcwd(),
         python_path=os.environ.get("PYTHONPATH"),
         log_level=logging.getLogger().getEffectiveLevel(),
-        numpy_errors=dict(np.geterr()),
     )
     return pickle.dumps(environment)
 

@@ -103,6 +103,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     checks_nan: bool = False
     #: Whether the reply shall say when each of them ran (for the profiler).
     is_timed: bool = False
+    #: What the caller's ``np.errstate`` has changed, for as long as the task runs.
+    numpy_errors: dict[str, str] = {}
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from mpgrad.autograd import engine_slot
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
@@ -35,7 +33,6 @@ class Worker:
     """The shell around WorkerState."""
 
     def __init__(self, setup: WorkerSetup, environment: WorkerEnvironment) -> None:
-        np.seterr(**environment.numpy_errors)
         engine_slot.is_worker = True
         self._setup = setup
         self._board = StatusBoard.attach(setup.board_fd)

@@ -65,7 +65,11 @@ class TaskRunner:
                     step.blamed = step.name
             self._times = [] if program.is_timed else None
             publication = _Publication(self._memory, dispatch)
-            self._run_steps(steps, dispatch, publication)
+            if program.numpy_errors:
+                with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
+                    self._run_steps(steps, dispatch, publication)
+            else:
+                self._run_steps(steps, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None
         except BaseException as error:  # sys.exit() too is the caller's, as in `local`
             return (), 0, encode_error(error, f"{nodes} on {self._where}")

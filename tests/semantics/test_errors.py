@@ -403,3 +403,29 @@ def test_division_with_rounding_has_a_gradient_of_zero(lib: Any) -> Any:
     z = lib.div(x, y, rounding_mode="floor")
     z.sum().backward()
     return z, x.grad, y.grad
+
+
+# ---------------------------------------------------------------------- NumPy's error state
+
+
+# torch has no such state: what follows is NumPy's.
+@paired("M11", torch=False)
+def test_numpys_error_state_is_the_callers(lib: Any) -> Any:
+    x = leaf(lib, 3)
+
+    def divide() -> Any:
+        y = lib.tensor([0.0, 1.0, 2.0], requires_grad=True)
+        with np.errstate(all="ignore"):
+            z = y.sqrt()
+        z.sum().backward()
+        return y.grad
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warned = divide()
+        with np.errstate(divide="ignore"):
+            silent = divide()
+    with np.errstate(divide="raise"):
+        error = error_of(divide, "divide by zero")
+    assert isinstance(error, FloatingPointError)
+    return warned, silent, [str(w.message) for w in caught], error, x.grad
