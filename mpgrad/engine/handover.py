@@ -277,9 +277,10 @@ def _changed_numpy_errors() -> dict[str, str]:
 
     A callback of the user cannot be called on a worker, nor what it prints be ordered: it warns.
     """
+    actions: dict[str, Any] = {**np.geterr()}
     return {
         kind: "warn" if action in ("call", "log", "print") else action
-        for kind, action in np.geterr().items()
+        for kind, action in actions.items()
         if action != _NUMPY_ERRORS[kind]
     }
 

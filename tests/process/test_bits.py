@@ -65,7 +65,7 @@ def test_every_node_a_task(serial: list[list[str]], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fusion, "FUSE_NODE_BELOW_US", 0.0)
     with mg.Engine("process", cpu_workers=2) as engine:
         assert differing(range(0, PROGRAMS, 4), serial) == []
-        assert len(engine.statistics().tasks) == 2
+        assert {"worker 0", "worker 1"} <= set(engine.statistics().tasks)
 
 
 def test_a_graph_that_is_submitted_in_pieces(
