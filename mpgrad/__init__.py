@@ -67,10 +67,13 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.products": "prod cumprod",
     "mpgrad.ops.shape": (
-        "reshape flatten squeeze unsqueeze permute transpose t movedim broadcast_to flip clone "
-        "cat stack"
+        "reshape flatten unflatten ravel squeeze unsqueeze permute transpose t swapaxes swapdims "
+        "movedim moveaxis broadcast_to flip clone cat stack"
     ),
-    "mpgrad.ops.indexing": "split chunk unbind select narrow diagonal gather index_select",
+    "mpgrad.ops.indexing": (
+        "split split_with_sizes tensor_split chunk unbind select narrow diagonal gather "
+        "index_select"
+    ),
     "mpgrad.ops.overwriting": "masked_fill index_put",
     "mpgrad.ops.selection": (
         "masked_select tril triu nonzero diag trace roll diff repeat_interleave take "

@@ -127,6 +127,8 @@ from mpgrad.ops.indexing import index_select as index_select
 from mpgrad.ops.indexing import narrow as narrow
 from mpgrad.ops.indexing import select as select
 from mpgrad.ops.indexing import split as split
+from mpgrad.ops.indexing import split_with_sizes as split_with_sizes
+from mpgrad.ops.indexing import tensor_split as tensor_split
 from mpgrad.ops.indexing import unbind as unbind
 from mpgrad.ops.joining import broadcast_tensors as broadcast_tensors
 from mpgrad.ops.joining import concat as concat
@@ -199,13 +201,18 @@ from mpgrad.ops.shape import cat as cat
 from mpgrad.ops.shape import clone as clone
 from mpgrad.ops.shape import flatten as flatten
 from mpgrad.ops.shape import flip as flip
+from mpgrad.ops.shape import moveaxis as moveaxis
 from mpgrad.ops.shape import movedim as movedim
 from mpgrad.ops.shape import permute as permute
+from mpgrad.ops.shape import ravel as ravel
 from mpgrad.ops.shape import reshape as reshape
 from mpgrad.ops.shape import squeeze as squeeze
 from mpgrad.ops.shape import stack as stack
+from mpgrad.ops.shape import swapaxes as swapaxes
+from mpgrad.ops.shape import swapdims as swapdims
 from mpgrad.ops.shape import t as t
 from mpgrad.ops.shape import transpose as transpose
+from mpgrad.ops.shape import unflatten as unflatten
 from mpgrad.ops.shape import unsqueeze as unsqueeze
 from mpgrad.ops.transcendental import acos as acos
 from mpgrad.ops.transcendental import acosh as acosh

@@ -119,6 +119,17 @@ def _described(method: Callable[..., Tensor], name: str) -> Callable[..., Tensor
 # ------------------------------------------------------------------------ single methods
 
 
+def abs_(self: Tensor) -> Tensor:
+    """``abs`` in place; recorded like it.
+
+    Raises:
+        RuntimeError: the tensor is complex: its absolute values are not.
+    """
+    if self._array.dtype.kind == "c":
+        raise RuntimeError("In-place abs is not supported for complex tensors.")
+    return call_in_place(OPERATORS["abs"], self, write=_into(np.absolute))
+
+
 def pow_(self: Tensor, exponent: Any) -> Tensor:
     """``pow`` in place; recorded like it.
 
@@ -274,13 +285,18 @@ METHODS: dict[str, Callable[..., Any]] = {
     "div_": _binary("div", np.true_divide, true_division=True),
     "floor_divide_": _binary("floor_divide", np.floor_divide),
     "remainder_": _binary("remainder", np.remainder),
+    "arctan2_": _binary("arctan2", np.arctan2, true_division=True),
     "pow_": pow_,
     "clamp_": clamp_,
     "clip_": clamp_,
+    "clamp_min_": lambda self, min: clamp_(self, min),
+    "clamp_max_": lambda self, max: clamp_(self, None, max),
     "neg_": _unary("neg", np.negative),
-    "abs_": _unary("abs", np.absolute),
+    "abs_": abs_,
     "square_": _unary("square", np.square),
     "sign_": _unary("sign", np.sign),
+    "sgn_": _unary("sgn"),
+    "trunc_": _unary("trunc", np.trunc),
     "floor_": _unary("floor", np.floor),
     "ceil_": _unary("ceil", np.ceil),
     "round_": _unary("round", np.rint),
@@ -319,9 +335,20 @@ METHODS |= {
         "sinh",
         "cosh",
         "tanh",
+        "arcsinh",
+        "arccosh",
+        "arctanh",
+        "exp2",
+        "log2",
+        "log10",
     )
 }
 METHODS |= {
+    f"a{name}_": METHODS[f"arc{name}_"] for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")
+}
+METHODS |= {
+    "absolute_": METHODS["abs_"],
+    "atan2_": METHODS["arctan2_"],
     "multiply_": METHODS["mul_"],
     "divide_": METHODS["div_"],
     "subtract_": METHODS["sub_"],

@@ -282,7 +282,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "clip": arithmetic.clamp,
     "swapaxes": shape.transpose,
     "swapdims": shape.transpose,
-    "ravel": lambda self: shape.reshape(self, -1),
+    "moveaxis": shape.movedim,
     "__neg__": arithmetic.neg,
     "__pos__": lambda self: self,
     "__abs__": arithmetic.abs,

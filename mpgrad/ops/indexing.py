@@ -23,7 +23,9 @@ __all__ = [
     "narrow",
     "select",
     "split",
+    "split_with_sizes",
     "take_along_axis",
+    "tensor_split",
     "unbind",
 ]
 
@@ -190,6 +192,36 @@ def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most ``chunks`` views of equal length along ``dim``, the last perhaps shorter."""
     return split(input, -(-input.shape[one_dim(dim, input.ndim)] // chunks) or 1, dim)
+
+
+def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Views of the lengths in ``split_sizes`` along ``dim``, as :func:`split` gives them."""
+    return split(input, list(split_sizes), dim)
+
+
+def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Views along ``dim``: that many of nearly equal length, or cut at the indices in a list.
+
+    Raises:
+        RuntimeError: no section is asked for.
+    """
+    dim = one_dim(dim, input.ndim)
+    length = input.shape[dim]
+    if isinstance(indices_or_sections, int):
+        sections = indices_or_sections
+        if sections < 1:
+            raise RuntimeError(f"number of sections must be larger than 0, got {sections}")
+        short, more = divmod(length, sections)
+        sizes = [short + 1] * more + [short] * (sections - more)
+        cuts = list(itertools.accumulate(sizes))[:-1]
+    else:
+        cuts = [python_operator.index(cut) for cut in indices_or_sections]
+    starts, stops = [None, *cuts], [*cuts, None]
+    before = (slice(None),) * dim
+    return tuple(
+        getitem(input, (*before, slice(start, stop)))
+        for start, stop in zip(starts, stops, strict=True)
+    )
 
 
 _unbind = operator(

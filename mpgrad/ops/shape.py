@@ -26,12 +26,14 @@ __all__ = [
     "flip",
     "movedim",
     "permute",
+    "ravel",
     "repeat",
     "reshape",
     "squeeze",
     "stack",
     "t",
     "transpose",
+    "unflatten",
     "unsqueeze",
     "view",
 ]
@@ -152,12 +154,56 @@ def t(input: Tensor) -> Tensor:
     )
 
 
-def movedim(input: Tensor, source: int, destination: int) -> Tensor:
-    """A view with dimension ``source`` moved to ``destination``."""
-    order = list(range(input.ndim))
-    order.remove(one_dim(source, input.ndim))
-    order.insert(one_dim(destination, input.ndim), one_dim(source, input.ndim))
-    return call(_permute, input, dims=tuple(order))
+#: PyTorch's other names for it.
+swapaxes = swapdims = transpose
+
+
+def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
+    """A view with dimension ``source`` moved to ``destination`` (or several, as tuples).
+
+    Raises:
+        RuntimeError: a dimension is named twice, or the tuples differ in length.
+    """
+    starts, ends = (
+        [one_dim(d, input.ndim) for d in (dims if isinstance(dims, tuple | list) else (dims,))]
+        for dims in (source, destination)
+    )
+    if len(starts) != len(ends) or len({*starts}) != len(starts) or len({*ends}) != len(ends):
+        raise RuntimeError(
+            f"movedim: Invalid source or destination dims: source ({source}) and destination "
+            f"({destination}) must name as many dimensions, each once"
+        )
+    order: list[int | None] = [None] * input.ndim
+    for start, end in zip(starts, ends, strict=True):
+        order[end] = start
+    rest = iter(d for d in range(input.ndim) if d not in starts)
+    return call(_permute, input, dims=tuple(next(rest) if d is None else d for d in order))
+
+
+moveaxis = movedim
+
+
+def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """A view with dimension ``dim`` in several, of lengths ``sizes`` (one may be -1).
+
+    Raises:
+        RuntimeError: ``sizes`` do not multiply to the length.
+    """
+    dim = one_dim(dim, input.ndim)
+    known = math.prod(n for n in sizes if n != -1)
+    length = input.shape[dim]
+    if (-1 in sizes and (not known or length % known)) or (-1 not in sizes and known != length):
+        raise RuntimeError(
+            f"unflatten: Provided sizes {list(sizes)} don't multiply up to the size of dim {dim} "
+            f"({length}) in the input tensor"
+        )
+    whole = tuple(length // known if n == -1 else n for n in sizes)
+    return reshape(input, (*input.shape[:dim], *whole, *input.shape[dim + 1 :]))
+
+
+def ravel(input: Tensor) -> Tensor:
+    """In one dimension; a view where possible."""
+    return reshape(input, -1)
 
 
 _expand = operator(

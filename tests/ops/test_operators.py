@@ -15,7 +15,7 @@ import mpgrad as mg
 from mpgrad.dispatch import OperatorNode
 from mpgrad.nn import functional
 from mpgrad.ops import arithmetic, creation
-from mpgrad.ops.registry import OPERATORS
+from mpgrad.ops.registry import OPERATORS, Operator
 from mpgrad.tensor import Tensor
 from tests.ops.cases import CASES, Case
 from tests.ops.serial_backward import differentiable_gradients, gradients
@@ -288,3 +288,29 @@ def test_large_results_are_the_same_as_small_ones() -> None:
     expected = np.where(a > 0, a * b, a / (b * b + 1)) - (a @ b.T).sum(1, keepdims=True)
     np.testing.assert_allclose(out._array, expected, rtol=1e-12)
     assert out._array.flags.c_contiguous
+
+
+def test_only_views_share_memory_with_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that is not declared a view must not give one: nobody would count its changes."""
+    aliases = []
+
+    def checked(operator: Operator) -> Any:
+        forward = operator.forward
+
+        def run(xp: Any, *inputs: Any, **attributes: Any) -> Any:
+            raw = forward(xp, *inputs, **attributes)
+            results = raw if isinstance(raw, tuple) else (raw,)
+            arrays = [value for value in inputs if isinstance(value, np.ndarray)]
+            if any(np.shares_memory(a, r) for a in arrays for r in results if r is not None):
+                aliases.append(operator.name)
+            return raw
+
+        return run
+
+    for operator in OPERATORS.values():
+        if operator.view is None:
+            monkeypatch.setattr(operator, "forward", checked(operator))
+    for case in CASES:
+        run(case, case.arrays())
+    # The last four exist for their in-place forms, which copy the result at once.
+    assert set(aliases) <= {"copy", "fill", "normal", "uniform"}

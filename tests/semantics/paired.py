@@ -97,9 +97,7 @@ def seen(value: Any, *, exact: bool) -> Any:
 def _tensor(value: Any) -> Any:
     if not hasattr(value, "detach"):
         return str(value).rpartition(".")[2]  # a dtype, a device, a size
-    array = np.array(
-        value.detach().resolve_conj().resolve_neg().numpy() if _is_torch(value) else value._array
-    )
+    array = np.array(value.detach().numpy(force=True) if _is_torch(value) else value._array)
     words = f"{array.dtype} {array.shape} requires_grad={value.requires_grad}"
     return Seen("tensor", words, array)
 

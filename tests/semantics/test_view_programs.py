@@ -98,3 +98,26 @@ def _run(lib: Any, seed: int) -> list[Any]:
 @paired("J1", "J5", "J6", "J7", "J10", "J15", "F1")
 def test_random_programs(lib: Any) -> Any:
     return [_run(lib, seed) for seed in range(60)]
+
+
+def _twice(lib: Any, seed: int) -> list[Any]:
+    """The gradients of a program, and the gradients of their squares."""
+    rng = random.Random(seed)
+    leaves = [leaf(lib, 4, 4)]
+    tensors = [leaves[0] * leaves[0]]
+    for _ in range(rng.randint(4, 9)):
+        t = rng.choice(tensors)
+        if t.ndim and rng.random() < 0.45:
+            tensors.append(rng.choice(VIEWS)(rng, lib, t))
+        elif t.ndim:
+            _change(rng, lib, t, leaves)
+    total = sum((t * t).sum() for t in tensors)
+    first = lib.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
+    squares = sum((g * g).sum() for g in first if g is not None)
+    second = lib.autograd.grad(squares, leaves, allow_unused=True)
+    return [[None if g is None else g.detach() for g in first], second]
+
+
+@paired("J6", "J7", "E6")
+def test_random_programs_differentiated_twice(lib: Any) -> Any:
+    return [_twice(lib, seed) for seed in range(25)]
