@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.autograd.backward import Place
 from mpgrad.tensor import Tensor
 
 class TensorMembers:
@@ -187,7 +188,7 @@ class TensorMembers:
         gradient: Tensor | None = None,
         retain_graph: builtins.bool | None = None,
         create_graph: builtins.bool = False,
-        inputs: Sequence[Tensor] | Tensor | None = None,
+        inputs: Place | Sequence[Place] | dict[str, Tensor] | None = None,
     ) -> None: ...
     def baddbmm(
         self, batch1: Tensor, batch2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1

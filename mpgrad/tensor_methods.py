@@ -7,7 +7,7 @@ operator or Tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from mpgrad.ops import (
 from mpgrad.ops.creation import check_device
 from mpgrad.ops.promotion import cast
 from mpgrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mpgrad.autograd.backward import Place
 
 Array = np.ndarray[Any, Any]
 
@@ -199,7 +202,7 @@ def backward(
     gradient: Tensor | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    inputs: Sequence[Tensor] | Tensor | None = None,
+    inputs: Place | Sequence[Place] | dict[str, Tensor] | None = None,
 ) -> None:
     """Add the derivative of this tensor to ``.grad`` of the leaves that it depends on.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.commit import commit, commit_recorded, recorded_results
@@ -110,6 +110,34 @@ def _warn_of_cycle() -> None:
     )
 
 
+@overload
+def grad(
+    outputs: Place | Sequence[Place],
+    inputs: dict[str, Tensor],
+    grad_outputs: Seeds = ...,
+    retain_graph: bool | None = ...,
+    create_graph: bool = ...,
+    only_inputs: bool = ...,
+    allow_unused: bool | None = ...,
+    is_grads_batched: bool = ...,
+    materialize_grads: bool = ...,
+) -> dict[str, Tensor | None]: ...
+
+
+@overload
+def grad(
+    outputs: Place | Sequence[Place],
+    inputs: Place | Sequence[Place],
+    grad_outputs: Seeds = ...,
+    retain_graph: bool | None = ...,
+    create_graph: bool = ...,
+    only_inputs: bool = ...,
+    allow_unused: bool | None = ...,
+    is_grads_batched: bool = ...,
+    materialize_grads: bool = ...,
+) -> tuple[Tensor | None, ...]: ...
+
+
 def grad(
     outputs: Place | Sequence[Place],
     inputs: Place | Sequence[Place] | dict[str, Tensor],
@@ -120,7 +148,7 @@ def grad(
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> Any:
+) -> tuple[Tensor | None, ...] | dict[str, Tensor | None]:
     """The gradients of ``outputs`` with respect to ``inputs``; no ``.grad`` is touched.
 
     Args:
