@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
+from mpgrad.autograd.hooks_in_force import HOOKS
 from mpgrad.autograd.node import FREED_MESSAGE, InputMetadata, Node
 from mpgrad.autograd.operator_mode import MODES
 from mpgrad.autograd.saved_attributes import add_saved_attributes, saved_attribute_names
-from mpgrad.autograd.saved_tensor import HOOKS, SavedTensor
+from mpgrad.autograd.saved_tensor import SavedTensor
 from mpgrad.autograd.view import share_memory
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.ops.registry import Operator, when_registered

@@ -16,8 +16,8 @@ import numpy as np
 from mpgrad.autograd import engine_slot
 from mpgrad.autograd.backward import grad
 from mpgrad.autograd.grad_mode import enable_grad
+from mpgrad.autograd.hooks_in_force import HOOKS
 from mpgrad.autograd.node import InputMetadata
-from mpgrad.autograd.saved_tensor import HOOKS
 from mpgrad.autograd.validate_outputs import validate_output
 from mpgrad.errors import ProtocolError
 from mpgrad.ops import differentiable

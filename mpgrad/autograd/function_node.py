@@ -16,9 +16,10 @@ import numpy as np
 
 from mpgrad.autograd.function_context import FunctionContext, Metadata, backward_of
 from mpgrad.autograd.grad_mode import enable_grad, no_grad
+from mpgrad.autograd.hooks_in_force import HOOKS
 from mpgrad.autograd.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved_attributes import SavedTensorHandle, function_handles
-from mpgrad.autograd.saved_tensor import HOOKS, SavedTensor
+from mpgrad.autograd.saved_tensor import SavedTensor
 from mpgrad.tensor import Tensor
 
 #: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after

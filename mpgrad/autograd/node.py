@@ -88,8 +88,8 @@ class Node:
 
     #: Whether the rule also runs where no gradient, or not every one, is defined.
     takes_undefined = False
-    #: Whether hooks packed a saved tensor, so that only the calling process may run the rule.
-    #: (A slot of the classes that save tensors; hides this.)
+    #: Whether hooks packed a saved tensor, so that only the calling process may run the rule. The
+    #: classes that save tensors have a slot of this name.
     has_packed = False
     #: Whether its rule is the user's.
     is_user_code = False

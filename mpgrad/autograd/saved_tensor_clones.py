@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
 
-from mpgrad.autograd.saved_tensor import HOOKS, HookPair
+from mpgrad.autograd.hooks_in_force import HOOKS, HookPair
 from mpgrad.storage import VersionCounter
 from mpgrad.tensor import Tensor
 

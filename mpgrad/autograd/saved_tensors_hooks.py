@@ -1,7 +1,8 @@
 """Context managers that change how tensors are saved for backward: packed, on the CPU, not at all.
 
 Public as ``mg.autograd.graph.saved_tensors_hooks`` and so on. What they put in force lives in
-``saved_tensor.HOOKS``; Nodes that it packed run in the calling process (see ``engine.placement``).
+``hooks_in_force.HOOKS``; Nodes that have packed something run in the calling process (see
+``engine.placement``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mpgrad.autograd.saved_tensor import HOOKS, HookPair
+from mpgrad.autograd.hooks_in_force import HOOKS, HookPair
 from mpgrad.tensor import Tensor
 
 

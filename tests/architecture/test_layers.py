@@ -34,7 +34,7 @@ FLOORS = (
         "graph",
         "storage autograd/node autograd/grad_mode autograd/hooks autograd/assigned_grad "
         "autograd/context_decorator autograd/thread_state autograd/interrupts autograd/executing "
-        "autograd/anomaly_mode",
+        "autograd/anomaly_mode autograd/hooks_in_force",
     ),
     (2, "registry", "ops/__init__ ops/registry"),
     (1, "scheduler", "scheduler/*"),
