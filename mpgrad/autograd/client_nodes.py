@@ -64,6 +64,7 @@ class ClientNode(Node):
             if array is not None and self.shows(nr) and not is_exclusive(array):
                 array = adopt(array)
             tensors.append(None if array is None else Tensor(array))
+        array = None
         with no_grad(), executing(self.node):
             return [None if grad is None else grad._array for grad in self.run(tensors)]
 
@@ -142,20 +143,24 @@ class AccumulateNow(ClientNode):
         if self.logs:
             _log(self.node, grads)
         if grads[0] is not None:
+            exclusive = not self.shows(0) and is_exclusive(grads[0]._array)
             with grad_lock():
                 self.node.check()
-                add_to_grad(self.node, grads[0])
+                add_to_grad(self.node, grads[0], exclusive=exclusive)
         run_post_accumulate_hooks(self.node.variable)
         run_post_hooks(self.node, [], grads)
         return ()
 
 
-def add_to_grad(accumulator: AccumulateGrad, grad: Tensor) -> None:
-    """Accumulate at once: recorded where recording is on, else in place."""
+def add_to_grad(accumulator: AccumulateGrad, grad: Tensor, *, exclusive: bool = False) -> None:
+    """Accumulate at once: recorded where recording is on, else in place.
+
+    ``exclusive``: nobody else holds the array of ``grad``, so that ``.grad`` may adopt it.
+    """
     variable = accumulator.variable
     if not is_grad_enabled():
         note_early_change(variable)
-        accumulator.accumulate(grad._array, exclusive=False)
+        accumulator.accumulate(grad._array, exclusive=exclusive)
     elif variable._requires_grad:
         keep_grad(variable, grad)
 

@@ -21,7 +21,10 @@ class Hooks:
     def add(self, hook: Callable[..., Any], *, first: bool = False) -> RemovableHandle:
         """Register ``hook``, after the others or before; the handle that comes back removes it."""
         key = next(_next_id)
-        self._by_id = {key: hook, **self._by_id} if first else {**self._by_id, key: hook}
+        if first:
+            self._by_id = {key: hook, **self._by_id}
+        else:
+            self._by_id[key] = hook
         return RemovableHandle(self, key)
 
     def discard(self, key: int) -> None:

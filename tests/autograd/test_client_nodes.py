@@ -8,6 +8,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd import client_nodes
+from mpgrad.autograd.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.client_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
 from mpgrad.autograd.freeze import FrozenGraph, LeafSink, RetainSink, freeze
 from mpgrad.tensor import gradient_edge
@@ -112,3 +113,22 @@ def test_a_hooked_gradient_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     with mg.Engine("local"):
         (newer + y).sum().backward()  # both get the very same gradient
     assert len(copied) == 1
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_grad_adopts_what_nobody_else_holds(hooked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[bool] = []
+    accumulate = AccumulateGrad.accumulate
+
+    def noting(self: AccumulateGrad, grad: Any, *, exclusive: bool) -> None:
+        given.append(exclusive)
+        accumulate(self, grad, exclusive=exclusive)
+
+    monkeypatch.setattr(AccumulateGrad, "accumulate", noting)
+    x = mg.ones(3, requires_grad=True)
+    x.register_post_accumulate_grad_hook(ignore)
+    if hooked:
+        x.register_hook(ignore)  # it could keep the gradient, which becomes no .grad then
+    with mg.Engine("local"):
+        (x * 2).sum().backward()
+    assert given == [not hooked]
