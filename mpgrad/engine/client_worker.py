@@ -20,7 +20,7 @@ from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import InnerTarget, Member
 from mpgrad.shm.arena import ForeignArena
-from mpgrad.storage import VersionCounter, adopt, watched
+from mpgrad.storage import adopt, watched
 from mpgrad.workers.executor import Step, run_steps
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -45,7 +45,7 @@ class ClientWorker:
         #: The Nodes that have not released what they saved, in serial order, the first one last;
         #: made when the first task runs.
         self._unreleased: list[int] | None = None
-        #: Made when a task changes something in place.
+        #: Made when the first task runs, before anything is released.
         self._saved: StaleSaved | None = None
 
     def release_before(self, node: int) -> None:
@@ -73,6 +73,8 @@ class ClientWorker:
         def emit(output: int, array: Array | None) -> None:
             refs[output] = self._handover.gradient(array)
 
+        if self._saved is None:
+            self._saved = StaleSaved(self._frozen)
         self.release_before(members[0].node)
         try:
             steps = [self._step(member) for member in members]
@@ -84,7 +86,7 @@ class ClientWorker:
             with watched() as changed:
                 self._run_steps(members, steps, contributions, emit, failed.append)
             if changed:
-                self._check_saved(members[-1].node, changed)
+                self._saved.check(members[-1].node, changed)
         except BaseException as error:
             self.error = error
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
@@ -127,12 +129,6 @@ class ClientWorker:
         except Exception:
             return None
         return refs
-
-    def _check_saved(self, node: int, changed: list[VersionCounter]) -> None:
-        """Raise if a Node that is still to run has saved what was changed."""
-        if self._saved is None:
-            self._saved = StaleSaved(self._frozen)
-        self._saved.check(node, changed)
 
     def _run_steps(
         self,

@@ -2,7 +2,9 @@
 
 A worker reads saved tensors where they lie, and their versions were checked when they were handed
 over. A hook that changes one later than that must fail the backward as it does in the serial
-engine: if a Node that comes after the hook has saved it.
+engine, if a Node that comes after the hook has saved it. If the Node comes before the hook, the
+serial engine would be right; here, a worker may not have read the old values yet, and an error is
+better than a wrong gradient.
 """
 
 from __future__ import annotations
@@ -31,21 +33,38 @@ class StaleSaved:
                         self._savers[id(saved.counter)].append(index)
 
     def check(self, node: int, changed: list[VersionCounter]) -> None:
-        """Raise if a Node after ``node`` in the serial order has saved what was ``changed``.
+        """Raise if a worker may read what client task ``node`` has changed.
 
         Raises:
-            RuntimeError: as that Node would, run by the serial engine.
+            RuntimeError: as the Node that saved it would, run by the serial engine; or because it
+                is not known whether a worker has read it.
         """
-        after = [
-            index
-            for counter in changed
-            for index in self._savers.get(id(counter), ())
-            if self._position[index] > self._position[node]
-        ]
-        for index in sorted(after, key=self._position.__getitem__):
+        savers = {index for counter in changed for index in self._savers.get(id(counter), ())}
+        for index in sorted(savers, key=self._position.__getitem__):
             saver = self._frozen.nodes[index]
-            for saved in _saved_tensors(saver):
-                saved.array(saver)
+            if self._position[index] > self._position[node]:
+                for saved in _saved_tensors(saver):
+                    saved.array(saver)
+            elif not self._comes_before(index, node):
+                raise RuntimeError(
+                    "a hook or Function of this process changed a tensor in place that "
+                    f"{saver.name()} has saved, and a worker may not have read it yet. clone() the "
+                    "tensor before changing it, or run this backward in Engine('local')."
+                )
+
+    def _comes_before(self, first: int, node: int) -> bool:
+        """Whether ``node`` got something that ``first`` gave, so that ``first`` is done."""
+        edges, last = self._frozen.spec.nodes, self._position[node]
+        seen, pending = {first}, [first]
+        while pending:
+            for target in edges[pending.pop()].edges:
+                if target is not None and target[0] not in seen:
+                    if target[0] == node:
+                        return True
+                    if self._position[target[0]] < last:
+                        seen.add(target[0])
+                        pending.append(target[0])
+        return False
 
 
 def _saved_tensors(node: object) -> Iterator[SavedTensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import mpgrad as mg
 from tests.ops.cases import CASES
@@ -316,3 +317,25 @@ def test_a_hook_may_change_what_nobody_needs_any_more(lib: Any) -> Any:
     y.register_hook(change)  # when it is called, the Node of z has run
     (z + y).sum().backward()
     return x.grad, w
+
+
+@row("J2")
+@pytest.mark.process
+def test_a_change_that_a_worker_might_miss_is_refused(process_engine: mg.Engine) -> None:
+    def run() -> mg.Tensor:
+        x, w = mg.ones(20_000, requires_grad=True), mg.ones(20_000)
+        first = x.exp()
+        second = x * w  # recorded later, so its Node comes first; nothing says that it is done
+
+        def change(grad: mg.Tensor) -> None:
+            w.add_(1)
+
+        first.register_hook(change)
+        (first + second).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    with mg.Engine("local"):
+        run()
+    with pytest.raises(RuntimeError, match=r"a worker may not have read it yet. clone\(\)"):
+        run()
