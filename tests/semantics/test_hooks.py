@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -376,6 +377,26 @@ def test_what_runs_at_a_leaf_in_grad_and_in_backward(lib: Any) -> Any:
     assert in_grad == ["tensor"]
     assert log[1:] == ["tensor", "pre", "post accumulate", "post"]
     return x.grad
+
+
+@paired("G6", "G11", "D18")
+def test_post_accumulate_hooks_under_create_graph(lib: Any) -> Any:
+    x, w = leaf(lib, 3), leaf(lib, 3, seed=1)
+    log: list[Any] = []
+    x.register_post_accumulate_grad_hook(
+        lambda p: log.append((p.grad.requires_grad, lib.is_grad_enabled()))
+    )
+    y = x * w
+    y.retain_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the cycle between a leaf and its .grad
+        (y * y * y).sum().backward(create_graph=True)
+        (y * y).sum().backward(create_graph=True)
+    second = lib.autograd.grad((x.grad * x.grad).sum() + y.grad.sum(), (x, w))
+    assert log == [(True, True), (True, True)]
+    found = x.grad, y.grad, second
+    x.grad = w.grad = None
+    return found
 
 
 @paired("B13", "G6")
