@@ -263,7 +263,7 @@ def _gradients(
     create_graph: bool,
 ) -> list[Tensor | None]:
     """``grad()`` of those outputs that require grad; None where nothing flows."""
-    pairs = [(out, s) for out, s in zip(outputs, seeds, strict=True) if out._requires_grad]
+    pairs = [(out, s) for out, s in zip(outputs, seeds, strict=True) if out.requires_grad]
     if not pairs:
         return [None] * len(points)
     found = grad(
@@ -324,7 +324,7 @@ def _check_differentiable(gradient: Tensor) -> None:
     Raises:
         RuntimeError: it does not; its derivative would be zero, which is wrong.
     """
-    if not gradient._requires_grad and np.any(gradient._array):
+    if not gradient.requires_grad and np.any(gradient._array):
         raise RuntimeError(
             "jvp differentiates the backward pass, but a custom Function in it computed its "
             "gradient in a way that is not recorded (with NumPy, or from detached tensors)"

@@ -52,7 +52,7 @@ def variables(inputs: Packed, *, create_graph: bool) -> tuple[Tensor, ...]:
     """
     return tuple(
         reshape(tensor, tensor.shape)
-        if create_graph and tensor._requires_grad
+        if create_graph and tensor.requires_grad
         else tensor.detach().requires_grad_()
         for tensor in inputs.tensors
     )
@@ -74,7 +74,7 @@ def call(
     """
     outputs = packed(function(*points), "outputs of the user-provided function", name)
     for index, output in enumerate(outputs.tensors):
-        if strict and not output._requires_grad:
+        if strict and not output.requires_grad:
             raise RuntimeError(
                 f"Output {index} of the user-provided function does not require gradients. The "
                 "outputs must be computed in a differentiable manner from the input when running "
@@ -156,7 +156,7 @@ def filled(
     for index, (gradient, tensor) in enumerate(zip(gradients, like, strict=True)):
         if gradient is None and independent:
             raise RuntimeError(independent.format(index=index))
-        if gradient is not None and constant and not gradient._requires_grad:
+        if gradient is not None and constant and not gradient.requires_grad:
             raise RuntimeError(constant.format(index=index))
         results.append(Tensor(np.zeros_like(tensor._array)) if gradient is None else gradient)
     return results

@@ -170,7 +170,7 @@ def _problem(func: Function, inputs: Any) -> Problem:
     args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     wanted = []
     for index, arg in enumerate(args):
-        if not (isinstance(arg, Tensor) and arg._requires_grad):
+        if not (isinstance(arg, Tensor) and arg.requires_grad):
             continue
         if arg._array.dtype.char not in "dD":
             warnings.warn(

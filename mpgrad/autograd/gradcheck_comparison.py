@@ -49,7 +49,7 @@ def check_jacobians(problem: Problem, tolerances: Tolerances, fast: bool) -> boo
         GradcheckError: they differ, or a second run of backward gives others.
     """
     outputs = problem.outputs()
-    chosen = [k for k, out in enumerate(outputs) if isinstance(out, Tensor) and out._requires_grad]
+    chosen = [k for k, out in enumerate(outputs) if isinstance(out, Tensor) and out.requires_grad]
     if not chosen:
         _check_constant(problem, tolerances)
         return False

@@ -51,7 +51,7 @@ class Problem(NamedTuple):
 
 
 def _requires_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value._requires_grad
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def as_reals(array: Array) -> Array:

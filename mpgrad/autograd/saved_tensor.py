@@ -80,7 +80,7 @@ class SavedTensor:
         """Whether the tensor required grad when it was saved."""
         if self.packed is not None:
             return self.packed.requires_grad
-        return self._requires_grad if self._tensor is None else self._tensor._requires_grad
+        return self._requires_grad if self._tensor is None else self._tensor.requires_grad
 
     def register_hooks(
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]

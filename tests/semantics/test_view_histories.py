@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from tests.semantics.paired import error_of, leaf, paired, row
+from tests.semantics.paired import error_of, leaf, paired, row, values
 
 
 @paired("J8", "H13")
@@ -259,3 +259,31 @@ def test_memory_is_freed_with_the_last_user(lib: Any) -> Any:
     del base, view, other, total
     gc.collect()
     return [node() is None for node in nodes], x.grad
+
+
+@paired("J5", "J7")
+def test_a_view_that_requires_grad_since_its_base_does(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    base = lib.zeros(3, dtype=lib.float64)
+    early = base[1:]
+    base.copy_(x * 2)
+    early.grad_fn  # noqa: B018  (PyTorch takes a stale view for a leaf unless somebody looks)
+    early.retain_grad()
+    kept = (early.retains_grad, early.is_leaf, early.requires_grad)
+    early.register_hook(lambda g: g * 3)
+    refused = error_of(early.numpy, "Can't call numpy")
+    (early * early).sum().backward()
+    return kept, refused, early.grad, x.grad
+
+
+@paired("J5", "J7")
+def test_jacobians_through_assigned_views(lib: Any) -> Any:
+    def function(x: Any) -> Any:
+        out = lib.zeros(3, dtype=lib.float64)
+        early = out[1:]
+        for i in range(3):
+            out[i] = x[i] * x.sum()
+        return early
+
+    x = lib.tensor(values(3))
+    return lib.autograd.functional.jacobian(function, x)
