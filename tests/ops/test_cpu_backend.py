@@ -154,3 +154,20 @@ def test_stable_where_naive_forms_overflow() -> None:
     x = np.array([-1000.0, 0.0, 1000.0])
     with np.errstate(all="raise"):
         assert xp.sigmoid(x).tolist() == [0.0, 0.5, 1.0]
+
+
+def test_a_view_is_followed_and_written_to_in_any_layout() -> None:
+    xp = CpuBackend(np.empty)
+    steps = (("getitem", (slice(None), slice(0, 5, 2))), ("reshape", (12,)), ("getitem", (3,)))
+    for x in (np.zeros((4, 5)), np.zeros((4, 6))[:, :5], np.zeros((5, 4)).T):
+        expected = np.zeros((4, 5))
+        expected[1, 0] = 7.0
+        np.testing.assert_array_equal(xp.put_view(x, 7.0, steps), expected)
+        assert xp.take_view(expected, steps) == 7.0
+        assert not x.any()
+
+
+def test_only_views_are_steps_of_a_view() -> None:
+    xp = CpuBackend(np.empty)
+    with pytest.raises(ValueError, match="'save' is no step of a view"):
+        xp.take_view(np.zeros(2), (("save", "/tmp/file"),))
