@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.errors import CoordinatorLost, WorkerLost
+from mpgrad.errors import CoordinatorLost, EngineClosed, WorkerLost
 from mpgrad.testing.leftovers import descendants, is_alive, wait_until
 from tests.process.conftest import check_usable
 
@@ -207,6 +208,37 @@ def test_the_coordinator_killed_at_work(own_engine: mg.Engine, pipe: Path) -> No
         loss.backward()
     os.waitpid(child, 0)
     assert x.grad.numpy().tobytes() == before
+
+
+@pytest.mark.parametrize("others", [0, 2], ids=["alone", "with idle sessions"])
+def test_an_engine_closed_while_a_worker_is_busy(pipe: Path, others: int) -> None:
+    """Who waits for it gets EngineClosed: nothing died, somebody closed it."""
+    x = matrix()
+    found: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            Hangs.apply(x, str(pipe)).sum().backward()
+        except Exception as error:
+            found.append(error)
+
+    def run() -> None:
+        matrix().exp().sum().backward()
+
+    with mg.Engine("process", cpu_workers=1) as engine:
+        threads = [threading.Thread(target=run) for _ in range(others)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        assert int(pipe.read_text()) > 0
+        engine.close()
+        waiting.join()
+    (error,) = found
+    assert type(error) is EngineClosed
+    assert x.grad is None
 
 
 def parent_of(pid: int) -> int:
