@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from mpgrad.autograd.accumulate_grad import grad_lock
 from mpgrad.autograd.grad_mode import set_grad_enabled
 from mpgrad.autograd.interrupts import interrupts_deferred
 from mpgrad.autograd.thread_state import PerThread
@@ -142,7 +143,7 @@ class RunningBackward:
 
     def _fail(self) -> None:
         if self._undo is not None:
-            with interrupts_deferred():
+            with interrupts_deferred(), grad_lock():
                 self._undo.undo()
 
 

@@ -2,7 +2,8 @@
 
 A backward inside a hook adds to ``.grad`` when it ends, as in PyTorch, and a leaf with
 post-accumulate hooks gets its gradient before the others. Both happen while the outermost backward
-may still fail, and then nothing may be left of it.
+may still fail, and then nothing may be left of it. (What another thread has added to the same
+``.grad`` in between goes with it.)
 """
 
 from __future__ import annotations
