@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +14,7 @@ from mpgrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.function_node import FunctionNode
+    from mpgrad.autograd.hooks import RemovableHandle
     from mpgrad.autograd.node import Node
 
 #: What one forward argument or output looked like; None where it was no tensor.
@@ -139,7 +140,10 @@ class FunctionContext:
         return tensors
 
     def _unpack(self, item: SavedTensor | Tensor | None) -> Tensor | None:
-        return item.tensor(self._owner()) if isinstance(item, SavedTensor) else item
+        if not isinstance(item, SavedTensor):
+            return item
+        # What was an output comes back with its Node behind it; an input needs none.
+        return item.tensor(self._live_node() if item.holds_input else self._owner())
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
@@ -182,3 +186,11 @@ class FunctionContext:
     def name(self) -> str:
         """As ``grad_fn.name()``."""
         return self._owner().name()
+
+    def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """As ``grad_fn.register_hook``."""
+        return self._owner().register_hook(hook)
+
+    def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """As ``grad_fn.register_prehook``."""
+        return self._owner().register_prehook(hook)

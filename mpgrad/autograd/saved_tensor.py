@@ -71,6 +71,11 @@ class SavedTensor:
                 self._pack(pair, tensor, tensor, is_output)
 
     @property
+    def holds_input(self) -> bool:
+        """Whether the tensor itself is kept: an input, and no hook packed it."""
+        return self._tensor is not None
+
+    @property
     def counter(self) -> VersionCounter:
         """Counts the changes of the saved memory (not of what a hook packed)."""
         return self._counter if self._tensor is None else self._tensor._version_counter

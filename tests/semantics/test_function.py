@@ -470,6 +470,38 @@ def test_a_ctx_kept_after_backward(lib: Any) -> Any:
     return freed, [ctx.note for ctx in contexts], [ctx.needs_input_grad for ctx in contexts]
 
 
+@paired("H24")
+def test_a_ctx_that_outlives_its_output_still_has_its_inputs(lib: Any) -> Any:
+    contexts = []
+
+    def forward(ctx: Any, x: Any) -> Any:
+        contexts.append(ctx)
+        return squares(ctx, x)
+
+    x = leaf(lib, 2)
+    y = define(lib, forward, slope_of_squares).apply(x).sum()
+    y.backward(retain_graph=True)
+    del y
+    gc.collect()
+    (ctx,) = contexts
+    (saved,) = ctx.saved_tensors
+    return saved is x, ctx.needs_input_grad, x.grad
+
+
+@paired("H22", "H24")
+def test_hooks_on_ctx_are_hooks_on_its_node(lib: Any) -> Any:
+    seen = []
+
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.register_prehook(lambda grads: seen.append(("before", *grads)))
+        ctx.register_hook(lambda ins, outs: seen.append(("after", *ins, *outs)))
+        return x * 2
+
+    x = leaf(lib, 2)
+    define(lib, forward, twice_the_gradient).apply(x).sum().backward()
+    return seen, x.grad
+
+
 @paired("H27")
 def test_the_legacy_base_for_functions_that_work_in_place(lib: Any) -> Any:
     base = lib.autograd.function.InplaceFunction
