@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd import costs, profiler
+from mpgrad.autograd import profiler
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.node import InputMetadata
 from mpgrad.autograd.running import innermost
@@ -26,6 +26,7 @@ from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
+from mpgrad.engine.learning import learn
 from mpgrad.engine.placement import place
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
@@ -156,6 +157,8 @@ class ProcessEngine:
             coordinator = self._coordinator
             session = self._idle.pop() if self._idle else self._open_session()
             self._collect_released()
+        # Before the graph is planned and packed: the coordinator books them meanwhile.
+        session.send_releases()
         if running is not None:
             running.session = (self, session)
         try:
@@ -227,12 +230,12 @@ class ProcessEngine:
             return self._execute(*place(frozen, check_saved=True))
 
     def _execute(self, frozen: FrozenGraph, code: dict[int, ShippedCode]) -> list[tuple[Any, bool]]:
-        planned = self.plan(frozen.spec)
         handover = Handover()
         profile = profiler.active()
         handover.is_timed = profile is not None
         try:
             with self._session() as session:
+                planned = self.plan(frozen.spec)
                 outcome, client = self._submit(session, frozen, planned, code, handover)
                 self._note(frozen, planned, handover, outcome)
                 if profile is not None and isinstance(outcome, CompleteGraph):
@@ -326,23 +329,7 @@ class ProcessEngine:
             on_client = len(planned.tasks) - len(outcome.ran)
             if on_client:
                 counters.tasks["client"] += on_client
-            _learn(frozen, planned, outcome)
-
-
-def _learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
-    """Tell the cost model what Nodes took, where a task's time is as good as one Node's."""
-    halves: dict[int, int] = {}
-    for task, _, microseconds, _, _ in outcome.ran:
-        members = planned.groups[task]
-        head = members[0]
-        if head.piece_of is not None or not _is_dominated(frozen, members):
-            continue
-        if not head.is_half:
-            costs.observe(frozen.nodes[head.node], microseconds)
-        elif head.node in halves:
-            costs.observe(frozen.nodes[head.node], halves[head.node] + microseconds)
-        else:
-            halves[head.node] = microseconds
+            learn(frozen, planned, outcome)
 
 
 def _note_times(
@@ -358,10 +345,3 @@ def _note_times(
             if frozen.runs[member.node] and member.piece_of is None
         ]
         profile.note_nodes(frozen, ran, profiler.unpack_times(times), worker=slot)
-
-
-def _is_dominated(frozen: FrozenGraph, members: tuple[Any, ...]) -> bool:
-    """Whether a group's first Node makes up nearly all of its time."""
-    specs = frozen.spec.nodes
-    first = specs[members[0].node].cost_us
-    return sum(specs[member.node].cost_us for member in members[1:]) < 0.1 * first
