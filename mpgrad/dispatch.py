@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
-from mpgrad.autograd.hooks_in_force import HOOKS
-from mpgrad.autograd.node import FREED_MESSAGE, InputMetadata, Node
-from mpgrad.autograd.operator_mode import MODES
-from mpgrad.autograd.saved_attributes import add_saved_attributes, saved_attribute_names
-from mpgrad.autograd.saved_tensor import SavedTensor
-from mpgrad.autograd.view import share_memory
+from mpgrad.autograd.modes.operator_mode import MODES
+from mpgrad.autograd.nodes.node import FREED_MESSAGE, InputMetadata, Node
+from mpgrad.autograd.saved.hooks_in_force import HOOKS
+from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
+from mpgrad.autograd.saved.saved_tensor import SavedTensor
+from mpgrad.autograd.views.view import share_memory
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.ops.registry import Operator, when_registered
 from mpgrad.storage import empty

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.autograd.assigned_grad import (
+from mpgrad.autograd.grad_mode import INFERENCE_MODES, is_inference_mode_enabled
+from mpgrad.autograd.nodes.assigned_grad import (
     OWN_DTYPE,
     check_assigned_grad,
     checked_grad_dtype,
     wanted_dtype,
 )
-from mpgrad.autograd.grad_mode import INFERENCE_MODES, is_inference_mode_enabled
-from mpgrad.autograd.hooks import Hooks, RemovableHandle
-from mpgrad.autograd.node import Edge, InputMetadata, Node
+from mpgrad.autograd.nodes.hooks import Hooks, RemovableHandle
+from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.device import CPU, Device
 from mpgrad.storage import INFERENCE, VersionCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpgrad.autograd.accumulate_grad import AccumulateGrad
-    from mpgrad.autograd.view import View
+    from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
+    from mpgrad.autograd.views.view import View
     from mpgrad.tensor_members import TensorMembers
 
     Array = np.ndarray[Any, Any]
@@ -343,7 +343,7 @@ _accumulator_lock = threading.Lock()
 
 
 def _new_accumulator(leaf: Tensor) -> AccumulateGrad:
-    from mpgrad.autograd.accumulate_grad import AccumulateGrad
+    from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 
     with _accumulator_lock:
         accumulator = leaf._accumulator() if leaf._accumulator is not None else None

@@ -6,7 +6,7 @@ from mpgrad.lazy import attach as _attach
 
 _HOME = {
     "Function": "mpgrad.autograd.function",
-    "SavedTensor": "mpgrad.autograd.saved_attributes",
+    "SavedTensor": "mpgrad.autograd.saved.saved_attributes",
     "Variable": "mpgrad.autograd.variable",
     "backward": "mpgrad.autograd.backward",
     "detect_anomaly": "mpgrad.autograd.anomaly_mode",

@@ -16,5 +16,5 @@ from mpgrad.autograd.grad_mode import set_grad_enabled as set_grad_enabled
 from mpgrad.autograd.grad_mode import set_multithreading_enabled as set_multithreading_enabled
 from mpgrad.autograd.gradcheck import gradcheck as gradcheck
 from mpgrad.autograd.gradcheck import gradgradcheck as gradgradcheck
-from mpgrad.autograd.saved_attributes import SavedTensor as SavedTensor
+from mpgrad.autograd.saved.saved_attributes import SavedTensor as SavedTensor
 from mpgrad.autograd.variable import Variable as Variable

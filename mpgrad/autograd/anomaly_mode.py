@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.autograd.executing import current_autograd_node
+from mpgrad.autograd.nodes.executing import current_autograd_node
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.node import Node
+    from mpgrad.autograd.nodes.node import Node
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NO_TRACEBACK = (

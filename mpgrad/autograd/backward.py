@@ -10,10 +10,10 @@ from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.commit import commit, commit_recorded, recorded_results
 from mpgrad.autograd.commit import results as results_of
 from mpgrad.autograd.freeze import FrozenGraph, freeze
-from mpgrad.autograd.gradient_edge import GradientEdge
 from mpgrad.autograd.grads_batch import results_of_batch
-from mpgrad.autograd.node import Edge
-from mpgrad.autograd.overrides import call_override, is_overridden
+from mpgrad.autograd.modes.overrides import call_override, is_overridden
+from mpgrad.autograd.nodes.gradient_edge import GradientEdge
+from mpgrad.autograd.nodes.node import Edge
 from mpgrad.autograd.roots import (
     Wanted,
     as_tuple,
@@ -24,7 +24,7 @@ from mpgrad.autograd.roots import (
     wanted_results,
     zeros_for,
 )
-from mpgrad.autograd.running import RunningBackward
+from mpgrad.autograd.running.running_backward import RunningBackward
 from mpgrad.tensor import Tensor
 
 #: What has a place in the graph: roots and inputs.

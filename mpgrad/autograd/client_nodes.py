@@ -14,11 +14,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from mpgrad.autograd.accumulate_grad import AccumulateGrad, grad_lock
-from mpgrad.autograd.executing import executing
 from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad
-from mpgrad.autograd.node import InputMetadata, Node
-from mpgrad.autograd.running import note_early_change
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad, grad_lock
+from mpgrad.autograd.nodes.executing import executing
+from mpgrad.autograd.nodes.node import InputMetadata, Node
+from mpgrad.autograd.running.running_backward import note_early_change
 from mpgrad.storage import adopt, is_exclusive
 from mpgrad.tensor import Tensor
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mpgrad.autograd.accumulate_grad import first_grad, grad_lock
 from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.grad_mode import enable_grad
-from mpgrad.autograd.interrupts import interrupts_deferred
-from mpgrad.autograd.running import innermost
-from mpgrad.autograd.undo_log import UndoLog
+from mpgrad.autograd.nodes.accumulate_grad import first_grad, grad_lock
+from mpgrad.autograd.running.interrupts import interrupts_deferred
+from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.autograd.running.undo_log import UndoLog
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.shape import clone
 from mpgrad.storage import adopt

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpgrad.autograd.function_node import FunctionNode
-from mpgrad.autograd.node import Node
+from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.nodes.node import Node
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.cost_model import CostModel
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mpgrad.autograd.grad_mode import is_multithreading_enabled
-from mpgrad.autograd.reentrant import LEVELS_PER_THREAD, on_helper_thread
-from mpgrad.autograd.running import innermost
-from mpgrad.autograd.thread_state import PerThread
+from mpgrad.autograd.running.reentrant import LEVELS_PER_THREAD, on_helper_thread
+from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.autograd.running.thread_state import PerThread
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freeze import FrozenGraph

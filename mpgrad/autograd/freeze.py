@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.client_nodes import (
     LOGGER,
     AccumulateNow,
@@ -22,7 +21,8 @@ from mpgrad.autograd.client_nodes import (
     HooksBefore,
     runs_node_hooks,
 )
-from mpgrad.autograd.node import Edge, InputMetadata, Node
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
+from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
 from mpgrad.tensor import Tensor

@@ -10,11 +10,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpgrad.autograd.function_context import FunctionContext
-from mpgrad.autograd.function_node import FunctionNode, PortableContext, run_function_backward
-from mpgrad.autograd.function_outputs import outputs_of
+from mpgrad.autograd.functions.context import FunctionContext
+from mpgrad.autograd.functions.function_node import (
+    FunctionNode,
+    PortableContext,
+    run_function_backward,
+)
+from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from mpgrad.autograd.node import Edge, Node
+from mpgrad.autograd.nodes.node import Edge, Node
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
 __all__ = [

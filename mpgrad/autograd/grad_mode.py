@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from mpgrad.autograd.context_decorator import ContextDecorator, MakeContext
-from mpgrad.autograd.thread_state import PerThread
+from mpgrad.autograd.modes.context_decorator import ContextDecorator, MakeContext
+from mpgrad.autograd.running.thread_state import PerThread
 
 
 class _Mode(PerThread):

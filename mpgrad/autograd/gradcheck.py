@@ -9,15 +9,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.backward import grad
-from mpgrad.autograd.gradcheck_comparison import Tolerances, check_jacobians, generator
-from mpgrad.autograd.gradcheck_probes import (
+from mpgrad.autograd.checks.comparison import Tolerances, check_jacobians, generator
+from mpgrad.autograd.checks.jacobians import Problem, from_reals, real_count
+from mpgrad.autograd.checks.probes import (
     GradcheckError,
     check_batched,
     check_dtypes,
     check_undefined,
     check_zero_seeds,
 )
-from mpgrad.autograd.jacobians import Problem, from_reals, real_count
 from mpgrad.tensor import Tensor
 
 __all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]

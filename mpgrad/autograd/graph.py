@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from mpgrad.autograd.executing import current_autograd_node as current_autograd_node
-from mpgrad.autograd.gradient_edge import GradientEdge as GradientEdge
-from mpgrad.autograd.gradient_edge import get_gradient_edge as get_gradient_edge
-from mpgrad.autograd.graph_task import (
+from mpgrad.autograd.nodes.executing import current_autograd_node as current_autograd_node
+from mpgrad.autograd.nodes.gradient_edge import GradientEdge as GradientEdge
+from mpgrad.autograd.nodes.gradient_edge import get_gradient_edge as get_gradient_edge
+from mpgrad.autograd.nodes.multi_grad_hook import (
+    register_multi_grad_hook as register_multi_grad_hook,
+)
+from mpgrad.autograd.nodes.node import Node as Node
+from mpgrad.autograd.running.graph_task import (
     current_graph_task_execution_order as current_graph_task_execution_order,
 )
-from mpgrad.autograd.graph_task import current_graph_task_id as current_graph_task_id
-from mpgrad.autograd.graph_task import (
+from mpgrad.autograd.running.graph_task import current_graph_task_id as current_graph_task_id
+from mpgrad.autograd.running.graph_task import (
     current_graph_task_keep_graph as current_graph_task_keep_graph,
 )
-from mpgrad.autograd.graph_task import will_engine_execute_node as will_engine_execute_node
-from mpgrad.autograd.in_place import increment_version as increment_version
-from mpgrad.autograd.multi_grad_hook import register_multi_grad_hook as register_multi_grad_hook
-from mpgrad.autograd.node import Node as Node
-from mpgrad.autograd.running import queue_callback as queue_callback
-from mpgrad.autograd.saved_tensor_clones import (
+from mpgrad.autograd.running.graph_task import will_engine_execute_node as will_engine_execute_node
+from mpgrad.autograd.running.running_backward import queue_callback as queue_callback
+from mpgrad.autograd.saved.saved_tensor_clones import (
     allow_mutation_on_saved_tensors as allow_mutation_on_saved_tensors,
 )
-from mpgrad.autograd.saved_tensors_hooks import (
+from mpgrad.autograd.saved.saved_tensors_hooks import (
     disable_saved_tensors_hooks as disable_saved_tensors_hooks,
 )
-from mpgrad.autograd.saved_tensors_hooks import save_on_cpu as save_on_cpu
-from mpgrad.autograd.saved_tensors_hooks import saved_tensors_hooks as saved_tensors_hooks
+from mpgrad.autograd.saved.saved_tensors_hooks import save_on_cpu as save_on_cpu
+from mpgrad.autograd.saved.saved_tensors_hooks import saved_tensors_hooks as saved_tensors_hooks
+from mpgrad.autograd.views.in_place import increment_version as increment_version
 
 __all__ = [
     "GradientEdge",

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.freeze import LeafSink, ResultSink, Sink
-from mpgrad.autograd.gradient_edge import GradientEdge
-from mpgrad.autograd.node import Edge, InputMetadata
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
+from mpgrad.autograd.nodes.gradient_edge import GradientEdge
+from mpgrad.autograd.nodes.node import Edge, InputMetadata
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import contiguous
 from mpgrad.tensor import Tensor, gradient_edge, gradient_metadata

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.nodes.node import InputMetadata
 
 
 def validate_output(name: str, index: int, grad: Any, expected: InputMetadata, xp: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.running import checkpoint_is_valid, queue_callback
+from mpgrad.autograd.running.running_backward import checkpoint_is_valid, queue_callback
 from mpgrad.ops.promotion import DEFAULT_FLOAT
 from mpgrad.tensor import Tensor
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-from mpgrad.autograd.operator_mode import OperatorMode
+from mpgrad.autograd.modes.operator_mode import OperatorMode
 from mpgrad.checkpointing.recomputation import CheckpointError
 from mpgrad.ops.registry import Operator
 from mpgrad.tensor import Tensor

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeAlias
 
 from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled
-from mpgrad.autograd.graph_task import current_graph_task_id
-from mpgrad.autograd.saved_tensor import SavedTensor
-from mpgrad.autograd.saved_tensors_hooks import saved_tensors_hooks
-from mpgrad.autograd.thread_state import PerThread
+from mpgrad.autograd.running.graph_task import current_graph_task_id
+from mpgrad.autograd.running.thread_state import PerThread
+from mpgrad.autograd.saved.saved_tensor import SavedTensor
+from mpgrad.autograd.saved.saved_tensors_hooks import saved_tensors_hooks
 from mpgrad.ops.random import fork_rng, get_rng_state, set_rng_state
 from mpgrad.tensor import Tensor
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from mpgrad.autograd.backward import backward
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.function_context import FunctionContext
+from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.grad_mode import enable_grad
-from mpgrad.autograd.running import checkpoint_is_valid
+from mpgrad.autograd.running.running_backward import checkpoint_is_valid
 from mpgrad.ops.random import fork_rng, get_rng_state, set_rng_state
 from mpgrad.tensor import Tensor
 

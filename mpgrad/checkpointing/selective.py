@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.operator_mode import OperatorMode
+from mpgrad.autograd.modes.operator_mode import OperatorMode
 from mpgrad.ops.registry import OPERATORS, Operator
 from mpgrad.storage import VersionCounter
 from mpgrad.tensor import Tensor

@@ -15,7 +15,7 @@ from typing import Any
 from mpgrad import config
 from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.freeze import FrozenGraph, freeze
-from mpgrad.autograd.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Choice, choose
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
@@ -134,7 +134,7 @@ class Engine:
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Run a frozen graph under ``create_graph``; see ``autograd.recording``.
+        """Run a frozen graph under ``create_graph``; see ``higher_order.recording``.
 
         Operators run wherever the engine would run them. A graph with hooks or custom Functions
         runs here: they get recorded tensors.

@@ -16,9 +16,9 @@ import numpy as np
 
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.autograd.function_node import FunctionNode, PortableContext
-from mpgrad.autograd.node import InputMetadata
-from mpgrad.autograd.shipping import ShippedCode
+from mpgrad.autograd.functions.function_node import FunctionNode, PortableContext
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.local import output_metadata
 from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef, TensorHandle

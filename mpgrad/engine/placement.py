@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.autograd.function_node import FunctionNode
-from mpgrad.autograd.node import Node
-from mpgrad.autograd.shipping import Decision, ShippedCode, attributes_reason, decide
+from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.shipping.decision import Decision, ShippedCode, attributes_reason, decide
 from mpgrad.dispatch import OperatorNode
 
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from mpgrad.autograd import profiler
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.autograd.node import InputMetadata
-from mpgrad.autograd.running import innermost
-from mpgrad.autograd.shipping import ShippedCode
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.autograd.function_node import FunctionNode
-from mpgrad.autograd.saved_tensor import SavedTensor
+from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.dispatch import OperatorNode
 from mpgrad.storage import VersionCounter
 

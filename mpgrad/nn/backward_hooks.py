@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.function_context import FunctionContext
+from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.grad_mode import is_grad_enabled
-from mpgrad.autograd.hooks import Hooks
-from mpgrad.autograd.node import Node
+from mpgrad.autograd.nodes.hooks import Hooks
+from mpgrad.autograd.nodes.node import Node
 from mpgrad.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.autograd.hooks import RemovableHandle
+from mpgrad.autograd.nodes.hooks import RemovableHandle
 from mpgrad.nn.backward_hooks import ModuleHooks
 from mpgrad.nn.parameter import Parameter
 from mpgrad.tensor import Tensor

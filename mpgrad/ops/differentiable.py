@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.autograd import in_place
+from mpgrad.autograd.views import in_place
 from mpgrad.dispatch import call
 from mpgrad.ops import (
     arithmetic,

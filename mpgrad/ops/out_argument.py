@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
-from mpgrad.autograd.in_place import overwrite
+from mpgrad.autograd.views.in_place import overwrite
 from mpgrad.ops.promotion import check_cast
 from mpgrad.storage import empty
 from mpgrad.tensor import Tensor

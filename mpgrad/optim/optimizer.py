@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mpgrad.autograd import saved_tensor_clones
 from mpgrad.autograd.grad_mode import enable_grad
+from mpgrad.autograd.saved import saved_tensor_clones
 from mpgrad.tensor import Tensor
 
 ParamGroup = dict[str, Any]

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from mpgrad.autograd.anomaly_mode import refuse_nan
-from mpgrad.autograd.node import InputMetadata
+from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.validate_outputs import validate_output
 
 

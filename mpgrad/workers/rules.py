@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 
 import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
-from mpgrad.autograd.backward_of import find_operator
-from mpgrad.autograd.function_node import PortableContext, SavedArray, run_function_backward
-from mpgrad.autograd.node import InputMetadata
-from mpgrad.autograd.shipping import load
+from mpgrad.autograd.functions.function_node import (
+    PortableContext,
+    SavedArray,
+    run_function_backward,
+)
+from mpgrad.autograd.higher_order.backward_of import find_operator
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.shipping.decision import load
 from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,

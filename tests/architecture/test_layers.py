@@ -19,29 +19,24 @@ FLOORS = (
     (7, "engine", "engine/*"),
     (6, "coordinator", "coordinator/*"),
     (6, "workers", "workers/*"),
-    (4, "dispatch", "dispatch autograd/view"),
+    (4, "dispatch", "dispatch autograd/views/view"),
     (3, "wire", "wire/*"),
     (3, "tensor", "tensor"),
-    (
-        3,
-        "tensor",
-        "autograd/saved_tensor autograd/saved_attributes autograd/saved_tensor_clones "
-        "autograd/accumulate_grad autograd/graph_root autograd/engine_slot autograd/reentrant "
-        "autograd/running autograd/undo_log autograd/graph_task autograd/operator_mode",
-    ),
-    (
-        2,
-        "graph",
-        "storage autograd/node autograd/grad_mode autograd/hooks autograd/assigned_grad "
-        "autograd/context_decorator autograd/thread_state autograd/interrupts autograd/executing "
-        "autograd/anomaly_mode autograd/hooks_in_force",
-    ),
+    (3, "tensor", "autograd/engine_slot autograd/modes/operator_mode"),
+    (3, "tensor", "autograd/nodes/accumulate_grad"),
+    (3, "tensor", "autograd/saved/saved_tensor autograd/saved/saved_attributes"),
+    (3, "tensor", "autograd/saved/saved_tensor_clones"),
+    (2, "graph", "storage autograd/grad_mode autograd/anomaly_mode autograd/saved/hooks_in_force"),
+    (2, "graph", "autograd/nodes/node autograd/nodes/hooks autograd/nodes/assigned_grad"),
+    (2, "graph", "autograd/nodes/executing autograd/modes/context_decorator"),
+    (2, "graph", "autograd/running/thread_state autograd/running/interrupts"),
+    (3, "tensor", "autograd/running/*"),
     (2, "registry", "ops/__init__ ops/registry"),
     (1, "scheduler", "scheduler/*"),
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
     (0, "words", "config device dtypes errors handles ids lazy machine"),
-    (5, "front end", "tensor_* autograd/* ops/*"),
+    (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )
 
 #: Imports that the rules forbid and that are right all the same: (file, module) -> why.
@@ -49,7 +44,7 @@ EXCEPTIONS = {
     ("autograd/engine_slot.py", "mpgrad.engine.engine"): (
         "autograd calls a slot; the default engine is loaded by name on the first backward"
     ),
-    ("autograd/node.py", "mpgrad.autograd.direct_call"): (
+    ("autograd/nodes/node.py", "mpgrad.autograd.nodes.direct_call"): (
         "a Node that is called by hand runs its operator; that is loaded by name, when it happens"
     ),
     (
@@ -131,7 +126,7 @@ def test_imports_only_go_down() -> None:
     [
         ("tensor.py", "mpgrad.engine.engine", "upward"),
         ("scheduler/plan.py", "mpgrad.shm.segment", "tower"),
-        ("tensor.py", "mpgrad.autograd.node.Node", None),
+        ("tensor.py", "mpgrad.autograd.nodes.node.Node", None),
         ("autograd/engine_slot.py", "mpgrad.engine.engine.Engine", None),
     ],
 )
@@ -155,9 +150,9 @@ def test_a_foreign_library_has_its_one_place(library: str) -> None:
 
 
 def test_what_a_thread_keeps_travels_with_its_backward() -> None:
-    """Nested backwards go on on other threads: see ``autograd/thread_state.py``."""
+    """Nested backwards go on on other threads: see ``autograd/running/thread_state.py``."""
     homes = [file for file in files() if "threading.local" in (PACKAGE / file).read_text()]
-    assert homes == ["autograd/thread_state.py"]
+    assert homes == ["autograd/running/thread_state.py"]
 
 
 def test_the_coordinator_imports_no_array_library() -> None:

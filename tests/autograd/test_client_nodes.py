@@ -8,9 +8,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd import client_nodes
-from mpgrad.autograd.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.client_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
 from mpgrad.autograd.freeze import FrozenGraph, LeafSink, RetainSink, freeze
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.tensor import gradient_edge
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from mpgrad import dispatch
-from mpgrad.autograd.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.function import (
     Function,
     FunctionNode,
@@ -20,7 +19,8 @@ from mpgrad.autograd.function import (
     run_function_backward,
 )
 from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from mpgrad.autograd.node import Node
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
+from mpgrad.autograd.nodes.node import Node
 from mpgrad.tensor import Tensor
 
 if importlib.util.find_spec("mpgrad.tensor_methods"):

@@ -14,10 +14,10 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from mpgrad.autograd import shipping
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
-from mpgrad.autograd.node import InputMetadata
-from mpgrad.autograd.shipping import attributes_reason, decide, load
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.shipping import decision as shipping
+from mpgrad.autograd.shipping.decision import attributes_reason, decide, load
 from mpgrad.tensor import Tensor
 
 _numbers = itertools.count()
@@ -616,7 +616,7 @@ class TestTravelling:
             import sys
             import my_tools
             from my_tools import helper
-            from mpgrad.autograd.shipping import decide
+            from mpgrad.autograd.shipping.decision import decide
             SHIFT = 1.0
             class Custom(Function):
                 @staticmethod
@@ -631,7 +631,7 @@ class TestTravelling:
         tools.unlink()
         worker = (
             "import sys, numpy as np\n"
-            "from mpgrad.autograd.shipping import load\n"
+            "from mpgrad.autograd.shipping.decision import load\n"
             "from mpgrad.tensor import Tensor\n"
             "cls = load(sys.stdin.buffer.read())\n"
             "print(cls.backward(None, Tensor(np.ones(2))).tolist(), 'my_tools' in sys.modules)"

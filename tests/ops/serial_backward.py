@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.accumulate_grad import AccumulateGrad
-from mpgrad.autograd.node import Node
-from mpgrad.autograd.saved_tensor import SavedTensor
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
+from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.ops import arithmetic, creation, differentiable
 from mpgrad.tensor import Tensor, gradient_edge

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad import tensor_values
+from mpgrad.tensor_methods import values as tensor_values
 from tests.semantics.paired import error_of, leaf, paired, row, values
 
 # ---------------------------------------------------------------------- requires_grad

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import mpgrad as mg
+from mpgrad.autograd.modes.operator_mode import OperatorMode
 from mpgrad.utils.checkpoint import SelectiveCheckpointContext, checkpoint
 from tests.semantics.checkpointed import BOTH, Counted, layers, tools
 from tests.semantics.paired import error_of, leaf, paired, row
@@ -362,7 +363,7 @@ def test_a_function_that_calls_other_operators_is_found_out(lib: Any) -> Any:
 def test_a_kept_operator_does_not_run_again() -> None:
     runs: list[str] = []
 
-    class Count(mg.autograd.operator_mode.OperatorMode):  # type: ignore[name-defined, misc]
+    class Count(OperatorMode):
         def forward(self, operator: Any, inputs: Any, attributes: Any, run: Any) -> Any:
             runs.append(operator.name)
             return run()

@@ -1,0 +1,1 @@
+"""Behind ``gradcheck``: Jacobians and how they are compared."""

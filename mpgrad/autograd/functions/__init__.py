@@ -1,0 +1,1 @@
+"""Behind ``Function``: its ctx, its Node, and what its forward returned."""

@@ -1,0 +1,196 @@
+"""FunctionContext: the ``ctx`` through which a custom Function's forward talks to its backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mpgrad.autograd.nodes.node import FREED_MESSAGE, InputMetadata
+from mpgrad.autograd.running.thread_state import PerThread
+from mpgrad.autograd.saved.saved_tensor import SavedTensor
+from mpgrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mpgrad.autograd.functions.function_node import FunctionNode
+    from mpgrad.autograd.nodes.hooks import RemovableHandle
+    from mpgrad.autograd.nodes.node import Node
+
+#: What one forward argument or output looked like; None where it was no tensor.
+Metadata: TypeAlias = InputMetadata | None
+
+
+class _Running(PerThread):
+    """Which ctx runs its backward on this thread, and which gradients that GraphTask wants."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[FunctionContext, tuple[bool, ...]]] = []
+
+
+_running = _Running()
+
+
+@contextmanager
+def backward_of(ctx: FunctionContext, needs: tuple[bool, ...]) -> Iterator[None]:
+    """Let ``ctx.needs_input_grad`` say ``needs`` on this thread."""
+    _running.frames.append((ctx, needs))
+    try:
+        yield
+    finally:
+        _running.frames.pop()
+
+
+class FunctionContext:
+    """The ``ctx`` of a custom Function: what forward leaves for backward.
+
+    Any other attribute may be set on it. mpgrad's own state is in slots, so that ``vars(ctx)`` is
+    exactly what the user put there.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "_clears_on_access",
+        "_dirty",
+        "_inputs",
+        "_materialize_grads",
+        "_metadata",
+        "_needs_input_grad",
+        "_node",
+        "_non_differentiable",
+        "_outputs",
+        "_saved",
+        "_to_save",
+        "_was_accessed",
+    )
+
+    def __init__(
+        self, needs_input_grad: tuple[bool, ...], *, clears_on_access: bool = False
+    ) -> None:
+        self._needs_input_grad = needs_input_grad
+        self._clears_on_access = clears_on_access
+        self._was_accessed = False
+        self._to_save: tuple[Any, ...] = ()
+        self._saved: tuple[SavedTensor | Tensor | None, ...] | None = ()
+        self._non_differentiable: tuple[Any, ...] = ()
+        self._dirty: tuple[Any, ...] = ()
+        self._materialize_grads = True
+        self._inputs: tuple[Metadata, ...] = ()
+        self._outputs: tuple[Metadata, ...] = ()
+        self._metadata: dict[str, Any] | None = None
+        #: Weak, because the Node owns the ctx.
+        self._node: weakref.ref[FunctionNode] | None = None
+
+    # ------------------------------------------------------------------ what forward declares
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep ``tensors`` for backward, where they come back as ``ctx.saved_tensors``.
+
+        A second call replaces the first. Other values are simply set as attributes of ctx; where
+        the operation is recorded, ``apply`` raises TypeError for one that was passed here.
+        """
+        self._to_save = tensors
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """Declare that forward changed these inputs in place; it must return them too.
+
+        ``apply`` then gives them this operation as their history and counts the change, so that
+        whoever had saved the old values finds out. It raises RuntimeError where one of them is a
+        leaf that requires grad, is not returned, or is no tensor.
+        """
+        self._dirty = tensors
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Declare that these outputs of forward have no gradient; backward gets zeros for them."""
+        self._non_differentiable = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether undefined gradients reach backward as zeros (the default) or as None.
+
+        Raises:
+            TypeError: ``value`` is no bool.
+        """
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"set_materialize_grads expected a bool, but got a {type(value).__name__}"
+            )
+        self._materialize_grads = value
+
+    # ------------------------------------------------------------------ what backward asks
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        """What ``save_for_backward`` kept.
+
+        Raises:
+            RuntimeError: backward has released them, one was changed in place since, or the class
+                has ``clear_saved_tensors_on_access`` and this is the second access.
+        """
+        if self._was_accessed:
+            raise RuntimeError(
+                "saved_tensors can only be accessed once when clear_saved_tensors_on_access=True "
+                "is set on the autograd.Function. Keep what the first access returned in a "
+                "variable, or leave clear_saved_tensors_on_access at False."
+            )
+        if self._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        tensors = tuple(self._unpack(item) for item in self._saved)
+        if self._clears_on_access:
+            self._saved, self._was_accessed = (), True
+        return tensors
+
+    def _unpack(self, item: SavedTensor | Tensor | None) -> Tensor | None:
+        if not isinstance(item, SavedTensor):
+            return item
+        # What was an output comes back with its Node behind it; an input needs none.
+        return item.tensor(self._live_node() if item.holds_input else self._owner())
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """For each argument of forward, whether its gradient is wanted.
+
+        Inside backward: wanted by this backward pass (``inputs=`` may leave some out).
+        """
+        for ctx, needs in reversed(_running.frames):
+            if ctx is self:
+                return needs
+        return self._needs_input_grad
+
+    # ------------------------------------------------------------------ its Node
+
+    def _live_node(self) -> FunctionNode | None:
+        return self._node() if self._node is not None else None
+
+    def _owner(self) -> FunctionNode:
+        node = self._live_node()
+        if node is None:
+            raise RuntimeError(
+                "a ctx was used that has no graph, or whose graph was destroyed: use ctx only "
+                "inside forward, setup_context and backward, and while an output is alive"
+            )
+        return node
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+        """As ``grad_fn.next_functions``; empty where nothing is recorded."""
+        node = self._live_node()
+        return () if node is None else node.next_functions
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The same dictionary as ``grad_fn.metadata``."""
+        if self._metadata is None:
+            self._metadata = {}
+        return self._metadata
+
+    def name(self) -> str:
+        """As ``grad_fn.name()``."""
+        return self._owner().name()
+
+    def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """As ``grad_fn.register_hook``."""
+        return self._owner().register_hook(hook)
+
+    def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """As ``grad_fn.register_prehook``."""
+        return self._owner().register_prehook(hook)

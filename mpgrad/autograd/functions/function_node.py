@@ -1,0 +1,305 @@
+"""FunctionNode: the recorded Node of a custom Function, and the one way to run its backward.
+
+``run_function_backward`` serves the client and the workers alike: a worker rebuilds the ctx from
+a :class:`PortableContext` and calls the same function, so that where it runs cannot matter. This
+file does not know how code or arrays travel.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd.functions.context import FunctionContext, Metadata, backward_of
+from mpgrad.autograd.grad_mode import enable_grad, no_grad
+from mpgrad.autograd.nodes.node import FREED_MESSAGE, Edge, InputMetadata, Node
+from mpgrad.autograd.saved.hooks_in_force import HOOKS
+from mpgrad.autograd.saved.saved_attributes import SavedTensorHandle, function_handles
+from mpgrad.autograd.saved.saved_tensor import SavedTensor
+from mpgrad.tensor import Tensor
+
+#: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after
+#: it keep the numbers that PyTorch gives them.
+_NO_TENSOR = InputMetadata((), np.dtype(np.bool_))
+
+
+class FunctionNode(Node):
+    """The Node that ``Function.apply`` records: one edge per argument of forward."""
+
+    __slots__ = ("ctx", "function", "has_packed")
+
+    takes_undefined = True
+    is_user_code = True
+
+    def __init__(
+        self, function: type[Any], ctx: FunctionContext, next_edges: Sequence[Edge | None]
+    ) -> None:
+        super().__init__(next_edges)
+        if self._metadata is not None:
+            ctx.metadata.update(self._metadata)
+        self.function = function
+        self.ctx = ctx
+        self.has_packed = False
+        ctx._node = weakref.ref(self)
+
+    def finish(self, outputs: Sequence[Any], differentiable: Sequence[bool]) -> None:
+        """Become the history of forward's ``outputs``, as far as they are ``differentiable``.
+
+        If none is, nobody refers to this Node, and it dies with the call.
+        """
+        ctx = self.ctx
+        self.input_metadata = tuple(meta or _NO_TENSOR for meta in ctx._outputs)
+        for output_nr, (value, wanted) in enumerate(zip(outputs, differentiable, strict=True)):
+            if wanted:
+                value._grad_fn, value._output_nr, value._requires_grad = self, output_nr, True
+        produced = {id(value) for value in outputs}
+        ctx._saved = tuple(
+            None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
+            for tensor in ctx._to_save
+        )
+        ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
+        if HOOKS.entered:
+            self.has_packed = bool(ctx._saved) and HOOKS.innermost() is not None
+
+    def name(self) -> str:
+        return f"{self.function.__name__}Backward"
+
+    def __getattr__(self, name: str) -> Any:
+        # In PyTorch the Node is the ctx: what the user keeps on one is found on the other.
+        if name != "ctx" and name in vars(self.ctx):
+            return vars(self.ctx)[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+        """As PyTorch has it: of the arguments, only the tensors count."""
+        found = super().next_functions
+        return tuple(found[position] for position in self.outputs_shown())
+
+    def outputs_shown(self) -> tuple[int, ...]:
+        return tuple(at for at, meta in enumerate(self.ctx._inputs) if meta is not None)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.ctx.metadata
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """As ``ctx.needs_input_grad``."""
+        return self.ctx.needs_input_grad
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        """As ``ctx.saved_tensors``."""
+        return self.ctx.saved_tensors
+
+    @property
+    def _raw_saved_tensors(self) -> tuple[SavedTensorHandle, ...]:
+        """A handle for each saved tensor, to register hooks on."""
+        return function_handles(self, self._saved, len(self._saved()))
+
+    def _saved(self) -> Sequence[Any]:
+        if self.ctx._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        return self.ctx._saved
+
+    def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
+        return run_function_backward(self.function, self.ctx, grads, needs)
+
+    def apply_recorded(
+        self, grads: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Run backward with recording on: for ``create_graph=True``.
+
+        Args:
+            grads: gradients of the outputs; they may require grad themselves.
+            needs: for each argument of forward, whether its gradient is wanted.
+        """
+        with enable_grad():
+            return [
+                value if value is None or isinstance(value, Tensor) else Tensor(value)
+                for value in _checked_gradients(self.function, self.ctx, grads, needs)
+            ]
+
+    def release_saved(self) -> None:
+        # A Function that saved nothing may run again, as in PyTorch.
+        ctx = self.ctx
+        if ctx._saved:
+            # Where a worker ran backward, whether it looked at them is not known here.
+            ctx._saved, ctx._was_accessed = None, ctx._clears_on_access
+
+    def portable_context(self) -> PortableContext:
+        """What a worker needs to run backward.
+
+        Raises:
+            RuntimeError: a saved tensor was released, or changed in place since.
+        """
+        ctx = self.ctx
+        if ctx._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        return PortableContext(
+            saved=tuple(
+                SavedArray(item.array(self), item.requires_grad)
+                if isinstance(item, SavedTensor)
+                else None
+                for item in ctx._saved
+            ),
+            attributes=vars(ctx),
+            needs_input_grad=ctx._needs_input_grad,
+            materialize_grads=ctx._materialize_grads,
+            inputs=tuple(_describe(meta) for meta in ctx._inputs),
+            outputs=tuple(_describe(meta) for meta in ctx._outputs),
+        )
+
+
+# ---------------------------------------------------------------------- a ctx that travels
+
+
+class SavedArray(NamedTuple):
+    """A saved tensor without its place in the graph."""
+
+    array: np.ndarray[Any, Any]
+    requires_grad: bool
+
+
+#: (shape, dtype string) of a tensor, None for anything else.
+Description: TypeAlias = tuple[tuple[int, ...], str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PortableContext:
+    """A ctx taken apart: the arrays lie apart from the attributes, because they travel by handle.
+
+    ``attributes`` is the live dictionary of the ctx: encode it before the user runs again.
+    """
+
+    saved: tuple[SavedArray | None, ...]
+    attributes: dict[str, Any]
+    needs_input_grad: tuple[bool, ...]
+    materialize_grads: bool
+    inputs: tuple[Description, ...]
+    outputs: tuple[Description, ...]
+
+    def rebuild(self, function: type[Any]) -> FunctionContext:
+        """A ctx for one run of ``function.backward``, equal to the client's as far as it sees."""
+        ctx = FunctionContext(
+            tuple(self.needs_input_grad), clears_on_access=function.clear_saved_tensors_on_access
+        )
+        ctx._saved = tuple(None if item is None else _tensor_of_client(item) for item in self.saved)
+        ctx._materialize_grads = self.materialize_grads
+        ctx._inputs = tuple(_metadata(description) for description in self.inputs)
+        ctx._outputs = tuple(_metadata(description) for description in self.outputs)
+        vars(ctx).update(self.attributes)
+        return ctx
+
+
+def _tensor_of_client(item: SavedArray) -> Tensor:
+    """A stand-in for a tensor of the client: a ``.grad`` that it gets here would be lost."""
+    tensor = Tensor(item.array, requires_grad=item.requires_grad)
+    tensor._belongs_to_client = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def _describe(meta: Metadata) -> Description:
+    return None if meta is None else (meta.shape, meta.dtype.str)
+
+
+def _metadata(description: Description) -> Metadata:
+    if description is None:
+        return None
+    shape, dtype = description
+    return InputMetadata(tuple(shape), np.dtype(dtype))
+
+
+# ---------------------------------------------------------------------- running backward
+
+
+def run_function_backward(
+    function: type[Any], ctx: FunctionContext, grads: Sequence[Any], needs: Sequence[bool]
+) -> list[np.ndarray[Any, Any] | None]:
+    """Run ``function.backward`` on arrays, with recording off.
+
+    Args:
+        function: the user's Function class.
+        ctx: its ctx, the client's own or a rebuilt one.
+        grads: for each output of forward the gradient (an array) or None.
+        needs: for each argument of forward, whether its gradient is wanted.
+
+    Returns:
+        For each argument of forward the gradient as backward returned it (its shape and dtype are
+        the engine's to check), or None.
+
+    Raises:
+        RuntimeError: backward returned the wrong number or kind of gradients.
+    """
+    tensors = [None if grad is None else Tensor(np.asarray(grad)) for grad in grads]
+    with no_grad():
+        return [
+            value._array if isinstance(value, Tensor) else value
+            for value in _checked_gradients(function, ctx, tensors, needs)
+        ]
+
+
+def _checked_gradients(
+    function: type[Any],
+    ctx: FunctionContext,
+    grads: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Any]:
+    """Call backward; return a Tensor, an array or None for each argument of forward."""
+    if ctx._materialize_grads:
+        grads = [
+            Tensor(np.zeros(meta.shape, meta.dtype)) if grad is None and meta else grad
+            for grad, meta in zip(grads, ctx._outputs, strict=True)
+        ]
+    with backward_of(ctx, tuple(bool(needed) for needed in needs)):
+        returned = function._backward_rule()(ctx, *grads)
+    label = f"{function.__name__}Backward"
+    values = _exactly(returned if isinstance(returned, tuple) else (returned,), ctx._inputs, label)
+    checked = [
+        _gradient(value, meta, position, label)
+        for position, (value, meta) in enumerate(zip(values, ctx._inputs, strict=True))
+    ]
+    return [value if needed else None for value, needed in zip(checked, needs, strict=True)]
+
+
+def _exactly(values: tuple[Any, ...], inputs: tuple[Metadata, ...], label: str) -> tuple[Any, ...]:
+    """``values`` without the trailing Nones that PyTorch allows beyond the arguments."""
+    expected = len(inputs)
+    surplus = values[expected:]
+    if len(values) < expected or any(value is not None for value in surplus):
+        raise RuntimeError(
+            f"function {label} returned an incorrect number of gradients (expected {expected}, "
+            f"got {len(values)})"
+        )
+    return values[:expected]
+
+
+def _gradient(value: Any, meta: Metadata, position: int, label: str) -> Any:
+    """``value`` as a Tensor, an array or None.
+
+    Raises:
+        RuntimeError: it is none of those, or belongs to an argument that was no tensor.
+    """
+    if value is None:
+        return None
+    if meta is None:
+        raise RuntimeError(
+            f"function {label} returned a gradient different than None at position {position + 1},"
+            " but the corresponding forward input was not a Variable"
+        )
+    if isinstance(value, Tensor | np.ndarray):
+        return value
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if isinstance(value, bool | int | float | complex) and meta.shape == ():
+        return np.asarray(value, dtype=meta.dtype)
+    raise RuntimeError(
+        f"function {label}: expected Variable or None (got {type(value).__name__}) at position "
+        f"{position + 1}. Return a tuple with one Tensor, NumPy array or None per argument of "
+        "forward."
+    )

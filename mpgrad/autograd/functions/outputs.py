@@ -1,0 +1,211 @@
+"""What a custom Function's forward returned, turned into tensors with their place in the graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.autograd.functions.context import FunctionContext
+from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.views.in_place import check_recordable, rebase
+from mpgrad.autograd.views.view import FUNCTION, SEVERAL_OUTPUTS, view_without_steps
+from mpgrad.tensor import Tensor, metadata_of
+
+
+def outputs_of(
+    produced: Sequence[Any],
+    args: Sequence[Any],
+    ctx: FunctionContext,
+    node: FunctionNode | None,
+    *,
+    has_setup_context: bool,
+) -> list[Any]:
+    """The outputs as ``apply`` returns them.
+
+    Args:
+        produced: what forward returned.
+        args: what it was called with.
+        ctx: what it declared.
+        node: the Node to be recorded, None where nothing is.
+        has_setup_context: whether ctx was filled apart from forward.
+
+    Raises:
+        RuntimeError: what ctx declares does not fit what forward did.
+        TypeError: something that is no Tensor was to be saved.
+    """
+    maker = _Outputs(args, ctx, recording=node is not None)
+    maker.check_dirty(produced)
+    outputs = [maker.output(value) for value in produced]
+    differentiable = maker.differentiable(outputs)
+    maker.restrict_views(outputs, several=sum(differentiable) > 1)
+    if node is None:
+        return outputs
+    _check_saved(ctx, maker, produced, has_setup_context)
+    ctx._outputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in outputs)
+    before = maker.histories()
+    node.finish(outputs, differentiable)
+    for tensor, old_node, old_nr in before:
+        _rebase(tensor, node, old_node, old_nr)
+    return outputs
+
+
+def _rebase(tensor: Tensor, node: FunctionNode, old_node: Node | None, old_nr: int) -> None:
+    """Let an input that was changed in place go on from its old history to ``node``."""
+    if tensor._grad_fn is node:
+        new = Tensor(tensor._array, requires_grad=True, grad_fn=node, output_nr=tensor._output_nr)
+        tensor._grad_fn, tensor._output_nr = old_node, old_nr
+        rebase(tensor, new)
+
+
+class _Outputs:
+    """Makes the outputs of one call."""
+
+    def __init__(self, args: Sequence[Any], ctx: FunctionContext, *, recording: bool) -> None:
+        self._inputs = [value for value in args if isinstance(value, Tensor)]
+        self._dirty = ctx._dirty
+        self._excluded = ctx._non_differentiable
+        self._recording = recording
+        #: By id, what a returned Tensor that is no input became: a second time it is the same.
+        self._made: dict[int, Tensor] = {}
+        #: Ids of the outputs that were declared to have no gradient.
+        self._constant: set[int] = set()
+        for name, declared in (
+            ("mark_dirty", self._dirty),
+            ("mark_non_differentiable", self._excluded),
+        ):
+            _check_tensors(name, declared)
+
+    def check_dirty(self, produced: Sequence[Any]) -> None:
+        """Check what was changed in place, and count the changes."""
+        for tensor in self._dirty:
+            if not _contains(produced, tensor):
+                raise RuntimeError(
+                    "Some elements marked as dirty during the forward method were not returned as "
+                    "output. The inputs that are modified inplace must all be outputs of the "
+                    "Function."
+                )
+            if not self.is_input(tensor):
+                warnings.warn(
+                    "ctx.mark_dirty() received a tensor that was not an input. Only input Tensors "
+                    "that have been mutated should be passed to ctx.mark_dirty().",
+                    UserWarning,
+                    stacklevel=4,
+                )
+            elif self._recording:
+                self._check_recordable(tensor, len(produced))
+        for tensor in self._dirty:
+            tensor._version_counter.count()
+
+    def _check_recordable(self, tensor: Tensor, outputs: int) -> None:
+        if tensor._view is not None:
+            if outputs > 1:
+                raise RuntimeError(
+                    "If your Function modifies inplace an input that is a view of another Tensor, "
+                    "your Function cannot return more than one Tensor. clone() the input first, or "
+                    "let one Function make the change and another return the rest."
+                )
+            check_recordable(tensor)
+        elif tensor._requires_grad and tensor._grad_fn is None:
+            raise RuntimeError(
+                "a leaf Variable that requires grad has been used in an in-place operation."
+            )
+
+    def histories(self) -> list[tuple[Tensor, Node | None, int]]:
+        """Where the inputs that were changed in place come from."""
+        return [(t, t._grad_fn, t._output_nr) for t in self._dirty if self.is_input(t)]
+
+    def restrict_views(self, outputs: Sequence[Any], *, several: bool) -> None:
+        """Forbid recorded in-place changes of views: they would override the user's backward."""
+        for value in outputs:
+            if isinstance(value, Tensor) and value._view is not None and not self._is_dirty(value):
+                value._view.creation = SEVERAL_OUTPUTS if several else FUNCTION
+
+    def _is_dirty(self, value: Any) -> bool:
+        return _contains(self._dirty, value) and self.is_input(value)
+
+    def is_input(self, value: Any) -> bool:
+        return _contains(self._inputs, value)
+
+    def output(self, value: Any) -> Any:
+        """``value`` as a tensor that may enter the graph; anything but arrays as it is."""
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+            return self._of_array(np.asarray(value))
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) in self._made:
+            return self._made[id(value)]
+        made = self._of_tensor(value)
+        if not self.is_input(value) or made is value:
+            self._made[id(value)] = made
+        return made
+
+    def _of_array(self, array: np.ndarray[Any, Any]) -> Tensor:
+        made = Tensor(array)
+        for source in self._inputs:
+            if np.may_share_memory(source._array, array):
+                made._version_counter = source._version_counter
+                made._view = view_without_steps(source)
+                break
+        return made
+
+    def _of_tensor(self, value: Tensor) -> Tensor:
+        excluded = _contains(self._excluded, value)
+        is_dirty = _contains(self._dirty, value)
+        if is_dirty and not excluded and (self._recording or not value.requires_grad):
+            return value
+        # Recording must not rewrite the history of a tensor that somebody else holds.
+        taken = value.requires_grad or self.is_input(value)
+        made = value
+        if taken:
+            made = Tensor(value._array, version_counter=value._version_counter)
+            is_view = value._view is not None or self.is_input(value)
+            if is_view and self._recording and not excluded:
+                made._view = view_without_steps(value)
+        if excluded:
+            self._constant.add(id(made))
+        return made
+
+    def differentiable(self, outputs: Sequence[Any]) -> list[bool]:
+        """For each output, whether the Node becomes its history."""
+        return [
+            isinstance(value, Tensor)
+            and value._array.dtype.kind in "fc"
+            and id(value) not in self._constant
+            for value in outputs
+        ]
+
+
+def _contains(values: Iterable[Any], wanted: Any) -> bool:
+    return any(value is wanted for value in values)
+
+
+def _check_tensors(method: str, declared: Sequence[Any]) -> None:
+    for position, value in enumerate(declared):
+        if not isinstance(value, Tensor):
+            raise RuntimeError(
+                f"{method} can only accept variable arguments, but argument {position} is of type "
+                f"{type(value).__name__}"
+            )
+
+
+def _check_saved(
+    ctx: FunctionContext, maker: _Outputs, produced: Sequence[Any], has_setup_context: bool
+) -> None:
+    for position, value in enumerate(ctx._to_save):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"save_for_backward can only save variables, but argument {position} is of type "
+                f"{type(value).__name__}. Keep other values as attributes: ctx.name = value."
+            )
+        if has_setup_context and maker.is_input(value) and _contains(produced, value):
+            raise RuntimeError(
+                "An input that has been returned as-is as output is being saved for backward. This "
+                "is not supported if you override setup_context. Return and save a view of it "
+                "instead, as x.view_as(x), or fill ctx inside forward."
+            )

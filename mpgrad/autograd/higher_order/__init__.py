@@ -1,0 +1,1 @@
+"""Derivatives of derivatives: what ``create_graph=True`` records."""

@@ -1,0 +1,177 @@
+"""backward_of(operator): an operator's derivative formula as an operator, for ``create_graph``.
+
+The formulas of ``mul`` read gradients and what forward saved, and give gradients. Seen so they are
+an operator themselves, ``mul_backward``. Its derivative is not written down anywhere: the formula
+is run again on Tensors, which records it, and what was recorded is differentiated. The result is an
+operator like any other, which workers can run and which has a derivative in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd import engine_slot
+from mpgrad.autograd.backward import grad
+from mpgrad.autograd.grad_mode import enable_grad
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.saved.hooks_in_force import HOOKS
+from mpgrad.autograd.validate_outputs import validate_output
+from mpgrad.errors import ProtocolError
+from mpgrad.ops import differentiable
+from mpgrad.ops.registry import OPERATORS, Operator
+from mpgrad.tensor import Tensor
+
+#: (name, how many tensors it stands for; None where it is a single one, not a tuple).
+Layout: TypeAlias = tuple[tuple[str, int | None], ...]
+
+_SUFFIX = "_backward"
+#: An operator gives as many gradients as are wanted: there is no fixed number of outputs.
+_ANY_NUMBER = 1 << 30
+
+
+def _sum(xp: Any, *parts: Any) -> Any:
+    total = xp.add(parts[0], parts[1])
+    for part in parts[2:]:
+        total = xp.add(total, part)
+    return total
+
+
+#: What the engine does where several gradients flow into one input, left to right.
+SUM_GRADIENTS = Operator("sum_gradients", _sum, {"parts": lambda xp, grad: grad}, None, 1)
+
+#: By name, the operators that nobody calls and only the engine makes.
+_derived = {SUM_GRADIENTS.name: SUM_GRADIENTS}
+
+
+def backward_of(base: Operator) -> Operator:
+    """The operator whose forward is the derivative formula of ``base``.
+
+    Its inputs are the gradients of the outputs of ``base``, then all that ``base`` saved in the
+    order of ``layout``. Its outputs are the gradients that are ``wanted``.
+    """
+    name = base.name + _SUFFIX
+    found = _derived.get(name)
+    if found is None:
+        found = _derived[name] = Operator(
+            name, _forward, {}, _derivative, _ANY_NUMBER, wirtinger=True
+        )
+    return found
+
+
+def find_operator(name: str) -> Operator:
+    """The operator called ``name``; a derived one is made if this process has none yet.
+
+    Raises:
+        ProtocolError: there is no such operator.
+    """
+    found = OPERATORS.get(name) or _derived.get(name)
+    if found is not None:
+        return found
+    if not name.endswith(_SUFFIX):
+        raise ProtocolError(f"unknown operator {name!r}")
+    return backward_of(find_operator(name.removesuffix(_SUFFIX)))
+
+
+def _forward(
+    xp: Any,
+    *inputs: Any,
+    base: str,
+    gradients: int,
+    layout: Layout,
+    plain: dict[str, Any],
+    wanted: tuple[bool, ...],
+    results: tuple[tuple[tuple[int, ...], str], ...],
+) -> tuple[Any, ...]:
+    """Run the formula on arrays.
+
+    Args:
+        xp: the array namespace.
+        inputs: the gradients, then what was saved.
+        base: name of the operator whose formula it is.
+        gradients: how many of ``inputs`` are gradients.
+        layout: what the others are called.
+        plain: shapes, dtypes, attributes and scalars that the formula asks for.
+        wanted: which gradients it shall give.
+        results: (shape, dtype) of each of those.
+    """
+    rule = find_operator(base)
+    given = rule.backward(xp, inputs[:gradients], _named(inputs[gradients:], layout, plain), wanted)
+    found = [value for value, wants in zip(given, wanted, strict=True) if wants]
+    return tuple(
+        validate_output(rule.node_name, index, value, InputMetadata(shape, np.dtype(dtype)), xp)
+        for index, (value, (shape, dtype)) in enumerate(zip(found, results, strict=True))
+    )
+
+
+def _derivative(
+    xp: Any,
+    grads: Sequence[Any],
+    inputs: Sequence[Any],
+    needs: Sequence[bool],
+    base: str,
+    gradients: int,
+    layout: Layout,
+    plain: dict[str, Any],
+    wanted: tuple[bool, ...],
+    results: tuple[tuple[tuple[int, ...], str], ...],
+) -> list[Any]:
+    """Record the formula and differentiate the recording.
+
+    On arrays the recording is thrown away; on Tensors (a third derivative) it is kept and itself
+    differentiable. Every input stands for itself even if two are the same tensor.
+    """
+    keeps = xp is differentiable
+    with enable_grad(), engine_slot.locally(), HOOKS.only_if(keeps):
+        tensors = [_own(value, need, keeps) for value, need in zip(inputs, needs, strict=True)]
+        saved = _named(tensors[gradients:], layout, plain)
+        given = find_operator(base).backward(differentiable, tensors[:gradients], saved, wanted)
+        found = (value for value, wants in zip(given, wanted, strict=True) if wants)
+        ends = [
+            (_fitted(value, shape, np.dtype(dtype)), seed if keeps else Tensor(seed))
+            for value, seed, (shape, dtype) in zip(found, grads, results, strict=True)
+            if isinstance(value, Tensor) and value.requires_grad
+        ]
+        sources = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
+        if not ends:
+            return [None] * len(inputs)
+        outputs, seeds = zip(*ends, strict=True)
+        derived = iter(
+            grad(outputs, sources, seeds, create_graph=keeps, allow_unused=True),
+        )
+    return [_unwrapped(next(derived), keeps) if need else None for need in needs]
+
+
+def _named(values: Sequence[Any], layout: Layout, plain: dict[str, Any]) -> dict[str, Any]:
+    """What a formula asks for, by name."""
+    named = dict(plain)
+    rest: Iterator[Any] = iter(values)
+    for name, count in layout:
+        named[name] = next(rest) if count is None else tuple(next(rest) for _ in range(count))
+    return named
+
+
+def _own(value: Any, need: bool, keeps: bool) -> Any:
+    """``value`` as a tensor that is no other input's too."""
+    if isinstance(value, Tensor):
+        if not need:
+            return value
+        # A derivative of a derivative may want a gradient that its own caller does not.
+        if not value.requires_grad:
+            return Tensor(value._array, requires_grad=True)
+        return differentiable.reshape(value, value.shape)
+    if isinstance(value, np.ndarray):
+        return Tensor(value, requires_grad=need and not keeps)
+    return value
+
+
+def _fitted(value: Tensor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+    """As ``validate_output``, recorded."""
+    value = differentiable.sum_to(value, shape)
+    return value if value.dtype == dtype else differentiable.astype(value, dtype)
+
+
+def _unwrapped(value: Tensor | None, keeps: bool) -> Any:
+    return value if keeps or value is None else value._array

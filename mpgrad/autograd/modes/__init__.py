@@ -1,0 +1,1 @@
+"""What stands behind modes and overrides that users enter."""

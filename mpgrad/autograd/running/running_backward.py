@@ -1,0 +1,181 @@
+"""RunningBackward: one call of ``backward()`` or ``grad()`` from its beginning to its end.
+
+Each thread knows the innermost one that it runs: an inner backward (of a hook, or of a Function)
+finds the outer one there, ``queue_callback`` finds whose callback it is, and a failure finds what
+it has to undo.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from mpgrad.autograd.grad_mode import set_grad_enabled
+from mpgrad.autograd.nodes.accumulate_grad import grad_lock
+from mpgrad.autograd.running.interrupts import interrupts_deferred
+from mpgrad.autograd.running.thread_state import PerThread
+from mpgrad.autograd.running.undo_log import UndoLog
+
+if TYPE_CHECKING:
+    from mpgrad.autograd.freeze import FrozenGraph
+_numbers = itertools.count()
+
+
+class _Current(PerThread):
+    """The innermost backward that this thread runs."""
+
+    backward: RunningBackward | None = None
+
+
+_current = _Current()
+
+
+def innermost() -> RunningBackward | None:
+    """The backward that this thread runs, the innermost of several; None outside of one."""
+    return _current.backward
+
+
+class RunningBackward:
+    """Use it as ``with RunningBackward(): execute and commit``.
+
+    At the end of the block the callbacks are called. If anything fails, every ``.grad`` is put
+    back to what it was before, also where an inner backward has added to it.
+
+    Args:
+        create_graph: callbacks are called with recording on.
+        is_partial: only the gradients of some inputs are wanted.
+
+    Attributes:
+        outer: the backward that this one runs inside of.
+        depth: how many those are.
+        levels: how many of those began on this very thread (helper threads begin anew).
+        session: what the process engine has connected this thread with, so that inner ones share
+            it.
+        id: its number, another one for each backward of this process.
+        frozen: the graph that it executes, once that is known.
+        is_interrupted: Ctrl-C came while the outermost one waited for a helper thread.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_undo",
+        "create_graph",
+        "depth",
+        "frozen",
+        "id",
+        "is_interrupted",
+        "is_partial",
+        "levels",
+        "outer",
+        "session",
+    )
+
+    def __init__(self, *, create_graph: bool = False, is_partial: bool = False) -> None:
+        self.create_graph, self.is_partial = create_graph, is_partial
+        self.id = next(_numbers)
+        self.frozen: FrozenGraph | None = None
+        self.outer: RunningBackward | None = None
+        self.depth = self.levels = 0
+        self.session: Any = None
+        self.is_interrupted = False
+        self._callbacks: list[Callable[[], Any]] | None = None
+        self._undo: UndoLog | None = None
+
+    def __enter__(self) -> RunningBackward:
+        self.outer = outer = _current.backward
+        if outer is not None:
+            self.depth, self.levels = outer.depth + 1, outer.levels + 1
+            self.session = outer.session
+        _current.backward = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._callbacks is not None:
+                self._call_callbacks(self._callbacks)
+        except BaseException:
+            self._fail()
+            raise
+        finally:
+            _current.backward = self.outer
+        if kind is not None:
+            self._fail()
+        elif self._undo is not None and self.outer is not None:
+            self.outer._log().extend(self._undo)
+
+    def outermost(self) -> RunningBackward:
+        """The backward that all others on the way to this one run inside of."""
+        running = self
+        while running.outer is not None:
+            running = running.outer
+        return running
+
+    # ------------------------------------------------------------------ callbacks
+
+    def queue(self, callback: Callable[[], Any]) -> None:
+        """Have ``callback`` called once every gradient of this backward is in its place."""
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(callback)
+
+    def _call_callbacks(self, callbacks: list[Callable[[], Any]]) -> None:
+        with set_grad_enabled(self.create_graph):
+            for callback in callbacks:  # a callback may queue more of them
+                callback()
+
+    # ------------------------------------------------------------------ failure
+
+    def undo_log(self) -> UndoLog | None:
+        """Where a commit has to be noted; None if nothing can fail after it."""
+        if self.outer is None and self._callbacks is None:
+            return None
+        return self._log()
+
+    def _log(self) -> UndoLog:
+        if self._undo is None:
+            self._undo = UndoLog()
+        return self._undo
+
+    def _fail(self) -> None:
+        if self._undo is not None:
+            with interrupts_deferred(), grad_lock():
+                self._undo.undo()
+
+
+def note_early_change(tensor: Any) -> None:
+    """``tensor.grad`` is about to change while the backward that changes it still runs."""
+    if _current.backward is not None:
+        _current.backward._log().note(tensor)
+
+
+def checkpoint_is_valid() -> bool:
+    """Whether no backward that this thread runs is asked for the gradients of some inputs only."""
+    running = _current.backward
+    while running is not None:
+        if running.is_partial:
+            return False
+        running = running.outer
+    return True
+
+
+def queue_callback(callback: Callable[[], Any]) -> None:
+    """Have ``callback()`` called at the end of the backward that is running on this thread.
+
+    To be called in hooks and in Functions that run in the calling process. Callbacks run in the
+    order in which they were queued, on the thread that called ``backward()``, once every ``.grad``
+    has its gradient; they belong to the innermost backward and may queue more callbacks. If one
+    raises, the rest is left out and ``backward()`` raises that error, every ``.grad`` being as it
+    was before.
+
+    Raises:
+        RuntimeError: no backward is running on this thread.
+    """
+    running = _current.backward
+    if running is None:
+        raise RuntimeError("Final callbacks can only be installed during backward pass.")
+    running.queue(callback)

@@ -1,0 +1,1 @@
+"""Tensors that share memory, and recorded changes in place."""
