@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(run), indent=1) + "\n")
     if options.write is not None:
-        options.write.write_text(document(run))
+        earlier = None if options.before is None else json.loads(options.before.read_text())
+        options.write.write_text(document(run, earlier))
         console.print(f"\nwritten: {options.write}", highlight=False)
     return 0
 
@@ -58,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample")
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write the page of the documents"
+    )
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="FILE",
+        help="what --json wrote at another commit: the page compares it with this run",
     )
     return parser
 

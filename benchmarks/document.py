@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from benchmarks.comparison import changes
 from benchmarks.machine import is_busy
 from benchmarks.report import Run, cells_of, figure
 from benchmarks.rounds import CaseResult
@@ -33,8 +35,8 @@ _NOT_MEASURED = (
 )
 
 
-def document(run: Run) -> str:
-    """The page, as Markdown."""
+def document(run: Run, earlier: Mapping[str, Any] | None = None) -> str:
+    """The page, as Markdown; with an ``earlier`` run also what has changed since."""
     blocks = [_INTRODUCTION, *_warnings(run), _machine(run)]
     for name, results in run.results.items():
         blocks += [f"## {name}", WORKLOADS[name].about]
@@ -43,8 +45,23 @@ def document(run: Run) -> str:
         targets = _targets(results)
         if targets:
             blocks += ["Targets:", targets]
+    if earlier is not None:
+        blocks += ["## Before and after", *_before_and_after(earlier, run)]
     blocks += ["## Not reached yet", _not_reached(run), "## Not measured here", _not_measured(run)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _before_and_after(earlier: Mapping[str, Any], run: Run) -> Iterator[str]:
+    yield (
+        f"Speeds relative to the same peer at commit {earlier['machine']['commit']}, measured on "
+        "the same machine in a run of its own, and in this one."
+    )
+    table = [
+        [*found[:3], *(f"{ratio:.2f}x" for ratio in (found.before, found.now, found.factor))]
+        for found in changes(earlier, run)
+    ]
+    names = ["case", "", "relative to", "before", "now", "as fast as before"]
+    yield _markdown_table(names, table) if table else "The runs have no case in common."
 
 
 def _warnings(run: Run) -> Iterator[str]:

@@ -8,6 +8,9 @@ import psutil
 import pytest
 
 from benchmarks.cli import main
+from benchmarks.comparison import changes
+from benchmarks.report import Run, as_json
+from benchmarks.rounds import CaseResult
 from benchmarks.runners import find_torch
 
 
@@ -33,6 +36,7 @@ def test_a_quick_run_of_one_workload(tmp_path, capsys):
 
     text = page.read_text()
     assert "A quick run" in text
+    assert "Before and after" not in text
     assert "## mlp_chain" in text
     assert "| mpgrad process |" in text
     assert "## Not reached yet" in text
@@ -49,3 +53,16 @@ def test_bad_arguments(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_a_page_compares_with_an_earlier_run():
+    """By the speed relative to a peer, which milliseconds of another run do not disturb."""
+    samples = {"torch": [4.0, 4.0], "mpgrad local": [2.0, 2.0]}
+    result = CaseResult("small", "ms", ["torch"], [], samples)
+    run = Run({"commit": "new"}, "", False, results={"overhead": [result]})
+    earlier = json.loads(json.dumps(as_json(run)))
+    earlier["machine"]["commit"] = "old"
+    earlier["workloads"]["overhead"][0]["speed_up"]["torch"]["mpgrad local"][0] = 2.5
+    (change,) = changes(earlier, run)
+    assert change == ("overhead, small", "mpgrad local", "torch", 2.5, 2.0)
+    assert change.factor == 0.8

@@ -125,7 +125,8 @@ def script_environment() -> dict[str, str]:
     """Lets a script find this very mpgrad, in process mode with two workers."""
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        # An empty entry would be the working directory.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "MPGRAD_ENGINE": "process",
         "MPGRAD_CPU_WORKERS": "2",
     }
