@@ -7,7 +7,6 @@ that was itself recorded in a backward, also the call behind the Node whose back
 from __future__ import annotations
 
 import os
-import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +107,8 @@ def _current() -> _Mode:
 
 def origin() -> dict[str, Any]:
     """The metadata of a Node that is recorded now: the stack, and the Node whose backward runs."""
+    import traceback  # only this mode needs it, and importing mpgrad should be quick
+
     stack = traceback.extract_stack()
     while stack and stack[-1].filename.startswith(_PACKAGE):
         stack.pop()

@@ -21,23 +21,27 @@ _STATE_BYTES = {"state": 16, "inc": 16, "has_uint32": 1, "uinteger": 4}
 
 
 class _State:
-    generator = np.random.Generator(np.random.PCG64())
+    #: Made on first use: loading ``numpy.random`` takes a third of the time of importing mpgrad.
+    generator: np.random.Generator | None = None
 
 
 def manual_seed(seed: int) -> np.random.Generator:
     """Restart the generator of this process from ``seed`` and return it."""
-    _State.generator = np.random.Generator(np.random.PCG64(seed))
-    return _State.generator
+    generator = _State.generator = np.random.Generator(np.random.PCG64(seed))
+    return generator
 
 
 def default_generator() -> np.random.Generator:
     """The generator that every random function of this process draws from."""
-    return _State.generator
+    generator = _State.generator
+    if generator is None:
+        generator = _State.generator = np.random.Generator(np.random.PCG64())
+    return generator
 
 
 def get_rng_state() -> Tensor:
     """The generator's state as a tensor of bytes, for :func:`set_rng_state`."""
-    state = _State.generator.bit_generator.state
+    state = default_generator().bit_generator.state
     numbers = (*state["state"].values(), state["has_uint32"], state["uinteger"])
     data = b"".join(
         number.to_bytes(size, "little")
@@ -64,7 +68,7 @@ def set_rng_state(new_state: Tensor) -> None:
     numbers = {}
     for name, size in _STATE_BYTES.items():
         numbers[name], data = int.from_bytes(data[:size], "little"), data[size:]
-    bits = _State.generator.bit_generator
+    bits = default_generator().bit_generator
     inner = {name: numbers.pop(name) for name in bits.state["state"]}
     bits.state = {**bits.state, "state": inner, **numbers}
 
@@ -84,19 +88,19 @@ def fork_rng(enabled: bool = True) -> Iterator[None]:
 
 def fill_uniform(array: Array, low: float = 0.0, high: float = 1.0) -> None:
     """Overwrite ``array`` with draws from the uniform distribution on [``low``, ``high``)."""
-    array[...] = _State.generator.random(array.shape, _drawn_dtype(array)) * (high - low) + low
+    array[...] = default_generator().random(array.shape, _drawn_dtype(array)) * (high - low) + low
 
 
 def fill_normal(array: Array, mean: float = 0.0, std: float = 1.0) -> None:
     """Overwrite ``array`` with draws from the normal distribution."""
-    draws = _State.generator.standard_normal(array.shape, _drawn_dtype(array))
+    draws = default_generator().standard_normal(array.shape, _drawn_dtype(array))
     array[...] = draws * std + mean
 
 
 def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:
     """A boolean array whose elements are true with ``probability``."""
     mask = storage.empty(shape, bool)
-    np.less(_State.generator.random(shape, np.float32), probability, out=mask)
+    np.less(default_generator().random(shape, np.float32), probability, out=mask)
     return mask
 
 
@@ -125,13 +129,13 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = np.int
     if size is None:
         low, high, size = 0, low, high
     array = storage.empty(tuple(size), dtype)
-    array[...] = _State.generator.integers(low, high, tuple(size))
+    array[...] = default_generator().integers(low, high, tuple(size))
     return Tensor(array)
 
 
 def randperm(n: int) -> Tensor:
     """A random permutation of 0 .. n - 1."""
-    return Tensor(_State.generator.permutation(n))
+    return Tensor(default_generator().permutation(n))
 
 
 def _filled(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterable
-from multiprocessing.reduction import ForkingPickler
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def _copied(array: Array) -> Array:
 
 def _reduce(self: Tensor, protocol: int) -> tuple[Any, ...]:
     """Values, ``requires_grad`` and the user's attributes; a computed tensor comes back a leaf."""
+    _check_may_travel(self)
     for hook in _hooks_on(self):
         warnings.warn(
             f"backward hook {hook!r} on tensor will not be serialized.", UserWarning, stacklevel=2
@@ -82,18 +84,27 @@ def _setstate(self: Tensor, state: tuple[dict[str, Any] | None, None]) -> None:
     self.__dict__.update(state[0] or {})
 
 
-def _reduce_for_another_process(tensor: Tensor) -> tuple[Any, ...]:
-    if tensor.requires_grad and not tensor.is_leaf:
+def _check_may_travel(tensor: Tensor) -> None:
+    if tensor.requires_grad and not tensor.is_leaf and _is_for_another_process():
         raise RuntimeError(
             "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd "
             "does not support crossing process boundaries. If you just want to transfer the data, "
             "call detach() on the tensor before serializing (e.g., putting it on the queue)."
         )
-    return _reduce(tensor, 2)
 
 
-# What multiprocessing sends through its queues and pipes is pickled with this one.
-ForkingPickler.register(Tensor, _reduce_for_another_process)
+def _is_for_another_process() -> bool:
+    """Whether multiprocessing pickles it for a queue or a pipe.
+
+    To register with its pickler would mean to load it, which takes as long as all operators.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "multiprocessing.reduction":
+            return True
+        frame = frame.f_back
+    return False
+
 
 METHODS: dict[str, Callable[..., Any]] = {
     "__copy__": _copy,
