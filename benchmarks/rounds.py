@@ -1,7 +1,9 @@
 """Cases and how they are measured: all contenders in every round, so that noise hits them alike.
 
-A machine drifts (clock, neighbours, temperature). Contenders therefore take turns, A B C A B C,
-never all of A and then all of B, and ratios are formed within a round before their median is taken.
+A machine drifts (clock, neighbours, temperature). Contenders therefore take turns, never all of A
+and then all of B, and ratios are formed within a round before their median is taken. Each round
+begins with another one, A B C, B C A, C A B: what one leaves behind (caches, threads that still
+spin) would otherwise always meet the same one.
 """
 
 from __future__ import annotations
@@ -163,8 +165,9 @@ def measure(case: Case, effort: Effort = Effort(), tick: Callable[[], object] = 
                 sample()
                 tick()
         _check([one for one, _ in present], case.tolerance)
-        for _ in range(effort.rounds_of(case)):
-            for one, sample in present:
+        for turn in range(effort.rounds_of(case)):
+            first = turn % len(present)
+            for one, sample in present[first:] + present[:first]:
                 result.samples.setdefault(one.name, []).append(sample() * case.per_second)
                 tick()
     for one in case.contenders:

@@ -34,11 +34,11 @@ def result(**samples):
     return CaseResult("case", "ms", ["b"], [], samples, dict.fromkeys(samples, ""))
 
 
-def test_contenders_take_turns_in_every_round():
+def test_contenders_take_turns_and_each_round_begins_with_another():
     log = []
     case = Case("case", [contender(name, [1.0], log=log) for name in "abc"], "a", rounds=2)
     measured = measure(case)
-    assert log == list("abc") * (WARM_UP_ROUNDS + 2)
+    assert log == list("abc" * WARM_UP_ROUNDS + "abc" + "bca")
     assert measured.samples == {name: [1.0, 1.0] for name in "abc"}
 
 
