@@ -21,6 +21,9 @@ T = TypeVar("T")
 #: Nested backwards on one thread. Each takes some 20 of Python's 1,000 frames (in ``process`` mode,
 #: with a Function and its user's code), and the outermost may itself be called from far down.
 LEVELS_PER_THREAD = 16
+#: How often, in seconds, the main thread looks up while it waits: a signal that comes just before
+#: it falls asleep does not wake it (one of five Ctrl-C was lost so, on busy cores).
+WAKE_S = 0.2
 #: Helper threads that wait for more work; others end when they are done.
 IDLE_MAX = 32
 
@@ -40,9 +43,10 @@ def on_helper_thread(running: RunningBackward, execute: Callable[[], T]) -> T:
     helper = _take()
     helper.jobs.put(job)
     is_interrupted = False
+    patience = WAKE_S if threading.current_thread() is threading.main_thread() else None
     while not job.is_done.is_set():
         try:
-            job.is_done.wait()
+            job.is_done.wait(patience)
         except KeyboardInterrupt:
             # The helper uses arrays and sessions of this backward: it has to come to its end.
             is_interrupted = outermost.is_interrupted = True
