@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.coordinator_state import DEATHS_MAX, KILLS_MAX
+from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
 from mpgrad.scheduler.plan import Plan
 from mpgrad.testing.path_counts import TracedGraph
 

@@ -10,12 +10,8 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.coordinator_state import (
-    DEATHS_MAX,
-    KILLS_MAX,
-    RESTARTS_WITHOUT_PROGRESS_MAX,
-    CoordinatorState,
-)
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX, RESTARTS_WITHOUT_PROGRESS_MAX
 from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.scheduler.statistics import statistics_of

@@ -13,13 +13,16 @@ import pytest
 from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.scheduler import fusion
 from mpgrad.scheduler import plan as plan_module
-from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.deaths import Deaths
+from mpgrad.scheduler.graph_endings import GraphEndings
 from mpgrad.scheduler.graph_task import GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING, InputBuffer
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import Flight, MemberRecord
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.ready_queue import ReadyQueue
+from mpgrad.scheduler.replies import Replies
+from mpgrad.scheduler.task_dispatch import Dispatcher
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.testing import Faults, World, WorldFailure, simulated_client
 
@@ -46,25 +49,25 @@ def forget(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
 
 @bug
 def inputs_are_released_twice(patch):
-    right = CoordinatorState._release_flight
+    right = Replies._release_flight
 
     def wrong(self, graph, task, flight):
         for slot in flight.inputs:
             for ref in slot:
-                self.leases.release(ref)
+                self._leases.release(ref)
         right(self, graph, task, flight)
 
-    patch.setattr(CoordinatorState, "_release_flight", wrong)
+    patch.setattr(Replies, "_release_flight", wrong)
 
 
 @bug
 def inputs_are_not_released(patch):
     def wrong(self, graph, task, flight):
         for block in flight.blocks:
-            self.leases.release(block)
+            self._leases.release(block)
         graph.buffers.pop(task, None)
 
-    patch.setattr(CoordinatorState, "_release_flight", wrong)
+    patch.setattr(Replies, "_release_flight", wrong)
 
 
 @bug
@@ -81,34 +84,36 @@ def what_the_client_ran_ahead_is_run_again(patch):
 def blocks_lent_to_a_lost_task_are_not_taken_back(patch):
     def wrong(self, member, key):
         member.flights.pop(key)
-        graph = self.graphs[key.graph]
+        graph = self._graphs[key.graph]
         graph.requeue(key.task)
         if graph.failure is None:
-            self._enqueue(graph, [key.task])
+            self._dispatcher.enqueue(graph, [key.task])
 
-    patch.setattr(CoordinatorState, "_abandon", wrong)
+    patch.setattr(Replies, "abandon", wrong)
 
 
 @bug
 def what_a_dead_worker_kept_is_forgotten(patch):
-    forget(patch, CoordinatorState, "_release_row")
+    forget(patch, Deaths, "_release_row")
 
 
 @bug
 def kept_views_are_not_counted(patch):
-    forget(patch, CoordinatorState, "_keep")
+    forget(patch, Replies, "_keep")
 
 
 @bug
 def captured_blocks_are_freed_at_the_end(patch):
     def wrong(self, graph):
         right(self, graph)
-        if graph.number not in self.graphs and graph.failure is None:
-            owner = self.membership.members[graph.owner]
-            self._release_row(owner)
+        if graph.number not in self._tables.graphs and graph.failure is None:
+            kept = self._membership.members[graph.owner].kept
+            for block in kept.elements():
+                self._leases.release(block)
+            kept.clear()
 
-    right = CoordinatorState._complete_if_done
-    patch.setattr(CoordinatorState, "_complete_if_done", wrong)
+    right = GraphEndings.complete_if_done
+    patch.setattr(GraphEndings, "complete_if_done", wrong)
 
 
 @bug
@@ -121,34 +126,34 @@ def a_block_in_sight_of_others_is_given_away(patch):
 
 @bug
 def a_reply_of_a_dead_incarnation_counts(patch):
-    right = CoordinatorState._flight_of
+    right = Replies._flight_of
 
     def wrong(self, event):
         member, key, flight = right(self, event)
         if flight is None:
-            for other in self.membership.members.values():
+            for other in self._membership.members.values():
                 for found in other.flights:
                     if found[:2] == key[:2]:
                         return other, found, other.flights[found]
         return member, key, flight
 
-    patch.setattr(CoordinatorState, "_flight_of", wrong)
+    patch.setattr(Replies, "_flight_of", wrong)
 
 
 @bug
 def a_duplicate_reply_counts_twice(patch):
-    right = CoordinatorState._flight_of
+    right = Replies._flight_of
 
     def wrong(self, event):
         member, key, flight = right(self, event)
         answered = self.__dict__.setdefault("answered", {})
         if flight is not None:
             answered[key] = flight
-        elif member is not None and key in answered and key.graph in self.graphs:
+        elif member is not None and key in answered and key.graph in self._graphs:
             member.flights[key] = flight = answered[key]
         return member, key, flight
 
-    patch.setattr(CoordinatorState, "_flight_of", wrong)
+    patch.setattr(Replies, "_flight_of", wrong)
 
 
 @bug
@@ -184,22 +189,22 @@ def what_comes_before_an_error_is_not_run(patch):
 
 @bug
 def the_wrong_task_is_blamed_for_a_death(patch):
-    right = CoordinatorState._on_worker_lost
+    right = Deaths.on_worker_lost
 
     def wrong(self, event):
-        member = self.membership.get(event.peer)
+        member = self._membership.get(event.peer)
         if member is not None and member.flights:
             event = event._replace(running=tuple(list(member.flights)[-1]))
         right(self, event)
 
-    patch.setattr(CoordinatorState, "_on_worker_lost", wrong)
+    patch.setattr(Deaths, "on_worker_lost", wrong)
 
 
 @bug
 def a_kill_from_outside_is_the_fault_of_the_task(patch):
-    right = CoordinatorState._blame
+    right = Deaths._blame
     patch.setattr(
-        CoordinatorState,
+        Deaths,
         "_blame",
         lambda self, graph, task, event: right(self, graph, task, event._replace(killed=False)),
     )
@@ -207,7 +212,7 @@ def a_kill_from_outside_is_the_fault_of_the_task(patch):
 
 @bug
 def nobody_is_blamed_for_a_death(patch):
-    forget(patch, CoordinatorState, "_blame")
+    forget(patch, Deaths, "_blame")
 
 
 # ----------------------------------------------------------------------- the end of graphs
@@ -229,17 +234,17 @@ def a_graph_completes_before_all_its_tables_came(patch):
 
 @bug
 def a_graph_fails_with_tasks_in_flight(patch):
-    right = CoordinatorState._close_if_drained
+    right = GraphEndings.close_if_drained
 
     def wrong(self, graph):
-        members, self.membership.members = self.membership.members, {}
+        members, self._membership.members = self._membership.members, {}
         owner = members.get(graph.owner)
         if owner is not None:
-            self.membership.members[graph.owner] = owner
+            self._membership.members[graph.owner] = owner
         right(self, graph)
-        self.membership.members = members
+        self._membership.members = members
 
-    patch.setattr(CoordinatorState, "_close_if_drained", wrong)
+    patch.setattr(GraphEndings, "close_if_drained", wrong)
 
 
 @bug
@@ -261,11 +266,11 @@ def a_cancelled_task_is_lost_by_the_worker(patch):
 @bug
 def graphs_of_a_gone_session_go_on(patch):
     def wrong(self, event):
-        member = self.membership.leave(event.peer)
+        member = self._membership.leave(event.peer)
         if member is not None:
             self._release_row(member)
 
-    patch.setattr(CoordinatorState, "_on_session_closed", wrong)
+    patch.setattr(Deaths, "on_session_closed", wrong)
 
 
 # ----------------------------------------------------------------------- readiness and dispatch
@@ -302,10 +307,10 @@ def arrivals_before_the_tables_are_lost(patch):
 def a_lost_task_is_not_run_again(patch):
     def wrong(self, member, key):
         for block in member.flights.pop(key).blocks:
-            self.leases.release(block)
-        self.graphs[key.graph].requeue(key.task)
+            self._leases.release(block)
+        self._graphs[key.graph].requeue(key.task)
 
-    patch.setattr(CoordinatorState, "_abandon", wrong)
+    patch.setattr(Replies, "abandon", wrong)
 
 
 @bug
@@ -326,25 +331,25 @@ def a_suspect_task_gets_company(patch):
 @bug
 def a_failed_dispatch_stops_the_others(patch):
     """World found this one: out of memory failed a graph, and nobody looked at the next."""
-    right = CoordinatorState._must_wait_for_memory
+    right = Dispatcher._must_wait_for_memory
 
     def wrong(self, graph, task, full: SharedMemoryExhausted):
         right(self, graph, task, full)
         return True
 
-    patch.setattr(CoordinatorState, "_must_wait_for_memory", wrong)
+    patch.setattr(Dispatcher, "_must_wait_for_memory", wrong)
 
 
 @bug
 def graphs_wait_for_workers_that_never_come(patch):
     """World found this one: the last worker died after no other could be had."""
-    right = CoordinatorState._replace_worker
+    right = Deaths._replace_worker
 
     def wrong(self, slot, cause):
-        if self._unavailable is None:
+        if self._tables.unavailable is None:
             right(self, slot, cause)
 
-    patch.setattr(CoordinatorState, "_replace_worker", wrong)
+    patch.setattr(Deaths, "_replace_worker", wrong)
 
 
 # ----------------------------------------------------------------------- sums and plans

@@ -1,0 +1,97 @@
+"""Deaths: what follows when a worker or a session is gone.
+
+What it held is released, its tasks go back to the queue or fail their graph, and a worker's slot
+gets a new process as long as there is hope.
+
+Rules of this file: as in ``coordinator_state``.
+"""
+
+from __future__ import annotations
+
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.coordinator_tables import CoordinatorTables
+from mpgrad.scheduler.graph_endings import GraphEndings
+from mpgrad.scheduler.graph_task import GraphTask
+from mpgrad.scheduler.membership import MemberRecord
+from mpgrad.scheduler.replies import Replies
+
+#: Workers that may die under one task by its own fault, and by SIGKILL (which usually comes from
+#: outside and says little about the task), before its graph fails.
+DEATHS_MAX = 2
+KILLS_MAX = 10
+#: Deaths of workers in a row without a finished task between them, before the engine gives up.
+RESTARTS_WITHOUT_PROGRESS_MAX = 20
+
+
+class Deaths:
+    """Who is to blame, who is replaced, and when to give up."""
+
+    def __init__(self, tables: CoordinatorTables, endings: GraphEndings, replies: Replies) -> None:
+        self._tables = tables
+        self._graphs, self._leases, self._out = tables.graphs, tables.leases, tables.out
+        self._membership = tables.membership
+        self._endings, self._replies = endings, replies
+
+    def on_session_closed(self, event: ev.SessionClosed) -> None:
+        member = self._membership.leave(event.peer)
+        if member is None:
+            return
+        self._release_row(member)
+        for graph in [g for g in self._graphs.values() if g.owner == event.peer]:
+            self._endings.drain(graph, "cancelled", -1, b"the client has gone")
+            for key in [key for key in member.flights if key.graph == graph.number]:
+                self._replies.abandon(member, key)
+            self._endings.close_if_drained(graph)
+
+    def on_worker_lost(self, event: ev.WorkerLost) -> None:
+        member = self._membership.leave(event.peer)
+        if member is None:
+            return
+        self._release_row(member)
+        touched = {}
+        for key in list(member.flights):
+            self._replies.abandon(member, key)
+            graph = self._graphs[key.graph]
+            touched[graph.number] = graph
+            if key == event.running:
+                self._blame(graph, key.task, event)
+        for graph in touched.values():
+            self._endings.close_if_drained(graph)
+        self._replace_worker(member.slot, event.cause)
+
+    def on_worker_unavailable(self, event: ev.WorkerUnavailable) -> None:
+        self._give_up(event.reason)
+
+    def _replace_worker(self, slot: int, cause: str) -> None:
+        self._tables.deaths_without_progress = deaths = self._tables.deaths_without_progress + 1
+        if deaths > RESTARTS_WITHOUT_PROGRESS_MAX:
+            self._give_up(
+                f"{deaths} workers died in a row without finishing a task; the last one {cause}"
+            )
+        elif self._tables.unavailable is not None:
+            self._give_up(self._tables.unavailable)
+        else:
+            self._out.append(do.StartWorker(slot))
+
+    def _give_up(self, reason: str) -> None:
+        self._tables.unavailable = reason
+        if not self._membership.workers():
+            for graph in list(self._graphs.values()):
+                self._endings.drain(graph, "lost", -1, reason.encode())
+                self._endings.close_if_drained(graph)
+
+    def _blame(self, graph: GraphTask, task: int, event: ev.WorkerLost) -> None:
+        """The worker died while it ran this very task: a few times is the task's fault."""
+        graph.deaths[task] = deaths = graph.deaths.get(task, 0) + 1
+        kills = graph.kills.get(task, 0)
+        if event.killed:
+            graph.kills[task] = kills = kills + 1
+        if kills >= KILLS_MAX or deaths - kills >= DEATHS_MAX:
+            self._endings.drain(graph, "lost", task, f"{event.cause} ({deaths} times)".encode())
+
+    def _release_row(self, member: MemberRecord) -> None:
+        for block, count in member.kept.items():
+            for _ in range(count):
+                self._leases.release(block)
+        member.kept.clear()

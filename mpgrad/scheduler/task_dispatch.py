@@ -1,0 +1,105 @@
+"""Dispatcher: which ready task goes where, and with which blocks for its outputs.
+
+Rules of this file: as in ``coordinator_state``.
+"""
+
+from __future__ import annotations
+
+from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.handles import Block
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.coordinator_tables import CoordinatorTables
+from mpgrad.scheduler.graph_endings import GraphEndings
+from mpgrad.scheduler.graph_task import GraphTask
+from mpgrad.scheduler.membership import Flight, FlightKey, MemberRecord
+from mpgrad.scheduler.ready_queue import ReadyTask
+
+
+class Dispatcher:
+    """The way of a task from ready to dispatched."""
+
+    def __init__(self, tables: CoordinatorTables, endings: GraphEndings) -> None:
+        self._graphs, self._ready, self._out = tables.graphs, tables.ready, tables.out
+        self._leases, self._membership = tables.leases, tables.membership
+        self._endings = endings
+
+    def enqueue(self, graph: GraphTask, tasks: list[int]) -> None:
+        """Ready tasks go to the queue, those of the client straight to its session."""
+        for task in tasks:
+            spec = graph.specs[task]
+            if not graph.is_wanted(task):
+                graph.skipped += 1
+            elif spec.on_client:
+                self.send(graph, task, self._membership.members[graph.owner], is_suspect=False)
+            else:
+                self._ready.push(
+                    ReadyTask(-graph.depth, -spec.priority, spec.position, graph.number, task)
+                )
+
+    def dispatch_ready(self) -> None:
+        """Hand out ready tasks, most urgent first, as long as a worker has credit."""
+        while (first := self._ready.peek()) is not None:
+            graph = self._graphs[first.graph]
+            is_suspect = graph.deaths.get(first.task, 0) > 0
+            is_short = graph.specs[first.task].is_short
+            worker = self._membership.choose_worker(for_suspect=is_suspect, for_short=is_short)
+            if worker is None:
+                return
+            self._ready.pop()
+            if not self.send(graph, first.task, worker, is_suspect=is_suspect):
+                return
+
+    def send(self, graph: GraphTask, task: int, member: MemberRecord, *, is_suspect: bool) -> bool:
+        """ready -> dispatched; False if memory is short, so that the task has to wait."""
+        spec = graph.specs[task]
+        try:
+            blocks = self._allot(graph, task)
+        except SharedMemoryExhausted as full:
+            return not self._must_wait_for_memory(graph, task, full)
+        buffer = graph.buffers.get(task)
+        inputs = buffer.inputs() if buffer is not None else ((),) * len(spec.places)
+        key = FlightKey(graph.number, task, graph.dispatch(task))
+        member.flights[key] = Flight(blocks, inputs, is_suspect, spec.is_short)
+        self._out.append(
+            do.DispatchNodeTask(
+                member.peer,
+                *key,
+                graph.name,
+                graph.depth,
+                spec.payload,
+                inputs,
+                blocks,
+                spec.is_short,
+            )
+        )
+        return True
+
+    def _allot(self, graph: GraphTask, task: int) -> tuple[Block | None, ...]:
+        """Blocks for the task's large outputs; all or none. The client uses its own arena."""
+        spec = graph.specs[task]
+        if spec.on_client:
+            return (None,) * len(spec.outputs)
+        blocks: list[Block | None] = []
+        try:
+            for output in spec.outputs:
+                # One by one: what was allotted before an exception has to be given back.
+                blocks.append(  # noqa: PERF401
+                    self._leases.allot(output.nbytes) if output.nbytes else None
+                )
+        except SharedMemoryExhausted:
+            for block in blocks:
+                self._leases.release(block)
+            raise
+        return tuple(blocks)
+
+    def _must_wait_for_memory(
+        self, graph: GraphTask, task: int, full: SharedMemoryExhausted
+    ) -> bool:
+        """Wait while something in flight may give memory back; else the graph fails."""
+        if any(worker.flights for worker in self._membership.workers()):
+            self.enqueue(graph, [task])
+            return True
+        figures = f"{full.requested} {full.used} {full.limit}"
+        self._endings.drain(graph, "memory", task, figures.encode())
+        self._endings.close_if_drained(graph)
+        return False
