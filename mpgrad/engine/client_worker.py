@@ -18,7 +18,7 @@ from mpgrad.engine.stale_saved import StaleSaved
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.scheduler.plan import InnerTarget, Member
+from mpgrad.scheduler.plan import InnerTarget, Member, Plan
 from mpgrad.shm.arena import ForeignArena
 from mpgrad.storage import adopt, watched
 from mpgrad.workers.executor import Step, run_steps
@@ -32,11 +32,11 @@ class ClientWorker:
     def __init__(
         self,
         frozen: FrozenGraph,
-        groups: Sequence[tuple[Member, ...]],
+        planned: Plan,
         handover: Handover,
         arena: ForeignArena,
     ) -> None:
-        self._frozen, self._groups = frozen, groups
+        self._frozen, self._groups, self._slots = frozen, planned.groups, planned.slots
         self._handover, self._arena = handover, arena
         #: What the last failed task raised.
         self.error: BaseException | None = None
@@ -82,7 +82,7 @@ class ClientWorker:
                 if step.apply is not None:
                     step.apply = self._in_turn(member.node, step.apply)
             blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
-            contributions = self._contributions(steps[0], dispatch)
+            contributions = self._contributions(steps, dispatch)
             with watched() as changed:
                 self._run_steps(members, steps, contributions, emit, failed.append)
             if changed:
@@ -102,7 +102,7 @@ class ClientWorker:
         )
 
     def run_ahead(
-        self, task: int, contributions: Iterable[tuple[int, int, Array | None]], outputs: int
+        self, task: int, inputs: Iterable[tuple[int, Array | None]], outputs: int
     ) -> list[GradientRef] | None:
         """Run a task before its graph is submitted; None if it fails.
 
@@ -111,7 +111,7 @@ class ClientWorker:
 
         Args:
             task: its number.
-            contributions: what flows in, as ``run_steps`` takes it.
+            inputs: (slot, array) of what flows in, in the order in which it is to be added.
             outputs: how many gradients leave it.
         """
         refs: list[GradientRef] = [None] * outputs
@@ -125,6 +125,7 @@ class ClientWorker:
             step.release = None
         blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
         try:
+            contributions = [(*self._slots[task][slot], array) for slot, array in inputs]
             self._run_steps(members, steps, contributions, emit)
         except Exception:
             return None
@@ -173,11 +174,13 @@ class ClientWorker:
         return apply
 
     def _contributions(
-        self, head: Step, dispatch: DispatchNodeTask
+        self, steps: Sequence[Step], dispatch: DispatchNodeTask
     ) -> Iterator[tuple[int, int, Array | None]]:
-        for slot, (refs, meta) in enumerate(zip(dispatch.inputs, head.inputs, strict=True)):
+        slots = self._slots[dispatch.task]
+        for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):
+            meta = steps[step].inputs[input_nr]
             for ref in refs:
-                yield 0, slot, self._open(ref, meta.shape, meta.dtype)
+                yield step, input_nr, self._open(ref, meta.shape, meta.dtype)
 
     def _open(self, ref: GradientRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
         """The user's own copy of a gradient: a hook may keep it, or change it."""

@@ -149,6 +149,7 @@ class Handover:
         frozen: FrozenGraph,
         tasks: Sequence[NodeTaskSpec],
         groups: Sequence[tuple[Member, ...]],
+        slots: Sequence[tuple[InnerTarget, ...]],
         code: dict[int, ShippedCode],
     ) -> list[tuple[int, int]]:
         """Write the programs of some tasks; for each the offset and length of its own.
@@ -156,12 +157,12 @@ class Handover:
         Args:
             frozen: the graph.
             tasks: the tasks; those of the client need no program.
-            groups: what each of them runs (of ``Plan.groups``).
+            groups, slots: what each of them runs (of ``Plan.groups``), and what flows in where.
             code: by node index, the code of each Function that a worker runs.
         """
         encoded = [
-            b"" if task.on_client else encode_program(self._program(frozen, members, code))
-            for task, members in zip(tasks, groups, strict=True)
+            b"" if task.on_client else encode_program(self._program(frozen, members, inputs, code))
+            for task, members, inputs in zip(tasks, groups, slots, strict=True)
         ]
         start = self._located(self._store(b"".join(encoded)))[0]
         payloads = []
@@ -171,10 +172,14 @@ class Handover:
         return payloads
 
     def _program(
-        self, frozen: FrozenGraph, members: tuple[Member, ...], code: dict[int, ShippedCode]
+        self,
+        frozen: FrozenGraph,
+        members: tuple[Member, ...],
+        slots: tuple[InnerTarget, ...],
+        code: dict[int, ShippedCode],
     ) -> TaskProgram:
         nodes = tuple(self._node(frozen, member, code) for member in members)
-        return TaskProgram(nodes, anomaly.checks_nan, self.is_timed, self._numpy_errors)
+        return TaskProgram(nodes, slots, anomaly.checks_nan, self.is_timed, self._numpy_errors)
 
     def _node(
         self, frozen: FrozenGraph, member: Member, code: dict[int, ShippedCode]

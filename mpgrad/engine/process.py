@@ -267,7 +267,7 @@ class ProcessEngine:
             raise EngineClosed("the engine was closed by another thread")
         graph, running = next(_graph_numbers), innermost()
         handover.engine_arena = self._coordinator.arena
-        client = ClientWorker(frozen, planned.groups, handover, self._coordinator.arena)
+        client = ClientWorker(frozen, planned, handover, self._coordinator.arena)
         submission = Submission(frozen, planned, code, handover)
         first = submission.begin(
             session.peer, graph, running.depth if running is not None else 0, client,

@@ -72,10 +72,10 @@ class Submission:
         """Run task 0 here if that is better; what it gives, as seeds of the rest."""
         if not (self._planned.opens_alone and client.may_run_ahead(0)):
             return None
-        contributions = [(0, slot, seed) for (task, slot, _), seed in seeds if task == 0]
+        inputs = [(slot, seed) for (task, slot, _), seed in seeds if task == 0]
         outputs = self._planned.tasks[0].outputs
         with blas_limit(blas_threads):
-            refs = client.run_ahead(0, contributions, len(outputs))
+            refs = client.run_ahead(0, inputs, len(outputs))
         if refs is None:
             return None
         return [
@@ -94,8 +94,14 @@ class Submission:
 
     def _packed(self, start: int, stop: int, done: int = 0) -> tuple[NodeTaskSpec, ...]:
         """The tables of tasks ``start`` to ``stop``, before them those of the ``done`` ones."""
-        tasks, groups = self._planned.tasks[start:stop], self._planned.groups[start:stop]
-        payloads = self._handover.programs(self._frozen, tasks, groups, self._code)
+        tasks = self._planned.tasks[start:stop]
+        payloads = self._handover.programs(
+            self._frozen,
+            tasks,
+            self._planned.groups[start:stop],
+            self._planned.slots[start:stop],
+            self._code,
+        )
         return self._planned.tasks[:done] + tuple(
             task._replace(payload=payload) for task, payload in zip(tasks, payloads, strict=True)
         )

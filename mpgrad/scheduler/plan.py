@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.fusion import MESSAGE_US, group
-from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.graph_spec import GraphSpec, Target
 from mpgrad.scheduler.split import split
 from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
@@ -50,7 +50,7 @@ class NodeTaskSpec(NamedTuple):
     position: int
     #: Arrivals to wait for: contributions and control edges.
     dependencies: int
-    #: For each input slot, how many contributions it sums.
+    #: For each slot, how many contributions it sums (see ``Plan.slots``).
     places: tuple[int, ...]
     outputs: tuple[OutputSpec, ...]
     #: Tasks that may not start before this one is done, though no gradient flows.
@@ -64,7 +64,7 @@ class NodeTaskSpec(NamedTuple):
 
 
 class InnerTarget(NamedTuple):
-    """Where an output of a fused Node goes inside its group."""
+    """An input of a Node inside its group."""
 
     member: int
     input_nr: int
@@ -78,7 +78,7 @@ class Member(NamedTuple):
     #: (input number, task output): complete gradients that leave as they are: the caller wants
     #: them, or the other half of the Node.
     captures: tuple[tuple[int, int], ...]
-    #: Set in a piece of a wide sum, which runs no rule: input 0 of the task is part of this input
+    #: Set in a piece of a wide sum, which runs no rule: slot 0 of the task is part of this input
     #: of the node, and is passed on.
     piece_of: int | None = None
     #: True where another task runs the rule for the other outputs.
@@ -90,6 +90,9 @@ class Plan(NamedTuple):
 
     tasks: tuple[NodeTaskSpec, ...]
     groups: tuple[tuple[Member, ...], ...]
+    #: For each task its slots: the inputs that get something from outside. Contributions from
+    #: inside, if there are any, are added behind those.
+    slots: tuple[tuple[InnerTarget, ...], ...]
     #: For each node its task.
     task_of: tuple[int, ...]
     seeds: tuple[Seed, ...]
@@ -131,6 +134,7 @@ def _plan(spec: GraphSpec, fuse: bool, origin: tuple[int, ...] | None) -> Plan:
             tuple(members if origin is None else _originals(members, origin))
             for members in wiring.members
         ),
+        tuple(map(tuple, wiring.slots)),
         tuple(group_of),
         wiring.seeds,
         opens_alone=_opens_alone(tasks, costs, wiring.seeds),
@@ -213,11 +217,11 @@ class _Wiring:
 
     def __init__(self, spec: GraphSpec, group_of: list[int], groups: list[list[int]]) -> None:
         self._spec, self._group_of = spec, group_of
-        self._head = [nodes[0] for nodes in groups]
-        self.places = [[0] * len(spec.nodes[head].input_nbytes) for head in self._head]
+        self.places: list[list[int]] = [[] for _ in groups]
+        self.slots: list[list[InnerTarget]] = [[] for _ in groups]
+        self._slot_of: dict[Target, int] = {}
         self.outputs: list[list[OutputSpec]] = [[] for _ in groups]
         self.members: list[list[Member]] = [[] for _ in groups]
-        self.seeds = tuple(self._contribution(target) for target in spec.seeds)
         #: Per node the captured inputs: (input number, result number).
         self._captures: dict[int, list[tuple[int, int]]] = {}
         for number, (node, input_nr) in enumerate(spec.captures):
@@ -229,6 +233,7 @@ class _Wiring:
             for nodes in groups
             for at, node in enumerate(n for n in nodes if n not in self._bypassed)
         }
+        self.seeds = tuple(self._contribution(target) for target in spec.seeds)
         for node in spec.order:
             if node not in self._bypassed:
                 self._wire(node, self._captures.get(node, []))
@@ -241,17 +246,18 @@ class _Wiring:
         """
         split: dict[tuple[int, int], WideSum] = {}
         added: list[tuple[int, int, Piece]] = []
-        for task, head in enumerate(self._head):
-            for slot, nbytes in enumerate(self._spec.nodes[head].input_nbytes):
-                count = self.places[task][slot]
-                width = width_for(nbytes, count)
-                if width is not None:
-                    wide = WideSum((task, slot), count, width, len(self.members))
-                    split[task, slot] = wide
-                    self.places[task][slot] = wide.places_left
-                    member = Member(head, (), ((0, 0),), piece_of=slot)
-                    self.members += [[member] for _ in wide.pieces]
-                    added += [(task, nbytes, piece) for piece in wide.pieces]
+        for (node, input_nr), slot in self._slot_of.items():
+            task, nbytes = self._group_of[node], self._spec.nodes[node].input_nbytes[input_nr]
+            count = self.places[task][slot]
+            width = width_for(nbytes, count)
+            if width is not None:
+                wide = WideSum((task, slot), count, width, len(self.members))
+                split[task, slot] = wide
+                self.places[task][slot] = wide.places_left
+                member = Member(node, (), ((0, 0),), piece_of=input_nr)
+                self.members += [[member] for _ in wide.pieces]
+                self.slots += [[InnerTarget(0, 0)] for _ in wide.pieces]
+                added += [(task, nbytes, piece) for piece in wide.pieces]
         if split:
             self._redirect(split)
         return added
@@ -272,10 +278,14 @@ class _Wiring:
         The producer's output leaves the task directly, so that it can be born in its block.
         """
         contributions = [0] * len(self._spec.nodes)
-        for node in self._spec.nodes:
+        producer = [-1] * len(self._spec.nodes)
+        for index, node in enumerate(self._spec.nodes):
             for target in node.edges:
                 if target is not None:
                     contributions[target[0]] += 1
+                    producer[target[0]] = index
+        for seeded, _ in self._spec.seeds:
+            contributions[seeded] += 1
         return {
             node: captured[0][1]
             for node, captured in self._captures.items()
@@ -283,14 +293,20 @@ class _Wiring:
             and len(self._spec.nodes[node].input_nbytes) == 1
             and len(captured) == 1
             and contributions[node] == 1
-            and self._head[self._group_of[node]] != node
+            and producer[node] >= 0
+            and self._group_of[producer[node]] == self._group_of[node]
         }
 
     def _contribution(self, target: tuple[int, int]) -> tuple[int, int, int]:
         group = self._group_of[target[0]]
-        place = self.places[group][target[1]]
-        self.places[group][target[1]] += 1
-        return group, target[1], place
+        places = self.places[group]
+        slot = self._slot_of.get(target)
+        if slot is None:
+            slot = self._slot_of[target] = len(places)
+            places.append(0)
+            self.slots[group].append(InnerTarget(self._member[target[0]], target[1]))
+        places[slot] += 1
+        return group, slot, places[slot] - 1
 
     def _leaves(self, group: int, target: tuple[int, int], where: tuple[int, int, int]) -> int:
         nbytes = self._spec.nodes[target[0]].input_nbytes[target[1]]

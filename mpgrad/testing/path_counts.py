@@ -118,18 +118,20 @@ def run_serially(graph: TracedGraph) -> list[Value | None]:
 def run_members(
     graph: TracedGraph,
     members: Sequence[Member],
+    slots: Sequence[InnerTarget],
     inputs: Sequence[Value | None],
     output_count: int,
     on_node: Callable[[int], None] = lambda node: None,
 ) -> list[Value | None]:
-    """One NodeTask: run its Nodes on the sums that flow into the first; the task's outputs."""
+    """One NodeTask: run its Nodes on the sums that flow into its slots; the task's outputs."""
     sums: list[list[Value | None]] = [
         [None] * len(graph.spec.nodes[member.node].input_nbytes) for member in members
     ]
-    sums[0] = list(inputs)
     outputs: list[Value | None] = [None] * output_count
     if members[0].piece_of is not None:
         return list(inputs)
+    for (entry, input_nr), value in zip(slots, inputs, strict=True):
+        sums[entry][input_nr] = value
     for at, member in enumerate(members):
         on_node(member.node)
         for input_nr, output in member.captures:

@@ -146,7 +146,7 @@ class SimulatedClient:
             if task == 0:
                 sums[slot] = add(sums[slot], value)
         outputs = planned.tasks[0].outputs
-        values = run_members(graph, planned.groups[0], sums, len(outputs))
+        values = run_members(graph, planned.groups[0], planned.slots[0], sums, len(outputs))
         return tuple(seed for seed in seeds if seed[0] != 0) + tuple(
             (output.task, output.slot, output.place, self._own_ref(name, value, output.nbytes))
             for output, value in zip(outputs, values, strict=True)

@@ -65,8 +65,14 @@ def run_program(world: World, dispatch: do.DispatchNodeTask) -> list[Value | Non
         if node in graph.raising:
             raise RuleRaised(error_text(node, task), nodes.index(node))
 
-    outputs = len(plan.tasks[task].outputs)
-    return run_members(graph, plan.groups[task], sum_inputs(world, dispatch), outputs, on_node)
+    return run_members(
+        graph,
+        plan.groups[task],
+        plan.slots[task],
+        sum_inputs(world, dispatch),
+        len(plan.tasks[task].outputs),
+        on_node,
+    )
 
 
 class SimulatedWorker:

@@ -99,6 +99,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     """The Nodes of one NodeTask in the order in which they run."""
 
     nodes: tuple[NodeProgram, ...]
+    #: Which input each slot of the task is: (node, input number).
+    slots: tuple[tuple[int, int], ...]
     #: Anomaly mode: what they return is searched for NaN.
     checks_nan: bool = False
     #: Whether the reply shall say when each of them ran (for the profiler).

@@ -23,6 +23,8 @@ from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.rules import Rules
 
 Array: TypeAlias = np.ndarray[Any, Any]
+#: Which input each slot of a task is: (step, input number).
+Slots: TypeAlias = tuple[tuple[int, int], ...]
 
 CACHE_LINE_BYTES = 64
 
@@ -67,19 +69,23 @@ class TaskRunner:
             publication = _Publication(self._memory, dispatch)
             if program.numpy_errors:
                 with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
-                    self._run_steps(steps, dispatch, publication)
+                    self._run_steps(steps, program.slots, dispatch, publication)
             else:
-                self._run_steps(steps, dispatch, publication)
+                self._run_steps(steps, program.slots, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None
         except BaseException as error:  # sys.exit() too is the caller's, as in `local`
             return (), 0, encode_error(error, f"{nodes} on {self._where}")
 
     def _run_steps(
-        self, steps: list[Step], dispatch: DispatchNodeTask, publication: _Publication
+        self,
+        steps: list[Step],
+        slots: Slots,
+        dispatch: DispatchNodeTask,
+        publication: _Publication,
     ) -> None:
         run_steps(
             steps,
-            self._contributions(steps[0], dispatch),
+            self._contributions(steps, slots, dispatch),
             publication.emit,
             CpuBackend(publication.empty),
             placement=publication,
@@ -91,14 +97,15 @@ class TaskRunner:
         self._failed_step = step
 
     def _contributions(
-        self, head: Step, dispatch: DispatchNodeTask
+        self, steps: list[Step], slots: Slots, dispatch: DispatchNodeTask
     ) -> Iterator[tuple[int, int, Array | None]]:
-        if len(dispatch.inputs) != len(head.inputs):
-            raise ProtocolError(f"{head.name} takes {len(head.inputs)} inputs")
-        for slot, (refs, meta) in enumerate(zip(dispatch.inputs, head.inputs, strict=True)):
+        if len(dispatch.inputs) != len(slots):
+            raise ProtocolError(f"a task of {len(slots)} slots got {len(dispatch.inputs)} inputs")
+        for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):
+            meta = steps[step].inputs[input_nr]
             for ref in refs:
                 if ref is not None:
-                    yield 0, slot, self._memory.open_gradient(ref, meta.shape, meta.dtype)
+                    yield step, input_nr, self._memory.open_gradient(ref, meta.shape, meta.dtype)
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -25,7 +25,7 @@ def sent(
     """All messages of one submission."""
     handover = Handover()
     arena = client_arena()
-    client = ClientWorker(frozen, planned.groups, handover, arena)  # type: ignore[arg-type]
+    client = ClientWorker(frozen, planned, handover, arena)  # type: ignore[arg-type]
     made = Submission(frozen, planned, {}, handover)
     first = made.begin("c1.1", 7, 0, client, workers=workers, blas_threads=1)
     return first, list(made.rest("c1.1", 7))

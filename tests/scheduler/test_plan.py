@@ -69,7 +69,7 @@ def run_in_any_order(traced: TracedGraph, planned: Plan, rng: Random) -> list[Va
                 total = add(total, value)
             sums.append(total)
         outputs = tasks[task].outputs
-        values = run_members(traced, planned.groups[task], sums, len(outputs))
+        values = run_members(traced, planned.groups[task], planned.slots[task], sums, len(outputs))
         for output, value in zip(outputs, values, strict=True):
             if output.task == CAPTURE:
                 captures[output.slot] = value

@@ -384,6 +384,15 @@ def nodes_are_fused_around_another(patch):
 
 
 @bug
+def the_slots_of_a_task_are_mistaken(patch):
+    def wrong(spec, **options):
+        planned = plan(spec, **options)
+        return planned._replace(slots=tuple(slots[::-1] for slots in planned.slots))
+
+    patch.setattr(simulated_client, "plan", wrong)
+
+
+@bug
 def hooks_run_in_any_order(patch):
     def wrong(spec, **options):
         planned = plan(spec, **options)

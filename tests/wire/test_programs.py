@@ -88,7 +88,8 @@ def test_programs() -> None:
             ),
             NodeProgram(FunctionRule("id", inline, (None, shared), b"ctx", (inline,)), b""),
             NodeProgram(CaptureRule(), b"w"),
-        )
+        ),
+        slots=((0, 0), (2, 1)),
     )
     assert decode_program(encode_program(program)) == program
 
