@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mpgrad import machine
+from mpgrad.kill_points import parse_kill_points
 
 T = TypeVar("T")
 
@@ -142,8 +143,17 @@ DEBUG: Setting[int] = Setting(
     "`0`",
 )
 
+KILL: Setting[str] = Setting(
+    "MPGRAD_KILL",
+    "",
+    parse_kill_points,
+    "`process:phase:nth[:signal]`, ...",
+    "For tests: which process of an engine dies where (`mpgrad/kill_points.py` lists the phases).",
+    "nobody dies",
+)
+
 #: All settings, in the order in which the table shows them.
-SETTINGS: tuple[Setting[Any], ...] = (ENGINE, CPU_WORKERS, GPUS, SHM_LIMIT, DEBUG)
+SETTINGS: tuple[Setting[Any], ...] = (ENGINE, CPU_WORKERS, GPUS, SHM_LIMIT, DEBUG, KILL)
 
 
 def engine_mode() -> str:
@@ -169,6 +179,11 @@ def shm_limit() -> int | None:
 def debug() -> int:
     """MPGRAD_DEBUG, 0 to 3."""
     return DEBUG.get()
+
+
+def kill() -> str:
+    """MPGRAD_KILL, empty while unset."""
+    return KILL.get()
 
 
 def default_cpu_workers() -> int:

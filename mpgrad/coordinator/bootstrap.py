@@ -8,6 +8,7 @@ import signal
 
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.wire.setup import CoordinatorSetup, receive_setup
+from mpgrad.wire.transport import Hub
 
 #: New objects between two runs of the garbage collector.
 GC_THRESHOLD = 100_000
@@ -32,8 +33,18 @@ def main(descriptor: int) -> None:
     # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    coordinator = Coordinator(setup, ZmqHub(setup.directory), supervisor)
+    hub: Hub = ZmqHub(setup.directory)
+    if setup.kill:
+        hub = _doomed(hub, setup.kill)
+    coordinator = Coordinator(setup, hub, supervisor)
     try:
         coordinator.run(client, [worker.pidfd for worker in workers])
     finally:
         coordinator.close()
+
+
+def _doomed(hub: Hub, kill: str) -> Hub:
+    from mpgrad.kill_points import Passages, kill_points
+    from mpgrad.wire.doomed import DoomedHub
+
+    return DoomedHub(hub, Passages(kill_points(kill, "coordinator")))

@@ -92,6 +92,7 @@ class Supervisor:
                     board_fd=self.board.fd,
                     slot=worker.slot,
                     environment=setup.worker_environment,
+                    kill=setup.kill,
                 ),
             )
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad import config
 from mpgrad.autograd import profiler
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
@@ -64,6 +65,7 @@ class ProcessEngine:
     def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int) -> None:
         self._arguments = (cpu_workers, shm_limit, blas_threads)
         self._blas_threads = blas_threads
+        self._has_started = False
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
         self._idle: list[Session] = []
@@ -96,7 +98,9 @@ class ProcessEngine:
                 return
             self._end()
             let_idle_threads_sleep()
-            self._coordinator = CoordinatorProcess(*self._arguments)
+            kill = "" if self._has_started else config.kill()
+            self._coordinator = CoordinatorProcess(*self._arguments, kill=kill)
+            self._has_started = True
             try:
                 self._idle.append(self._open_session())
             except BaseException:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from mpgrad.handles import ENGINE_ARENA
+from mpgrad.kill_points import Passages, kill_points
 from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.environment import capture_environment
@@ -29,9 +30,12 @@ class CoordinatorProcess:
         cpu_workers: how many CPU workers it starts.
         shm_limit: bytes that the engine's arena may hold.
         blas_threads: BLAS threads in each worker.
+        kill: kill points, see ``mpgrad.kill_points``.
     """
 
-    def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int) -> None:
+    def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int, kill: str = "") -> None:
+        self.passages = Passages(kill_points(kill, "client"))
+        self._kill = kill
         self.token = secrets.token_bytes(32)
         self.directory = tempfile.mkdtemp(prefix="mpgrad-")
         segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
@@ -75,6 +79,7 @@ class CoordinatorProcess:
                 blas_threads=blas_threads,
                 executable=sys.executable,
                 python_path=python_path,
+                kill=self._kill,
             ),
         )
         return process

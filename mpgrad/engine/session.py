@@ -22,7 +22,9 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.doomed import DoomedSpoke
 from mpgrad.wire.output import WARNING, show_output
+from mpgrad.wire.transport import Spoke
 from mpgrad.wire.zeromq import ZmqSpoke
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
@@ -45,7 +47,9 @@ class Session:
         self.peer = peer
         self._coordinator = coordinator
         self._state = ClientState(peer)
-        self._spoke = ZmqSpoke.session(coordinator.directory, peer)
+        self._spoke: Spoke = ZmqSpoke.session(coordinator.directory, peer)
+        if coordinator.passages:
+            self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
         #: A descriptor of its own: the engine may be closed while this session waits.
         self._pidfd = os.dup(coordinator.pidfd)
         self._spoke.watch(self._pidfd)

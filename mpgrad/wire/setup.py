@@ -32,6 +32,8 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     #: The client's settings for children: ``sys.executable`` and PYTHONPATH.
     executable: str
     python_path: str
+    #: ``MPGRAD_KILL``, for tests.
+    kill: str = ""
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -47,6 +49,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     board_fd: int
     slot: int
     environment: bytes
+    kill: str = ""
 
 
 T = TypeVar("T", CoordinatorSetup, WorkerSetup)

@@ -8,10 +8,13 @@ import gc
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from mpgrad.wire.environment import restore_environment
+from mpgrad.wire.environment import WorkerEnvironment, restore_environment
 from mpgrad.wire.setup import WorkerSetup, receive_setup
+
+if TYPE_CHECKING:
+    from mpgrad.workers.process import Worker
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,11 +29,19 @@ def main(descriptor: int) -> None:
     environment = restore_environment(setup.environment)
     sys.breakpointhook = _no_breakpoint
 
-    from mpgrad.workers.process import Worker
-
-    worker = Worker(setup, environment)
+    worker = _worker(setup, environment)
     gc.freeze()  # modules stay: the collector need not go through them in the middle of a task
     worker.run()
+
+
+def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
+    if setup.kill:
+        from mpgrad.workers.doomed import DoomedWorker
+
+        return DoomedWorker(setup, environment)
+    from mpgrad.workers.process import Worker
+
+    return Worker(setup, environment)
 
 
 def die_with_parent() -> None:

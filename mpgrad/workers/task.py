@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
@@ -35,6 +35,8 @@ class TaskRunner:
     def __init__(self, memory: WorkerMemory, where: str) -> None:
         self._memory = memory
         self._rules = Rules(memory)
+        #: Makes the Publication of a task.
+        self.publication: Callable[[WorkerMemory, DispatchNodeTask], Publication] = Publication
         self._where = where
         self._failed_step = 0
 
@@ -66,7 +68,7 @@ class TaskRunner:
                 for step in steps:
                     step.blamed = step.name
             self._times = [] if program.is_timed else None
-            publication = _Publication(self._memory, dispatch)
+            publication = self.publication(self._memory, dispatch)
             if program.numpy_errors:
                 with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
                     self._run_steps(steps, program.slots, dispatch, publication)
@@ -81,7 +83,7 @@ class TaskRunner:
         steps: list[Step],
         slots: Slots,
         dispatch: DispatchNodeTask,
-        publication: _Publication,
+        publication: Publication,
     ) -> None:
         run_steps(
             steps,
@@ -122,7 +124,7 @@ def _belongs(block: Block, dispatch: DispatchNodeTask) -> bool:
     return block in dispatch.blocks or any(block in slot for slot in dispatch.inputs)
 
 
-class _Publication(Placement):
+class Publication(Placement):
     """Where this task's outputs go: into the blocks that came with the dispatch.
 
     While an operator's rule runs, its large results are born in those blocks (``empty``), so that

@@ -1,0 +1,123 @@
+"""The crash matrix: a process dies at every kill point, and no bit of any gradient changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.autograd import costs
+from mpgrad.autograd.freeze import freeze
+from mpgrad.kill_points import PHASES
+from mpgrad.scheduler import fusion
+from mpgrad.tensor import gradient_edge
+from mpgrad.testing.leftovers import wait_until
+
+pytestmark = pytest.mark.process
+
+IN_A_TASK = [phase for phase in PHASES["worker"] if phase != "joining"]
+WHICH = ("first", "middle", "last")
+WORKERS = (1, 2, 4)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(module_leaves_nothing: None) -> None:
+    """Every cell of the matrix replaces a worker of a shared engine: the module is checked."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_node_per_task() -> Iterator[None]:
+    """The same NodeTasks in every backward, whatever the engine has learned of their costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for bound in ("FUSE_NODE_BELOW_US", "CHAIN_MIN_US", "CHAIN_MAX_US"):
+            patch.setattr(fusion, bound, 0.0)
+        yield
+
+
+def leaf() -> mg.Tensor:
+    values = np.random.default_rng(7).normal(size=(60, 60))
+    return mg.tensor(values.astype(np.float32), requires_grad=True)
+
+
+def tree(x: mg.Tensor) -> mg.Tensor:
+    """Four branches with sums at both ends; every gradient is larger than a message may hold."""
+    branches = [mg.tanh(mg.sin(x * (0.5 + number))) for number in range(4)]
+    while len(branches) > 1:
+        branches = [left * right for left, right in zip(branches[::2], branches[1::2], strict=True)]
+    return (branches[0] + mg.exp(x)).sum()
+
+
+def gradient() -> bytes:
+    x = leaf()
+    tree(x).backward()
+    return x.grad.numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> bytes:
+    with mg.Engine("local"):
+        return gradient()
+
+
+def tasks_of_workers(engine: mg.Engine) -> list[int]:
+    """Numbers, from 1, of the tree's NodeTasks that workers run."""
+    frozen = freeze([gradient_edge(tree(leaf()))], [None], keep_graph=True, cost=costs.estimate)
+    planned = engine._process.plan(frozen.spec)
+    return [number + 1 for number in range(int(planned.opens_alone), len(planned.tasks))]
+
+
+def nth_of(tasks: list[int], which: str) -> int:
+    return {"first": tasks[0], "middle": tasks[len(tasks) // 2], "last": tasks[-1]}[which]
+
+
+@pytest.fixture(scope="module", params=WORKERS, ids=lambda workers: f"{workers} workers")
+def doomed_engine(request: pytest.FixtureRequest) -> Iterator[mg.Engine]:
+    """One worker dies in each of its first backwards, at the next point of the matrix."""
+    engine = mg.Engine("process", cpu_workers=request.param)
+    tasks = tasks_of_workers(engine)
+    assert len(tasks) > 12
+    points = [f"worker:{phase}:{nth_of(tasks, which)}" for phase, which in matrix()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPGRAD_KILL", ",".join(points))
+        engine.__enter__()
+    yield engine
+    engine.close()
+
+
+def matrix() -> list[tuple[str, str]]:
+    return [(phase, which) for phase in IN_A_TASK for which in WHICH]
+
+
+@pytest.mark.parametrize(("phase", "which"), matrix())
+def test_a_worker_dies(
+    doomed_engine: mg.Engine, undisturbed: bytes, phase: str, which: str
+) -> None:
+    at = matrix().index((phase, which))
+    while doomed_engine.statistics().backwards_process < at:
+        gradient()  # a test run by itself comes to its point in its turn
+    assert gradient() == undisturbed
+    # The kill has fired, once, and the slot has a new worker.
+    assert wait_until(lambda: doomed_engine.statistics().restarts == at + 1)
+    assert doomed_engine.statistics().failed == 0
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_worker_dies_before_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch, undisturbed: bytes, nth: int
+) -> None:
+    monkeypatch.setenv("MPGRAD_KILL", f"worker:joining:{nth}")
+    with mg.Engine("process", cpu_workers=2) as engine:
+        assert gradient() == undisturbed
+        assert engine.statistics().restarts == 1
+
+
+def test_a_kill_by_another_signal_is_a_fault_of_the_task(
+    monkeypatch: pytest.MonkeyPatch, undisturbed: bytes
+) -> None:
+    """One such death is forgiven; that of a first attempt never is the second."""
+    monkeypatch.setenv("MPGRAD_KILL", "worker:ran:4:SEGV,-,worker:ran:5:SEGV")
+    with mg.Engine("process", cpu_workers=2) as engine:
+        assert [gradient() for _ in range(3)] == [undisturbed] * 3
+        assert wait_until(lambda: engine.statistics().restarts == 2)
