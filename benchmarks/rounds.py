@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -59,6 +59,13 @@ class Target:
     at_most: float | None = None
 
 
+class Point(NamedTuple):
+    """Where a case lies on the plot of its workload: at ``x`` on the line called ``series``."""
+
+    series: str
+    x: float
+
+
 @dataclass(frozen=True)
 class Case:
     """One piece of work and who does it.
@@ -71,6 +78,8 @@ class Case:
         unit, per_second: samples are multiplied by ``per_second`` to be in ``unit``.
         targets: what should be reached here.
         tolerance: how far gradients may differ between libraries, by norm.
+        point: where it lies on its workload's plot.
+        warm_up_rounds: instead of as many as all others; for cases that take long.
     """
 
     name: str
@@ -81,6 +90,8 @@ class Case:
     per_second: float = 1e3
     targets: Sequence[Target] = ()
     tolerance: float = 1e-5
+    point: Point | None = None
+    warm_up_rounds: int | None = None
 
 
 @dataclass
@@ -93,6 +104,7 @@ class CaseResult:
     targets: Sequence[Target]
     samples: dict[str, list[float]] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
+    point: Point | None = None
 
 
 class WrongGradient(AssertionError):
@@ -101,7 +113,7 @@ class WrongGradient(AssertionError):
 
 def timed(work: Callable[[], object], repeats: int = 1) -> float:
     """Seconds that ``work`` takes; see :func:`backward`."""
-    return _average(lambda: None, lambda _: work(), repeats)
+    return average(lambda: None, lambda _: work(), repeats)
 
 
 def backward(build: Callable[[], Any], repeats: int = 1) -> Callable[[], float]:
@@ -112,10 +124,18 @@ def backward(build: Callable[[], Any], repeats: int = 1) -> Callable[[], float]:
         repeats: short work is done so often in a row, after once unseen, and averaged: else the
             sample is mostly the cold caches that the collection before it leaves.
     """
-    return lambda: _average(build, lambda root: root.backward(), repeats)
+    return lambda: average(build, lambda root: root.backward(), repeats)
 
 
-def _average(prepare: Callable[[], Any], work: Callable[[Any], object], repeats: int) -> float:
+def forward_and_backward(
+    build: Callable[[], Any], before: Callable[[], object], repeats: int = 1
+) -> Callable[[], float]:
+    """A sample that times both; ``before`` is not timed. See :func:`backward`."""
+    return lambda: average(before, lambda _: build().backward(), repeats)
+
+
+def average(prepare: Callable[[], Any], work: Callable[[Any], object], repeats: int) -> float:
+    """Seconds of ``work(prepare())``, of which only ``work`` counts; see :func:`backward`."""
     gc.collect()
     time.sleep(SETTLE_S)
     if repeats > 1:
@@ -139,7 +159,13 @@ class Effort:
     def samples(self, case: Case) -> int:
         """How many samples :func:`measure` takes."""
         present = sum(one.sample is not None for one in case.contenders)
-        return present * (self.warm_up_rounds + self.rounds_of(case))
+        return present * (self.warm_ups_of(case) + self.rounds_of(case))
+
+    def warm_ups_of(self, case: Case) -> int:
+        """The rounds that nobody looks at."""
+        if case.warm_up_rounds is None:
+            return self.warm_up_rounds
+        return min(case.warm_up_rounds, self.warm_up_rounds)
 
     def rounds_of(self, case: Case) -> int:
         """The rounds that count."""
@@ -157,10 +183,10 @@ def measure(case: Case, effort: Effort = Effort(), tick: Callable[[], object] = 
     Raises:
         WrongGradient: the contenders do not agree.
     """
-    result = CaseResult(case.name, case.unit, case.baselines, case.targets)
+    result = CaseResult(case.name, case.unit, case.baselines, case.targets, point=case.point)
     present = [(one, one.sample) for one in case.contenders if one.sample is not None]
     with _collector_off():
-        for _ in range(effort.warm_up_rounds):
+        for _ in range(effort.warm_ups_of(case)):
             for _, sample in present:
                 sample()
                 tick()

@@ -11,13 +11,13 @@ from functools import cache, partial
 from typing import Any
 
 import mpgrad as mg
-from benchmarks.rounds import Contender, backward
+from benchmarks.peers.process import NOT_INSTALLED
+from benchmarks.rounds import Contender, backward, forward_and_backward
 from mpgrad.autograd import engine_slot
 from mpgrad.engine.engine import current_engine
 
 #: Every workload is measured with two workers: the targets are for two cores.
 WORKERS = 2
-NOT_INSTALLED = "not installed"
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,31 @@ class Runner:
     same_bits: str = ""
     engine: mg.Engine | None = None
 
-    def contender(self, make: Callable[[Any], ForwardPass], repeats: int = 1) -> Contender:
-        """Times ``backward()`` after the forward pass that ``make`` writes for a library."""
+    def contender(
+        self, make: Callable[[Any], ForwardPass], repeats: int = 1, *, is_whole: bool = False
+    ) -> Contender:
+        """Times ``backward()`` after the forward pass that ``make`` writes for a library.
+
+        With ``is_whole`` the forward pass is timed as well.
+        """
         if self.library is None:
             return Contender(self.name, None, remark=lambda: NOT_INSTALLED)
         work = make(self.library)
 
-        def build() -> Any:
+        def start() -> None:
             self.select()
             for leaf in work.leaves:
                 leaf.grad = None
+
+        def build() -> Any:
+            start()
             return work.forward()
 
         return Contender(
             self.name,
-            backward(build, repeats),
+            forward_and_backward(work.forward, start, repeats)
+            if is_whole
+            else backward(build, repeats),
             lambda: [leaf.grad.numpy() for leaf in work.leaves],
             self.same_bits,
             self._remark,

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import mpgrad as mg
 from benchmarks.gil_work import branch_backward, branch_forward, branch_input, loops_for
-from benchmarks.rounds import Case, Contender, Target, timed
+from benchmarks.peers.process import PeerProcess
+from benchmarks.rounds import Case, Contender, Point, Target, timed
 from benchmarks.runners import ForwardPass, Runner, mpgrad_runners, start_auto, torch_runners
 from benchmarks.two_processes import TwoProcesses
 
@@ -17,12 +18,25 @@ ABOUT = """\
 one and the same pure Python loop for all contenders, calibrated at the start of the run. With 4 MB,
 each branch also saves a float32 array of that size and returns a gradient of that size. The
 *two-process limit* is two processes that already hold 8 branches each, get one byte to start, and
-write their gradients into shared memory."""
+write their gradients into shared memory.
+
+HIPS autograd runs them as primitives. joblib (loky), Ray and Dask (two actors each) and
+ProcessPoolExecutor know no gradients: they run the branches' backward functions, in two tasks of 8
+whose workers hold the saved arrays already, and bring the 16 results. jax and TensorFlow compile
+their backward, and have none in Python that could hold the GIL."""
 
 BRANCHES = 16
 LIMIT = "two-process limit"
 PROCESS = "mpgrad process"
 TORCH = "torch 1 thread"
+#: Row, what has to be installed, and the program in ``benchmarks.peers``.
+_TASK_SYSTEMS = (
+    ("ProcessPoolExecutor", "concurrent.futures", "task_systems.process_pool"),
+    ("joblib", "joblib", "task_systems.joblib"),
+    ("Ray actors", "ray", "task_systems.ray"),
+    ("Dask actors", "distributed", "task_systems.dask"),
+)
+_TASK_SYSTEM_ROUNDS = 7
 
 
 class MpgradBranch(mg.Function):
@@ -44,36 +58,72 @@ class _Grain(NamedTuple):
     against_torch: float
 
 
+_SMALL = 16
 _GRAINS = (
-    _Grain("20 ms", 20.0, 16, 9, 1, 0.95, 1.75),
+    _Grain("20 ms", 20.0, _SMALL, 9, 1, 0.95, 1.75),
     _Grain("20 ms and 4 MB", 20.0, 1 << 20, 9, 1, 0.93, 1.75),
-    _Grain("2 ms", 2.0, 16, 15, 1, None, 1.8),
-    _Grain("0.2 ms", 0.2, 16, 21, 5, None, 1.5),
-    _Grain("0.02 ms", 0.02, 16, 31, 20, None, 1.0),
+    _Grain("2 ms", 2.0, _SMALL, 15, 1, None, 1.8),
+    _Grain("0.2 ms", 0.2, _SMALL, 21, 5, None, 1.5),
+    _Grain("0.02 ms", 0.02, _SMALL, 31, 20, None, 1.0),
 )
 
 
 def cases(quick: bool) -> Generator[Case, None, None]:
-    """All grains; ``quick`` measures few rounds of each."""
-    with mpgrad_runners("process", "local", "auto") as runners:
+    """All grains, beside what computes gradients, then beside what runs tasks.
+
+    Apart, because Ray and Dask need some CPU time while they wait (3 and 8 % of a core when
+    tried). ``quick`` measures few rounds of each.
+    """
+    with mpgrad_runners("process", "local", "auto") as runners, _hips() as hips:
         runners += torch_runners(1)
         for grain in _GRAINS:
             loops = loops_for(grain.milliseconds)
-            with ExitStack() as stack:
-                limit = stack.enter_context(TwoProcesses(BRANCHES, loops, grain.elements))
+            with TwoProcesses(BRANCHES, loops, grain.elements) as limit:
+                work = (BRANCHES, loops, grain.elements)
                 contenders = [
-                    runner.contender(_branches(loops, grain.elements), grain.repeats)
-                    for runner in runners
+                    *_contenders(runners, grain, loops),
+                    hips.contender("hips_autograd.gil_branches", *work, repeats=grain.repeats),
+                    Contender(LIMIT, _sample(limit, grain.repeats), limit.gradients),
                 ]
-                _warm_auto(runners, contenders)
-                contenders.append(Contender(LIMIT, _sample(limit, grain.repeats), limit.gradients))
-                yield Case(
-                    grain.name,
-                    contenders,
-                    (TORCH, LIMIT),
-                    2 if quick else grain.rounds,
-                    targets=_targets(grain),
-                )
+                rounds = 2 if quick else grain.rounds
+                yield _case(grain, grain.name, contenders, (TORCH, LIMIT), rounds)
+    with mpgrad_runners("process") as runners, ExitStack() as stack:
+        runners += torch_runners(1)
+        peers = [
+            (stack.enter_context(PeerProcess(name, module)), program)
+            for name, module, program in _TASK_SYSTEMS
+        ]
+        for grain in _GRAINS:
+            loops = loops_for(grain.milliseconds)
+            work = (BRANCHES, loops, grain.elements)
+            contenders = _contenders(runners, grain, loops)
+            contenders += [peer.contender(program, *work) for peer, program in peers]
+            rounds = 2 if quick else _TASK_SYSTEM_ROUNDS
+            yield _case(grain, f"{grain.name}, task systems", contenders, (TORCH,), rounds)
+
+
+def _hips() -> PeerProcess:
+    return PeerProcess("HIPS autograd", "autograd")
+
+
+def _contenders(runners: list[Runner], grain: _Grain, loops: int) -> list[Contender]:
+    contenders = [
+        runner.contender(_branches(loops, grain.elements), grain.repeats) for runner in runners
+    ]
+    _warm_auto(runners, contenders)
+    return contenders
+
+
+def _case(
+    grain: _Grain,
+    name: str,
+    contenders: list[Contender],
+    baselines: tuple[str, ...],
+    rounds: int,
+) -> Case:
+    point = Point("small gradients", grain.milliseconds) if grain.elements == _SMALL else None
+    targets = _targets(grain) if LIMIT in baselines else ()
+    return Case(name, contenders, baselines, rounds, targets=targets, point=point)
 
 
 def _sample(limit: TwoProcesses, repeats: int) -> Callable[[], float]:

@@ -3,55 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from benchmarks.rounds import Case, Target
+from benchmarks.peers.process import PeerProcess
+from benchmarks.perceptron_arrays import Perceptrons
+from benchmarks.rounds import Case, Contender, Target
 from benchmarks.runners import ForwardPass, mpgrad_runners, torch_runners
 
-ABOUT_BRANCHES = """\
+_PEERS = """
+
+HIPS autograd has each leaf as a root of its own (given a list, it takes a third longer). jax runs
+the backward of `jax.vjp`, compiled apart from its forward. TensorFlow's backward is no function of
+its own: it takes part in *forward and backward*, where jax compiles `jax.grad` in one piece and
+both sides time both passes. Each peer has an interpreter of its own."""
+
+ABOUT_BRANCHES = f"""\
 8 branches, each a multilayer perceptron of 4 layers, 512 wide, batch 256, float32 (`x @ w + b` and
 relu), joined by a sum. torch runs one branch after the other, each product on all of its threads;
-mpgrad runs branches side by side with one BLAS thread each."""
+mpgrad runs branches side by side with one BLAS thread each.{_PEERS}"""
 
 ABOUT_CHAIN = """\
-One perceptron of 8 layers, 512 wide, batch 256, float32: a chain. Beside the input gradient, which
-the next layer waits for, only each layer's weight gradient can run."""
+One perceptron of 8 layers, 512 or 1024 wide, batch 256, float32: a chain. Beside the input
+gradient, which the next layer waits for, only each layer's weight gradient can run. The peers are
+those of `numpy_branches`."""
 
-WIDTH = 512
-BATCH = 256
 PROCESS = "mpgrad process"
 LOCAL = "mpgrad local"
 TORCH_2 = "torch 2 threads"
+HIPS_1 = "HIPS autograd, 1 BLAS thread"
 #: By norm. Another order of summation moves a few of the activations nearest to 0 across relu's
 #: kink, and each then adds its whole gradient or nothing.
 TOLERANCE = 1e-2
+_THREADS = 2
 
 
 def branches(quick: bool) -> Generator[Case, None, None]:
     """8 perceptrons side by side."""
-    targets = (Target(PROCESS, TORCH_2, at_most=1.15), Target(PROCESS, LOCAL, at_least=1.7))
-    return _cases("8 x 4 layers", 8, 4, 2 if quick else 15, targets)
+    targets = (
+        Target(PROCESS, TORCH_2, at_most=1.15),
+        Target(PROCESS, LOCAL, at_least=1.7),
+        Target(PROCESS, HIPS_1, at_least=2.5),
+    )
+    shape = Perceptrons(8, 4, 512)
+    yield from _backward("8 x 4 layers", shape, 2 if quick else 15, targets)
+    yield from _whole("8 x 4 layers", shape, 2 if quick else 9)
 
 
 def chain(quick: bool) -> Generator[Case, None, None]:
     """One deep perceptron."""
     targets = (Target(PROCESS, LOCAL, at_least=1.7), Target(PROCESS, TORCH_2, at_most=1.2))
-    return _cases("8 layers", 1, 8, 5 if quick else 25, targets)
+    narrow, wide = Perceptrons(1, 8, 512), Perceptrons(1, 8, 1024)
+    yield from _backward("8 layers", narrow, 5 if quick else 25, targets)
+    yield from _whole("8 layers", narrow, 5 if quick else 15)
+    yield from _backward("8 layers, 1024 wide", wide, 2 if quick else 15, targets)
 
 
-def _cases(
-    name: str, count: int, layers: int, rounds: int, targets: tuple[Target, ...]
+def _backward(
+    name: str, shape: Perceptrons, rounds: int, targets: tuple[Target, ...]
 ) -> Generator[Case, None, None]:
-    with mpgrad_runners("process", "local", "auto") as runners:
+    with mpgrad_runners("process", "local", "auto") as runners, ExitStack() as stack:
         runners += torch_runners(1, 2)
+        contenders = [runner.contender(partial(_program, shape)) for runner in runners]
+        contenders += _peers(stack, shape, is_whole=False)
         yield Case(
             name,
-            [
-                runner.contender(lambda library: _program(library, count, layers))
-                for runner in runners
-            ],
+            contenders,
             (LOCAL, TORCH_2),
             rounds,
             targets=targets,
@@ -59,27 +77,45 @@ def _cases(
         )
 
 
-def _program(library: Any, count: int, layers: int) -> ForwardPass:
-    """``count`` perceptrons with one batch between them; the sum of their means."""
-    random = np.random.default_rng(0)
-    x = library.tensor(random.standard_normal((BATCH, WIDTH), np.float32))
-    models = [
-        [_layer(library, random) for _ in range(layers)]
-        for _ in range(count)
-    ]  # fmt: skip
+def _whole(name: str, shape: Perceptrons, rounds: int) -> Generator[Case, None, None]:
+    with mpgrad_runners("process", "local") as runners, ExitStack() as stack:
+        runners += torch_runners(2)
+        contenders = [
+            runner.contender(partial(_program, shape), is_whole=True) for runner in runners
+        ]
+        contenders += _peers(stack, shape, is_whole=True)
+        tensorflow = stack.enter_context(PeerProcess("TensorFlow, 2 threads", "tensorflow"))
+        contenders.append(tensorflow.contender("tensorflow_graph.perceptrons", shape, _THREADS))
+        yield Case(
+            f"{name}, forward and backward",
+            contenders,
+            (LOCAL, TORCH_2),
+            rounds,
+            tolerance=TOLERANCE,
+        )
+
+
+def _peers(stack: ExitStack, shape: Perceptrons, *, is_whole: bool) -> list[Contender]:
+    """HIPS autograd with one BLAS thread and with two, and jax."""
+    contenders = []
+    for threads, name in ((1, HIPS_1), (_THREADS, "HIPS autograd, 2 BLAS threads")):
+        peer = stack.enter_context(PeerProcess(name, "autograd"))
+        contenders.append(peer.contender("hips_autograd.perceptrons", shape, threads, is_whole))
+    jax = stack.enter_context(PeerProcess("jax", "jax"))
+    return [*contenders, jax.contender("jax_jit.perceptrons", shape, is_whole)]
+
+
+def _program(shape: Perceptrons, library: Any) -> ForwardPass:
+    """The sum of the perceptrons' means."""
+    batch, arrays = shape.arrays()
+    x = library.tensor(batch)
+    leaves = [library.tensor(array, requires_grad=True) for array in arrays]
+    models = shape.models(leaves)
 
     def forward() -> Any:
         return library.stack([_mean_output(library, x, model) for model in models]).sum()
 
-    leaves = [leaf for model in models for weight, bias in model for leaf in (weight, bias)]
     return ForwardPass(leaves, forward)
-
-
-def _layer(library: Any, random: np.random.Generator) -> tuple[Any, Any]:
-    """Weight and bias; scaled so that activations keep their size through relu (He et al. 2015)."""
-    weight = random.standard_normal((WIDTH, WIDTH), np.float32) * np.float32((2 / WIDTH) ** 0.5)
-    bias = random.standard_normal(WIDTH, np.float32) * np.float32(0.1)
-    return library.tensor(weight, requires_grad=True), library.tensor(bias, requires_grad=True)
 
 
 def _mean_output(library: Any, x: Any, model: list[tuple[Any, Any]]) -> Any:

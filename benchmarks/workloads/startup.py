@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.rounds import Case, Contender, Target
-from benchmarks.runners import NOT_INSTALLED
 
 ABOUT = """\
 Each sample is a new interpreter, which takes the time itself. *import*: until the library is

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import mpgrad as mg
+from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.rounds import Case, Contender, Target, timed
 from benchmarks.runners import (
-    NOT_INSTALLED,
     ForwardPass,
     Runner,
     find_torch,

@@ -19,25 +19,24 @@ from benchmarks.runners import find_torch
 def test_a_quick_run_of_one_workload(tmp_path, capsys):
     before = set(psutil.Process().children(recursive=True))
     figures, page = tmp_path / "figures.json", tmp_path / "page.md"
-    arguments = ["mlp_chain", "--quick", "--rounds", "1"]
+    arguments = ["overhead", "--quick", "--rounds", "1"]
     assert main([*arguments, "--json", str(figures), "--write", str(page)]) == 0
 
     run = json.loads(figures.read_text())
-    assert list(run["workloads"]) == ["mlp_chain"]
+    assert list(run["workloads"]) == ["overhead"]
     assert run["machine"]["processor"]
-    (case,) = run["workloads"]["mlp_chain"]
-    torch = {"torch 1 thread", "torch 2 threads"}
-    mpgrad = {"mpgrad process", "mpgrad local", "mpgrad auto"}
-    assert set(case["remarks"]) == mpgrad | torch
-    assert set(case["samples"]) == (mpgrad | torch if find_torch() else mpgrad)
+    case = run["workloads"]["overhead"][0]
+    mpgrad, torch = {"mpgrad process", "mpgrad local"}, {"torch 1 thread"}
+    assert set(case["remarks"]) == mpgrad | torch | {"HIPS autograd"}
+    assert set(case["samples"]) >= (mpgrad | torch if find_torch() else mpgrad)
     assert all(len(samples) == 1 and samples[0] > 0 for samples in case["samples"].values())
-    assert set(case["speed_up"]) == {"mpgrad local", "torch 2 threads"}
+    assert set(case["speed_up"]) == torch
     assert [target["wanted"] for target in case["targets"]]
 
     text = page.read_text()
     assert "A quick run" in text
     assert "Before and after" not in text
-    assert "## mlp_chain" in text
+    assert "## overhead" in text
     assert "| mpgrad process |" in text
     assert "## Not reached yet" in text
     assert "- gil_branches: left out of this run." in text
