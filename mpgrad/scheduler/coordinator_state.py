@@ -44,6 +44,7 @@ class CoordinatorState:
         self._tables = tables = CoordinatorTables(allocator)
         self.graphs, self.ready, self._out = tables.graphs, tables.ready, tables.out
         self.leases, self.membership = tables.leases, tables.membership
+        self.graph_of = tables.graph_of
         self._endings = GraphEndings(tables)
         self._dispatcher = Dispatcher(tables, self._endings)
         replies = Replies(tables, self._endings, self._dispatcher)

@@ -25,8 +25,12 @@ class Faults:
         forge: per task: the reply names somebody else's block.
         raise_rule: per graph: one to three of its rules raise.
         cancel: per graph: the caller cancels it at any time.
-        vanish: per session: its client is gone at any time.
+        vanish: per client process: it is gone with all its sessions at any time.
+        rejoin: per client process that vanished: another one begins its graphs anew.
+        breach: per session: it sends what the protocol forbids, and is cut off.
         small_arena: per World: the arena is too small, for a while or for good.
+        arena_fills: per World: memory runs out at any time, for a while.
+        slow: per worker: its tasks take thirty times as long, so that its credit stays used up.
         unavailable: per worker to be started: no process can be had any more.
     """
 
@@ -41,7 +45,11 @@ class Faults:
     raise_rule: float = 0.0
     cancel: float = 0.0
     vanish: float = 0.0
+    rejoin: float = 0.0
+    breach: float = 0.0
     small_arena: float = 0.0
+    arena_fills: float = 0.0
+    slow: float = 0.0
     unavailable: float = 0.0
 
 
@@ -57,8 +65,12 @@ ALL_FAULTS = Faults(
     forge=0.01,
     raise_rule=0.2,
     cancel=0.2,
-    vanish=0.15,
+    vanish=0.2,
+    rejoin=0.7,
+    breach=0.1,
     small_arena=0.6,
+    arena_fills=0.5,
+    slow=0.3,
     unavailable=0.05,
 )
 

@@ -26,6 +26,7 @@ from mpgrad.testing.path_counts import (
     run_serially,
     unpack,
 )
+from mpgrad.testing.simulated_memory import UNKNOWN_BLOCK
 from mpgrad.testing.simulated_worker import RuleRaised, run_program
 from mpgrad.testing.virtual_time import Lane
 from mpgrad.wire.codec import decode, encode
@@ -34,7 +35,7 @@ from mpgrad.wire.schema import PROTOCOL_VERSION, EndSession, Hello
 if TYPE_CHECKING:
     from mpgrad.testing.world import World
 
-TO_CLIENT = (*get_args(do.ToClient), do.CancelGraph)
+TO_CLIENT = get_args(do.ToClient)
 TASK_US_MAX = 100
 #: Task, slot, place, gradient.
 Seeds: TypeAlias = tuple[tuple[int, int, int, GradientRef], ...]
@@ -43,10 +44,11 @@ ADOPTED: Content = (-2, -2)
 
 
 class SimulatedClient:
-    """One calling thread of the user's process."""
+    """One calling thread of a user's process."""
 
-    def __init__(self, world: World, peer: str, graphs: list[TracedGraph]) -> None:
-        self.peer, self._world = peer, world
+    def __init__(self, world: World, process: int, number: int, graphs: list[TracedGraph]) -> None:
+        self.process, self._world = process, world
+        self.peer = peer = f"c{process}.{number}"
         self.core = ClientState(peer)
         self.is_alive = True
         #: By the session's name for it.
@@ -65,7 +67,7 @@ class SimulatedClient:
         self._own_blocks: dict[int, list[Block]] = {}
         #: Results and inputs of hooks that the caller can see, with what they showed at first.
         self._views: list[tuple[Block, Content]] = []
-        self.outbox = Lane(world.time, lambda frame: world.on_client_frame(peer, frame))
+        self.outbox = Lane(world.time, lambda frame: world.coordinator.on_client_frame(peer, frame))
         self.lane = Lane(world.time, self._receive)
 
     def start(self) -> None:
@@ -79,8 +81,8 @@ class SimulatedClient:
             time.after(at, self._submit, name)
             if dice.strikes("cancel"):
                 time.after(rng.randint(at, horizon), self._cancel, name)
-        if dice.strikes("vanish"):
-            time.after(rng.randint(0, horizon), self._vanish)
+        if dice.strikes("breach"):
+            time.after(rng.randint(0, horizon), self._break_protocol)
 
     # ------------------------------------------------------------------ what the caller does
 
@@ -168,15 +170,26 @@ class SimulatedClient:
                 self._world.expected.cancel(self.peer, name)
                 self._send(event)
 
-    def _vanish(self) -> None:
+    def vanish(self) -> None:
         """The process dies. Its arena lives on as long as a worker has it mapped."""
         if self.is_alive:
             self.is_alive = False
             self.outbox.cut()
-            self._world.note(self.peer, "vanishes")
-            self._world.time.after(
-                self._world.time.hand_over_us(), self._world.on_client_gone, self.peer
+            world = self._world
+            world.note(self.peer, "vanishes")
+            world.time.after(
+                world.time.hand_over_us(), world.coordinator.on_session_gone, self.peer
             )
+
+    def _break_protocol(self) -> None:
+        """Say something that is never true, and be cut off for it."""
+        if not self.is_alive:
+            return
+        self._world.coordinator.forgers.add(self.peer)
+        if self._world.rng.random() < 0.5:
+            self._send(ev.GraphSubmitted(self.peer, len(self.graphs), 0, (), (), 0, done=1))
+        else:
+            self._send(ev.BlocksReleased(self.peer, (UNKNOWN_BLOCK,)))
 
     # ------------------------------------------------------------------ messages
 

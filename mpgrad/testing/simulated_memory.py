@@ -13,6 +13,8 @@ from mpgrad.testing.path_counts import Content
 
 #: What a worker leaves in a block when it dies while it writes.
 GARBAGE: Content = (-1, -1)
+#: A block that never was.
+UNKNOWN_BLOCK = Block(ENGINE_ARENA, 64, 64, 1 << 40)
 #: Address space of the simulated engine arena.
 ARENA_BYTES = 1 << 40
 
@@ -37,6 +39,8 @@ class SimulatedMemory:
         #: May change at any time, which FreeList's own limit may not.
         self.limit_bytes = limit_bytes
         self._cells: dict[tuple[int, int], _Cell] = {}
+        #: How often there was no room.
+        self.refusals = 0
         self._client_blocks = 0
 
     # ------------------------------------------------------------------ the coordinator's side
@@ -45,6 +49,7 @@ class SimulatedMemory:
         """As ``FreeList.allocate``."""
         used = self.free_list.used_bytes
         if used + nbytes > self.limit_bytes:
+            self.refusals += 1
             raise SharedMemoryExhausted(nbytes, used, self.limit_bytes, "simulated arena")
         offset, generation = self.free_list.allocate(nbytes)
         self._cells[ENGINE_ARENA, offset] = _Cell(generation)

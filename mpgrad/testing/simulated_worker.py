@@ -26,6 +26,8 @@ TO_WORKER = get_args(do.ToWorker)
 #: The shell kills a worker whose task hangs for this long.
 HANG_LIMIT_US = 50_000
 TASK_US_MAX = 300
+#: The slowest task still ends long before a hang is assumed.
+SLOW_FACTOR = 30
 
 
 class RuleRaised(Exception):
@@ -82,12 +84,14 @@ class SimulatedWorker:
         self.peer, self._world = peer, world
         self.core = WorkerState(peer)
         self.is_alive = True
+        #: How much longer everything takes on a host that is busy with other things.
+        self._slowness = SLOW_FACTOR if world.dice.strikes("slow") else 1
         #: What really executes, as the slot in shared memory says it.
         self._executing: do.DispatchNodeTask | None = None
         #: Views that user code holds, with what it saw when it took them.
         self._kept: list[tuple[Block, Content]] = []
         time = world.time
-        self.outbox = Lane(time, lambda frame: world.on_worker_frame(peer, frame))
+        self.outbox = Lane(time, lambda frame: world.coordinator.on_worker_frame(peer, frame))
         self.control, self.urgent, self.tasks = (Lane(time, self._receive) for _ in range(3))
 
     def start(self) -> None:
@@ -109,7 +113,8 @@ class SimulatedWorker:
         self.outbox.cut()
         running = self._executing
         key = None if running is None else (running.graph, running.task, running.attempt)
-        self._world.on_worker_death(self, ev.WorkerLost(self.peer, cause, killed, key), running)
+        event = ev.WorkerLost(self.peer, cause, killed, key)
+        self._world.coordinator.on_worker_death(self, event, running)
 
     # ------------------------------------------------------------------ the shell
 
@@ -137,7 +142,7 @@ class SimulatedWorker:
         self._send(reply)
         if dice.strikes("duplicate_reply"):
             self._send(reply)
-        if self._world.may_die() and dice.strikes("crash_after_reply"):
+        if self._world.coordinator.may_die() and dice.strikes("crash_after_reply"):
             # The slot that says what is running is already empty.
             self.die("crashed after its reply", killed=False)
 
@@ -152,10 +157,10 @@ class SimulatedWorker:
             for ref in slot:
                 if isinstance(ref, Block):
                     world.memory.check_live(ref)
-        duration = 1 + int(TASK_US_MAX * world.rng.random())
-        if world.may_die() and world.dice.strikes("crash_before_reply"):
+        duration = 1 + int(TASK_US_MAX * self._slowness * world.rng.random())
+        if world.coordinator.may_die() and world.dice.strikes("crash_before_reply"):
             world.time.after(duration, self._crash, dispatch)
-        elif world.may_die() and world.dice.strikes("stall"):
+        elif world.coordinator.may_die() and world.dice.strikes("stall"):
             if world.dice.strikes("late_reply"):
                 world.time.after(HANG_LIMIT_US - 1, self._finish, dispatch, duration)
             world.time.after(HANG_LIMIT_US, self._fence, dispatch)
@@ -205,9 +210,9 @@ class SimulatedWorker:
                 written.append(block)
                 ref = block
             refs.append(ref)
-        if world.may_die() and refs and world.dice.strikes("forge"):
-            world.forgers.add(self.peer)
-            refs[-1] = world.foreign_block(dispatch)
+        if world.coordinator.may_die() and refs and world.dice.strikes("forge"):
+            world.coordinator.forgers.add(self.peer)
+            refs[-1] = world.coordinator.foreign_block(dispatch)
         return tuple(refs), written
 
     def _keep(self, dispatch: do.DispatchNodeTask, written: list[Block]) -> tuple[Block, ...]:

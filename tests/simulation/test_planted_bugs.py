@@ -13,12 +13,13 @@ import pytest
 from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.scheduler import fusion
 from mpgrad.scheduler import plan as plan_module
+from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.deaths import Deaths
 from mpgrad.scheduler.graph_endings import GraphEndings
 from mpgrad.scheduler.graph_task import GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING, InputBuffer
 from mpgrad.scheduler.lease_table import LeaseTable
-from mpgrad.scheduler.membership import Flight, MemberRecord
+from mpgrad.scheduler.membership import Flight, MemberRecord, Membership
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.ready_queue import ReadyQueue
 from mpgrad.scheduler.replies import Replies
@@ -273,6 +274,60 @@ def graphs_of_a_gone_session_go_on(patch):
     patch.setattr(Deaths, "on_session_closed", wrong)
 
 
+@bug
+def inner_graphs_of_a_gone_session_go_on(patch):
+    right = Deaths.on_session_closed
+
+    def wrong(self, event):
+        inner = {number: g for number, g in self._graphs.items() if g.depth > 0}
+        for number in inner:
+            del self._graphs[number]
+        right(self, event)
+        self._graphs.update(inner)
+
+    patch.setattr(Deaths, "on_session_closed", wrong)
+
+
+@bug
+def a_session_takes_its_siblings_along(patch):
+    right = Deaths.on_session_closed
+
+    def wrong(self, event):
+        right(self, event)
+        process = event.peer.partition(".")[0]
+        for graph in list(self._graphs.values()):
+            if graph.owner.partition(".")[0] == process:
+                self._endings.drain(graph, "cancelled", -1, b"")
+                self._endings.close_if_drained(graph)
+
+    patch.setattr(Deaths, "on_session_closed", wrong)
+
+
+@bug
+def what_a_refused_submission_left_behind_stays(patch):
+    right = Deaths.on_session_closed
+
+    def wrong(self, event):
+        empty = {number: g for number, g in self._graphs.items() if not g.specs}
+        for number in empty:
+            del self._graphs[number]
+        right(self, event)
+        self._graphs.update(empty)
+
+    patch.setattr(Deaths, "on_session_closed", wrong)
+
+
+@bug
+def sessions_share_the_names_of_their_graphs(patch):
+    right = CoordinatorTables.graph_of
+
+    def wrong(self, owner, name):
+        others = [key for key in self._numbers if key[1] == name]
+        return right(self, *(others[0] if others else (owner, name)))
+
+    patch.setattr(CoordinatorTables, "graph_of", wrong)
+
+
 # ----------------------------------------------------------------------- readiness and dispatch
 
 
@@ -326,6 +381,41 @@ def a_suspect_task_gets_company(patch):
         "has_credit",
         lambda self, *, for_suspect, for_short: right(self, for_suspect=False, for_short=for_short),
     )
+
+
+@bug
+def a_worker_is_left_idle(patch):
+    """Seldom a deadlock, for the next event looks again; always a loss."""
+    right = Dispatcher.dispatch_ready
+
+    def wrong(self):
+        sent = []
+
+        def choose(**wanted):
+            if sent:
+                return None
+            sent.append(True)
+            return Membership.choose_worker(self._membership, **wanted)
+
+        self._membership.choose_worker = choose
+        right(self)
+        del self._membership.choose_worker
+
+    patch.setattr(Dispatcher, "dispatch_ready", wrong)
+
+
+@bug
+def a_full_arena_fails_graphs_that_could_wait(patch):
+    right = Dispatcher._must_wait_for_memory
+
+    def wrong(self, graph, task, full):
+        workers, self._membership.workers = self._membership.workers, list
+        try:
+            return right(self, graph, task, full)
+        finally:
+            self._membership.workers = workers
+
+    patch.setattr(Dispatcher, "_must_wait_for_memory", wrong)
 
 
 @bug
@@ -446,6 +536,6 @@ def test_a_failure_tells_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) ->
     lines = str(failure).splitlines()
     assert lines[0].startswith("InvariantViolated: leases do not add up")
     assert lines[1].startswith(f"World({seed}, workers=")
-    assert f"python -m mpgrad.testing.world --seeds {seed}:{seed + 1}" in lines[-1]
+    assert f"python -m mpgrad.testing --seeds {seed}:{seed + 1}" in lines[-1]
     # Microseconds end in one column, and "who" begins in one.
     assert {line[9:11] for line in lines[2:-1]} == {"  "}

@@ -12,35 +12,30 @@ from random import Random
 import pytest
 
 from mpgrad.scheduler.graph_spec import check_spec
+from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.testing.faults import ALL_FAULTS, NO_FAULTS, Faults
+from mpgrad.testing.many_worlds import run_worlds
 from mpgrad.testing.path_counts import MODULUS, TracedGraph, run_serially
 from mpgrad.testing.random_graphs import NODES_MAX, NODES_MIN, random_graph
+from mpgrad.testing.situations import ALL_SITUATIONS
 from mpgrad.testing.world import World
 
 #: Two graphs a World on average, and a few more Worlds than that needs.
 WORLDS_FAST, WORLDS_SLOW = 520, 2600
 
 
-def run_worlds(seeds: range) -> tuple[int, Counter[str]]:
-    """Graphs simulated, and faults injected by kind."""
-    graphs, injected = 0, Counter[str]()
-    for seed in seeds:
-        world = World.drawn(seed).run()
-        graphs += world.options["graphs"]
-        injected.update(world.dice.injected)
-    return graphs, injected
-
-
 def test_a_thousand_graphs_with_every_fault() -> None:
-    graphs, injected = run_worlds(range(WORLDS_FAST))
-    assert graphs >= 1000
-    assert set(injected) == {field.name for field in fields(Faults)}
+    tally = run_worlds(range(WORLDS_FAST))
+    assert tally.graphs >= 1000
+    assert set(tally.injected) == {field.name for field in fields(Faults)}
 
 
 @pytest.mark.slow
 def test_five_thousand_graphs_with_every_fault() -> None:
-    graphs, _ = run_worlds(range(WORLDS_FAST, WORLDS_FAST + WORLDS_SLOW))
-    assert graphs >= 5000
+    tally = run_worlds(range(WORLDS_FAST, WORLDS_FAST + WORLDS_SLOW))
+    assert tally.graphs >= 5000
+    # What the protocol has a rule for has really happened.
+    assert set(tally.seen) == ALL_SITUATIONS
 
 
 def test_without_faults_every_graph_completes() -> None:
@@ -53,8 +48,8 @@ def test_without_faults_every_graph_completes() -> None:
 
 @pytest.mark.parametrize("kind", [field.name for field in fields(Faults)])
 def test_each_fault_by_itself(kind: str) -> None:
-    # A late reply needs a worker that stalls.
-    kinds = {kind, "stall"} if kind == "late_reply" else {kind}
+    # A late reply needs a worker that stalls; who comes again must have vanished.
+    kinds = {kind, *{"late_reply": {"stall"}, "rejoin": {"vanish"}}.get(kind, ())}
     faults = Faults(**{name: min(1.0, 3 * getattr(ALL_FAULTS, name)) for name in sorted(kinds)})
     injected = Counter[str]()
     for seed in range(30):
@@ -83,6 +78,18 @@ def test_the_log_does_not_depend_on_the_hash_seed() -> None:
     ]
     assert digests[0] == digests[1]
     assert digests[0].strip() == str([World.drawn(seed).run().log.digest() for seed in range(24)])
+
+
+def test_a_client_that_comes_again_gets_the_same_results() -> None:
+    faults = Faults(vanish=1.0, rejoin=1.0)
+    ends = Counter[str]()
+    for seed in range(40):
+        world = World(seed, workers=2, graphs=4, sessions=2, clients=2, faults=faults).run()
+        ends.update(
+            what[0].peer for _, _, what in world.log.entries if isinstance(what[0], CompleteGraph)
+        )
+    # Clients 1 and 2 are the first ones; each graph that completed was compared with the oracle.
+    assert sum(count for peer, count in ends.items() if int(peer[1:].partition(".")[0]) > 2) > 20
 
 
 def count_paths(graph: TracedGraph, node: int, input_nr: int, known: dict) -> int:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, Future
+from typing import Any
+
 import pytest
 
+from mpgrad.scheduler.replies import Replies
+from mpgrad.testing import __main__ as testing
 from mpgrad.testing.leftovers import Leftovers, left_since
-from stress import chaos
+from stress import chaos, simulation
 from stress.__main__ import main
 from stress.load import Training
 
@@ -45,9 +50,32 @@ def test_what_is_left_is_named(tmp_path: object) -> None:
     assert left_since(before, 0.0) == ""
 
 
+@pytest.mark.slow
 def test_simulation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulation", "--seeds", "5", "--first", "3"]) == 0
-    assert "simulation: PASSED: 5 worlds, seeds 3 to 7" in capsys.readouterr().out
+    assert main(["simulation", "--seeds", "250", "--first", "3", "--processes", "2"]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith("simulation: PASSED: 250 worlds, seeds 3 to 252, 0 violations")
+
+
+def test_a_failed_world_says_how_to_see_it_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Here(Executor):
+        """Worlds run in this process, where a bug is planted."""
+
+        def submit(self, work: Any, *arguments: Any) -> Any:
+            future: Future[Any] = Future()
+            future.set_result(work(*arguments))
+            return future
+
+    monkeypatch.setattr(simulation, "ProcessPoolExecutor", lambda *_: Here())
+    monkeypatch.setattr(Replies, "_release_flight", lambda *_: None)
+    assert main(["simulation", "--seeds", "30", "--first", "0"]) == 1
+    *_, again, verdict = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("simulation: FAILED: 0 worlds")
+    assert "InvariantViolated" in verdict
+    command = again.removeprefix("again: python -m mpgrad.testing ").split()
+    assert testing.main(command) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""SimulatedCoordinator: the real CoordinatorState, and a shell without a process around it.
+
+It does what ``coordinator/process.py`` and its supervisor do: decode, let the core handle, perform,
+start workers, see them die, cut off who breaks the protocol. After every event it has all tables
+recounted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from mpgrad.errors import ProtocolError
+from mpgrad.handles import Block
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.invariants import check_invariants
+from mpgrad.testing.expectations import require
+from mpgrad.testing.faults import DEATHS_MAX
+from mpgrad.testing.simulated_memory import UNKNOWN_BLOCK
+from mpgrad.testing.simulated_worker import SimulatedWorker
+from mpgrad.testing.situations import Situations
+from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.schema import FROM_CLIENT, FROM_WORKER, EndSession, Hello
+
+if TYPE_CHECKING:
+    from mpgrad.testing.world import World
+
+
+class SimulatedCoordinator:
+    """The coordinator process and, as their parent, the workers."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.core = CoordinatorState(world.memory)
+        self.situations = Situations(self.core)
+        self.workers: dict[str, SimulatedWorker] = {}
+        #: Peers that have sent something which must be refused.
+        self.forgers: set[str] = set()
+        self._incarnations: Counter[int] = Counter()
+        self._dead: set[str] = set()
+        self._deaths = 0
+
+    # ------------------------------------------------------------------ messages
+
+    def on_worker_frame(self, peer: str, frame: bytes) -> None:
+        message = decode(frame, FROM_WORKER)
+        if isinstance(message, Hello):
+            if peer not in self._dead:
+                self._tell(ev.WorkerJoined(peer))
+        else:
+            self._tell(message)
+
+    def on_client_frame(self, peer: str, frame: bytes) -> None:
+        message = decode(frame, FROM_CLIENT)
+        if isinstance(message, Hello):
+            if peer not in self._dead:
+                self._tell(ev.SessionOpened(peer))
+        elif isinstance(message, EndSession):
+            self.on_session_gone(peer)
+        else:
+            self._tell(message)
+
+    def on_session_gone(self, peer: str) -> None:
+        """A session has taken its leave, or its connection broke."""
+        if peer not in self._dead:
+            self._dead.add(peer)
+            self._tell(ev.SessionClosed(peer))
+
+    def _tell(self, event: Any) -> None:
+        """One event into the core, its tables recounted, its instructions performed."""
+        world = self._world
+        world.note("->", event)
+        self.situations.before(event)
+        refused = world.memory.refusals
+        try:
+            instructions = self.core.handle_event(event)
+        except ProtocolError as error:
+            if event.peer not in self.forgers:
+                raise
+            world.note("shell", f"cuts off {event.peer}: {error}")
+            self._cut_off(event.peer)
+            check_invariants(self.core)
+            return
+        check_invariants(self.core)
+        self.situations.after(event, instructions, is_memory_short=world.memory.refusals > refused)
+        if len(world.log) % 16 == 0:
+            world.memory.free_list.check()
+        for instruction in instructions:
+            world.note("  ", instruction)
+            self._perform(instruction)
+
+    def _cut_off(self, peer: str) -> None:
+        if peer in self.workers:
+            self.workers[peer].die("broke the protocol", killed=True)
+        else:
+            # Whatever it still computes is its own affair.
+            self._world.clients[peer].is_alive = False
+            self._world.time.after(0, self.on_session_gone, peer)
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        world = self._world
+        if isinstance(instruction, do.StartWorker):
+            world.time.after(world.rng.randint(50, 3000), self.start_worker, instruction.slot)
+        elif instruction.peer in world.clients:
+            if isinstance(instruction, do.CompleteGraph | do.FailGraph):
+                self._check_ending(instruction)
+            world.clients[instruction.peer].lane.send(encode(instruction))
+        elif isinstance(instruction, do.DispatchNodeTask):
+            worker = self.workers[instruction.peer]
+            (worker.urgent if instruction.depth else worker.tasks).send(encode(instruction))
+        else:
+            self.workers[instruction.peer].control.send(encode(instruction))
+
+    def _check_ending(self, end: do.CompleteGraph | do.FailGraph) -> None:
+        """When a graph ends, nothing of it is anywhere any more."""
+        expected = self._world.expected
+        expected.check_ending(end)
+        program = expected.number_of(end.peer, end.graph)
+        for worker in self.workers.values():
+            require(
+                not (worker.is_alive and worker.holds(program)),
+                f"graph {end.graph} of {end.peer} ends, but {worker.peer} still holds tasks of it",
+            )
+
+    # ------------------------------------------------------------------ workers
+
+    def start_worker(self, slot: int) -> None:
+        world = self._world
+        if world.expected.has_given_up or world.dice.strikes("unavailable"):
+            world.expected.has_given_up = True
+            self._tell(ev.WorkerUnavailable("no more processes"))
+            return
+        self._incarnations[slot] += 1
+        peer = f"w{slot}.{self._incarnations[slot]}"
+        worker = self.workers[peer] = SimulatedWorker(world, peer)
+        if self.may_die() and world.dice.strikes("die_at_start"):
+            world.time.after(100, self._die_at_start, worker)
+        else:
+            world.time.after(world.rng.randint(100, 1000), worker.start)
+
+    def _die_at_start(self, worker: SimulatedWorker) -> None:
+        worker.die("died at start", killed=False)
+
+    def kill(self, slot: int) -> None:
+        """SIGKILL from outside, whatever the worker is doing."""
+        for worker in list(self.workers.values()):
+            if self.may_die() and worker.peer.startswith(f"w{slot}."):
+                worker.die("was killed from outside", killed=True)
+
+    def may_die(self) -> bool:
+        """Whether one more death stays below what the core takes for a hopeless case."""
+        return self._deaths < DEATHS_MAX
+
+    def on_worker_death(
+        self, worker: SimulatedWorker, event: ev.WorkerLost, running: do.DispatchNodeTask | None
+    ) -> None:
+        """The kernel knows at once, the shell a little later."""
+        self._world.note(worker.peer, event.cause)
+        self._deaths += 1
+        self._world.time.after(self._world.time.hand_over_us(), self._bury, worker, event, running)
+
+    def _bury(
+        self, worker: SimulatedWorker, event: ev.WorkerLost, running: do.DispatchNodeTask | None
+    ) -> None:
+        self._dead.add(worker.peer)
+        if self.core.membership.get(worker.peer) is None:
+            # It was never ready: starting its slot again is the shell's business.
+            slot = int(worker.peer[1:].partition(".")[0])
+            self._world.time.after(self._world.rng.randint(50, 3000), self.start_worker, slot)
+            return
+        self._world.expected.on_death(event, running)
+        self._tell(event)
+
+    def stop_workers(self) -> None:
+        for worker in [w for w in self.workers.values() if w.is_alive]:
+            worker.control.send(encode(do.ShutDown(worker.peer)))
+
+    def check_stopped(self) -> None:
+        require(
+            not any(worker.is_alive for worker in self.workers.values()),
+            "a worker did not stop when it was told to",
+        )
+
+    def foreign_block(self, dispatch: do.DispatchNodeTask) -> Block:
+        """A block that a task has nothing to do with."""
+        own = {*dispatch.blocks, *(ref for slot in dispatch.inputs for ref in slot)}
+        others = [block for block in self.core.leases.counts() if block not in own]
+        return self._world.rng.choice(others) if others else UNKNOWN_BLOCK
