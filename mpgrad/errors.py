@@ -15,7 +15,13 @@ class WorkerLost(MpgradError):
 
 
 class CoordinatorLost(MpgradError):
-    """The coordinator process died; the engine is started again by the next call."""
+    """The coordinator process died; the engine is started again by the next call.
+
+    Attributes:
+        has_run_user_code: hooks or Functions of the backward had already run in this process.
+    """
+
+    has_run_user_code = False
 
 
 class EngineClosed(MpgradError):

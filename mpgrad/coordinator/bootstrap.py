@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 
 from mpgrad.coordinator.supervisor import Supervisor
@@ -12,6 +13,10 @@ from mpgrad.wire.transport import Hub
 
 #: New objects between two runs of the garbage collector.
 GC_THRESHOLD = 100_000
+
+
+#: What the coordinator asks for; more than the largest engine needs.
+DESCRIPTORS = 16_384
 
 
 def main(descriptor: int) -> None:
@@ -24,6 +29,7 @@ def main(descriptor: int) -> None:
         return
     if os.getppid() != setup.client_pid:
         return  # the client died before it could be watched
+    _allow_descriptors()
     supervisor = Supervisor(setup)
     workers = [supervisor.start(slot) for slot in range(setup.cpu_workers)]
 
@@ -41,6 +47,14 @@ def main(descriptor: int) -> None:
         coordinator.run(client, [worker.pidfd for worker in workers])
     finally:
         coordinator.close()
+
+
+def _allow_descriptors() -> None:
+    """Four per worker and one per session: with hundreds of them the usual limit is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _doomed(hub: Hub, kill: str) -> Hub:

@@ -5,16 +5,16 @@ It decides nothing about tasks; a death becomes a WorkerLost event for the core.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import time
 from typing import NamedTuple
 
+from mpgrad.exits import describe_exit
 from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
 from mpgrad.shm.status_board import StatusBoard
-from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup
+from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
 
 #: Workers that may die in a row before they are ready, by their own fault and by SIGKILL, which
 #: comes from outside; then none can be had.
@@ -62,39 +62,40 @@ class Supervisor:
         self.restarts += incarnation > 1
         self.board.clear(slot)
         setup = self._setup
-        reader, writer = os.pipe()
-        inherited = (reader, setup.client_arena_fd, setup.engine_arena_fd, self.board.fd)
-        process = subprocess.Popen(
-            [setup.executable, "-P", "-m", "mpgrad.workers", str(reader)],
-            pass_fds=inherited,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
+        process, writer = spawn(
+            [setup.executable, "-P", "-m", "mpgrad.workers"],
+            (setup.client_arena_fd, setup.engine_arena_fd, self.board.fd),
+            self._environment(),
         )
-        os.close(reader)
-        worker = WorkerProcess(f"w{slot}.{incarnation}", slot, process, os.pidfd_open(process.pid))
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            os.close(writer)
+            process.kill()
+            process.wait()
+            raise
+        worker = WorkerProcess(f"w{slot}.{incarnation}", slot, process, pidfd)
         self._by_pidfd[worker.pidfd] = self._by_peer[worker.peer] = worker
         self._send_setup(writer, worker)
         return worker
 
     def _send_setup(self, writer: int, worker: WorkerProcess) -> None:
         setup = self._setup
-        # If it died at once, its pidfd tells.
-        with contextlib.suppress(BrokenPipeError):
-            send_setup(
-                writer,
-                WorkerSetup(
-                    directory=setup.directory,
-                    peer=worker.peer,
-                    token=setup.token,
-                    coordinator_pid=os.getpid(),
-                    client_arena_fd=setup.client_arena_fd,
-                    engine_arena_fd=setup.engine_arena_fd,
-                    board_fd=self.board.fd,
-                    slot=worker.slot,
-                    environment=setup.worker_environment,
-                    kill=setup.kill,
-                ),
-            )
+        send_setup(
+            writer,
+            WorkerSetup(
+                directory=setup.directory,
+                peer=worker.peer,
+                token=setup.token,
+                coordinator_pid=os.getpid(),
+                client_arena_fd=setup.client_arena_fd,
+                engine_arena_fd=setup.engine_arena_fd,
+                board_fd=self.board.fd,
+                slot=worker.slot,
+                environment=setup.worker_environment,
+                kill=setup.kill,
+            ),
+        )
 
     def _environment(self) -> dict[str, str]:
         """What BLAS and the allocator read when they are loaded, so it has to stand here."""
@@ -163,12 +164,4 @@ class Supervisor:
 
 
 def _describe(worker: WorkerProcess, status: int) -> str:
-    if status < 0:
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        how = f"was killed by {name}"
-    else:
-        how = f"exited with status {status}"
-    return f"worker {worker.peer} (pid {worker.process.pid}) {how}"
+    return f"worker {worker.peer} (pid {worker.process.pid}) {describe_exit(status)}"

@@ -40,6 +40,8 @@ class ClientWorker:
         self._handover, self._arena = handover, arena
         #: What the last failed task raised.
         self.error: BaseException | None = None
+        #: Whether any of these tasks has begun: user code, which must not run twice.
+        self.has_begun = False
         #: What workers warned of while the graph ran, packed.
         self.warnings: list[bytes] = []
         #: The Nodes that have not released what they saved, in serial order, the first one last;
@@ -65,6 +67,7 @@ class ClientWorker:
 
     def run(self, dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
         """Run one task; an exception is kept in ``error`` as it is."""
+        self.has_begun = True
         name = (dispatch.graph, dispatch.task, dispatch.attempt)
         members = self._groups[dispatch.task]
         refs: list[GradientRef] = [None] * len(dispatch.blocks)

@@ -45,7 +45,9 @@ class Engine:
         shm_limit: bytes that the workers' shared arena may hold; default MPGRAD_SHM_LIMIT or a
             share of the machine's memory.
         blas_threads: BLAS threads wherever a rule runs, in workers and in ``local`` alike.
-        recover: "worker" replaces workers that die. ("all" does not exist yet.)
+        recover: "worker" replaces workers that die and runs their tasks again; "all" also starts
+            the engine again when the coordinator dies, and runs the backward once more (unless
+            hooks or Functions have already run in this process: those never run twice).
 
     Raises:
         ValueError: an argument is out of range.
@@ -63,7 +65,8 @@ class Engine:
     ) -> None:
         self.mode = config.engine_mode() if mode is None else mode
         _check_choice("mode", self.mode, _MODES)
-        _check_choice("recover", recover, ("worker",))
+        _check_choice("recover", recover, ("worker", "all"))
+        self.recover = recover
         if gpus not in ("auto", "none", (), []):
             raise ValueError(f"Engine(gpus={gpus!r}): GPU workers are not supported yet")
         self.cpu_workers = _count(
@@ -76,7 +79,7 @@ class Engine:
             raise RuntimeError(
                 f'Engine(mode="process") needs Linux; this is {sys.platform}. Use mode="local".'
             )
-        self._process = ProcessEngine(self.cpu_workers, self._shm_limit, blas_threads)
+        self._process = self._new_process_engine()
         self._local_count = 0
         self._local_failed = 0
         self._is_closed = False
@@ -110,10 +113,13 @@ class Engine:
         if self._pid != os.getpid():
             self._restart_in_child()
 
+    def _new_process_engine(self) -> ProcessEngine:
+        return ProcessEngine(self.cpu_workers, self._shm_limit, self.blas_threads, self.recover)
+
     def _restart_in_child(self) -> None:
         """After a fork the processes belong to the parent; the child starts its own when needed."""
         self._process.abandon()
-        self._process = ProcessEngine(self.cpu_workers, self._shm_limit, self.blas_threads)
+        self._process = self._new_process_engine()
         self._pid = os.getpid()
 
     # ------------------------------------------------------------------ one backward
@@ -206,6 +212,7 @@ class Engine:
             tasks=dict(sorted(counters.tasks.items())),
             handed_bytes=counters.handed_bytes,
             copied_bytes=counters.copied_bytes,
+            recoveries=counters.recoveries,
             restarts=processes.restarts if processes is not None else 0,
             client_arena=ArenaStatistics(
                 arena.used_bytes,

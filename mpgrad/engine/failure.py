@@ -33,8 +33,20 @@ def cause_of(
         return SharedMemoryExhausted(requested, used, limit, "engine arena")
     text = outcome.error.decode(errors="replace")
     if outcome.kind == "lost":
-        return WorkerLost(f"{_names(frozen, planned, outcome.task)}: {text}")
+        return WorkerLost(
+            f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed.{_advice(text)}"
+        )
     return EngineClosed(f"the backward was cancelled: {text}")
+
+
+def _advice(text: str) -> str:
+    """What to do about a death."""
+    if "SIGKILL" in text:
+        return (
+            " SIGKILL comes from outside: somebody's kill -9, or the kernel where memory ran out "
+            "(`dmesg` tells); fewer workers or smaller tensors need less."
+        )
+    return ' Run it with Engine(mode="local") and `python -X faulthandler` to see where it happens.'
 
 
 def _names(frozen: FrozenGraph, planned: Plan, task: int) -> str:

@@ -24,12 +24,14 @@ from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.learning import learn
 from mpgrad.engine.placement import place
 from mpgrad.engine.processes import CoordinatorProcess
+from mpgrad.engine.recovery import repeat_after_loss
 from mpgrad.engine.session import Session
 from mpgrad.engine.submission import Submission
 from mpgrad.errors import CoordinatorLost, EngineClosed
@@ -54,6 +56,7 @@ class Counters:
     failed: int = 0
     handed_bytes: int = 0
     copied_bytes: int = 0
+    recoveries: int = 0
 
     def __post_init__(self) -> None:
         self.tasks: Counter[str] = Counter()
@@ -62,9 +65,12 @@ class Counters:
 class ProcessEngine:
     """Thread-safe: each calling thread borrows a session of its own."""
 
-    def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int) -> None:
+    def __init__(
+        self, cpu_workers: int, shm_limit: int, blas_threads: int, recover: str = "worker"
+    ) -> None:
         self._arguments = (cpu_workers, shm_limit, blas_threads)
         self._blas_threads = blas_threads
+        self._recover = recover
         self._has_started = False
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
@@ -110,6 +116,7 @@ class ProcessEngine:
     def _open_session(self) -> Session:
         if self._coordinator is None:
             raise EngineClosed("the engine's processes are not running")
+        require_descriptors(FOR_SESSION, "another thread that calls backward()")
         peer = f"c{os.getpid()}.{next(self._session_numbers)}"
         return Session(self._coordinator, peer)
 
@@ -227,6 +234,14 @@ class ProcessEngine:
             Exception: what a rule or hook raised, as it is.
             WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
         """
+        running = innermost()
+        # An inner backward is part of a client task of the outer one, which cannot be repeated.
+        is_inner = running is not None and running.session is not None
+        if self._recover == "all" and not is_inner:
+            return repeat_after_loss(lambda: self._attempt(frozen), self._note_recovery)
+        return self._attempt(frozen)
+
+    def _attempt(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         try:
             return self._execute(*place(frozen))
         except SavedTensorsUnreadable:
@@ -250,7 +265,9 @@ class ProcessEngine:
             handover.close()
         replay_warnings(client.warnings, lambda task: planned.tasks[task].position)
         if isinstance(outcome, FailGraph):
-            if outcome.kind == "error":
+            if outcome.kind == "lost" and outcome.task < 0:
+                self._forget(session.coordinator)  # it has no workers and can get none
+            elif outcome.kind == "error":
                 client.release_before(planned.groups[outcome.task][outcome.step].node)
             raise cause_of(outcome, frozen, planned, client.error)
         if not frozen.keep_graph:
@@ -277,7 +294,11 @@ class ProcessEngine:
             session.peer, graph, running.depth if running is not None else 0, client,
             workers=session.workers, blas_threads=self._blas_threads,
         )  # fmt: skip
-        outcome = session.run(first, submission.rest(session.peer, graph), client.run)
+        try:
+            outcome = session.run(first, submission.rest(session.peer, graph), client.run)
+        except CoordinatorLost as lost:
+            lost.has_run_user_code = client.has_begun
+            raise
         client.warnings = session.warnings_of(graph)
         return outcome, client
 
@@ -310,6 +331,10 @@ class ProcessEngine:
         return coordinator.arena.open(block, meta.shape, meta.dtype, writeable=True, track=True)
 
     # ------------------------------------------------------------------ what came of it
+
+    def _note_recovery(self) -> None:
+        with self._lock:
+            self.counters.recoveries += 1
 
     def _note(
         self,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from mpgrad.engine.descriptors import FOR_ENGINE, require_descriptors, require_hard_limit
+from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
 from mpgrad.kill_points import Passages, kill_points
 from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.environment import capture_environment
-from mpgrad.wire.setup import CoordinatorSetup, send_setup
+from mpgrad.wire.setup import CoordinatorSetup, send_setup, spawn
+from mpgrad.wire.socket_directory import SocketDirectory
 
 #: Address space of the engine's arena; pages exist only where something was written.
 ENGINE_ARENA_BYTES = 1 << 40
@@ -37,34 +39,41 @@ class CoordinatorProcess:
         self.passages = Passages(kill_points(kill, "client"))
         self._kill = kill
         self.token = secrets.token_bytes(32)
-        self.directory = tempfile.mkdtemp(prefix="mpgrad-")
-        segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
-        try:
-            self._process = self._spawn(segment, cpu_workers, shm_limit, blas_threads)
-        except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            raise
         self._is_killed = False
         #: The engine was closed; whoever still waits for an answer gets none.
         self.is_closed = False
-        self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
-        self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)
+        require_descriptors(FOR_ENGINE, "an engine")
+        require_hard_limit(cpu_workers)
+        with contextlib.ExitStack() as undo:
+            self._directory = SocketDirectory()
+            undo.callback(self._directory.remove)
+            segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
+            undo.callback(segment.close)
+            self._process = self._spawn(segment, cpu_workers, shm_limit, blas_threads)
+            undo.callback(self._process.wait)
+            undo.callback(self._process.kill)
+            self.pid = self._process.pid
+            self.pidfd = os.pidfd_open(self.pid)
+            undo.callback(os.close, self.pidfd)
+            self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)
+            undo.pop_all()
         segment.close()
+
+    @property
+    def directory(self) -> str:
+        """Where its sockets are."""
+        return self._directory.path
 
     def _spawn(
         self, segment: Segment, cpu_workers: int, shm_limit: int, blas_threads: int
     ) -> subprocess.Popen[bytes]:
         client_fd = client_arena().segment.fd
-        reader, writer = os.pipe()
         python_path = _python_path()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mpgrad.coordinator", str(reader)],
-            pass_fds=(reader, client_fd, segment.fd),
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": python_path},
+        process, writer = spawn(
+            [sys.executable, "-P", "-m", "mpgrad.coordinator"],
+            (client_fd, segment.fd),
+            {**os.environ, "PYTHONPATH": python_path},
         )
-        os.close(reader)
         send_setup(
             writer,
             CoordinatorSetup(
@@ -87,6 +96,10 @@ class CoordinatorProcess:
     def is_alive(self) -> bool:
         return not self._is_killed and self._process.poll() is None
 
+    def cause_of_death(self) -> str:
+        """How it ended, in words; asked once its pidfd says that it has."""
+        return f"the coordinator process (pid {self.pid}) {describe_exit(self._process.wait())}"
+
     def wait(self) -> int:
         """Wait for its end, with force if it takes too long; its exit status."""
         try:
@@ -96,7 +109,7 @@ class CoordinatorProcess:
             status = self._process.wait()
         os.close(self.pidfd)
         self.arena.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._directory.remove()
         return status
 
     def kill(self) -> None:

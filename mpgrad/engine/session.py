@@ -45,7 +45,7 @@ class Session:
 
     def __init__(self, coordinator: CoordinatorProcess, peer: str) -> None:
         self.peer = peer
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self._state = ClientState(peer)
         self._spoke: Spoke = ZmqSpoke.session(coordinator.directory, peer)
         if coordinator.passages:
@@ -59,8 +59,12 @@ class Session:
         self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
         self._interrupted = _Interrupts()
-        self._send(schema.Hello(peer, coordinator.token, schema.PROTOCOL_VERSION))
-        self.workers: int = self._answer(schema.Welcome).workers
+        try:
+            self._send(schema.Hello(peer, coordinator.token, schema.PROTOCOL_VERSION))
+            self.workers: int = self._answer(schema.Welcome).workers
+        except BaseException:
+            self.close()
+            raise
 
     # ------------------------------------------------------------------ a graph
 
@@ -96,7 +100,7 @@ class Session:
                     except KeyboardInterrupt:
                         interrupts += 1
                         if interrupts > 1:
-                            self._coordinator.kill()
+                            self.coordinator.kill()
                             raise
                         self._send(*self._state.cancel(graph))
             if interrupts:
@@ -133,15 +137,17 @@ class Session:
         with self._interrupted.allowed():
             readable = self._spoke.wait(None)
         replies: list[Any] = []
+        ended = len(self._state.outcomes)
         for frame in self._spoke.receive():
             replies += self._receive(decode(frame, schema.TO_CLIENT))
         self._send(*replies)
-        if self._pidfd in readable:
-            if self._coordinator.is_closed:
+        # Results that it sent before it died count.
+        if self._pidfd in readable and len(self._state.outcomes) == ended:
+            if self.coordinator.is_closed:
                 raise EngineClosed("the engine was closed while a backward was running")
             raise CoordinatorLost(
-                "the coordinator process died while a backward was running; no .grad was changed. "
-                "The next backward starts a new one."
+                f"{self.coordinator.cause_of_death()} while a backward was running; no .grad was "
+                "changed. The next backward starts a new one."
             )
 
     def _receive(self, message: Any) -> list[Any]:

@@ -33,6 +33,7 @@ class EngineStatistics:
         handed_bytes: of saved arrays that workers were given, as handles or as copies.
         copied_bytes: of those and of gradients, what had to be copied.
         restarts: workers that were replaced after they died.
+        recoveries: backwards that were run again because the coordinator had died.
         client_arena, engine_arena: the arenas of this process's tensors and of workers' results
             (None while no process runs).
     """
@@ -45,6 +46,7 @@ class EngineStatistics:
     handed_bytes: int = 0
     copied_bytes: int = 0
     restarts: int = 0
+    recoveries: int = 0
     client_arena: ArenaStatistics | None = None
     engine_arena: ArenaStatistics | None = None
 

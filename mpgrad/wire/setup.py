@@ -5,7 +5,9 @@ Nothing secret stands in argv or the environment, where others can read it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 from typing import TypeVar
 
 import msgspec
@@ -55,9 +57,36 @@ class WorkerSetup(msgspec.Struct, frozen=True):
 T = TypeVar("T", CoordinatorSetup, WorkerSetup)
 
 
+def spawn(
+    command: list[str], inherited: tuple[int, ...], environment: dict[str, str]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a child that gets its setup from the descriptor that its last argument names.
+
+    Returns:
+        The child, and the descriptor for ``send_setup``.
+
+    Raises:
+        OSError: the system allows no more processes or descriptors; nothing is left open.
+    """
+    reader, writer = os.pipe()
+    try:
+        child = subprocess.Popen(
+            [*command, str(reader)],
+            pass_fds=(reader, *inherited),
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
+    except BaseException:
+        os.close(writer)
+        raise
+    finally:
+        os.close(reader)
+    return child, writer
+
+
 def send_setup(descriptor: int, setup: CoordinatorSetup | WorkerSetup) -> None:
-    """Write ``setup`` and close the descriptor."""
-    with os.fdopen(descriptor, "wb") as stream:
+    """Write ``setup`` and close the descriptor; a child that has died already is seen elsewhere."""
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as stream:
         stream.write(msgspec.msgpack.encode(setup))
 
 

@@ -1,0 +1,57 @@
+"""require_descriptors(): refuses beforehand what would run out of file descriptors halfway.
+
+libzmq ends the whole process (``abort``) if the kernel refuses it one, so nobody could tell then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+#: What the client opens for an engine, and for one more calling thread: 13 and 8 are counted, and
+#: some more are open while processes start.
+FOR_ENGINE, FOR_SESSION = 24, 12
+#: What the coordinator opens by itself and for each worker: 24 and 4 are counted.
+FOR_COORDINATOR, FOR_WORKER = 64, 4
+
+
+def require_descriptors(count: int, what: str) -> None:
+    """Make sure that this process may open ``count`` more.
+
+    Raises:
+        OSError: (EMFILE) it may not; ``what`` needs them.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = _open_descriptors()
+    if limit != resource.RLIM_INFINITY and used + count > limit:
+        raise OSError(
+            errno.EMFILE,
+            f"{what} needs up to {count} file descriptors, and {used} of the {limit} that this "
+            "process may have are in use; close files, or raise the limit (`ulimit -n`)",
+        )
+
+
+def require_hard_limit(cpu_workers: int) -> None:
+    """Make sure that the coordinator may open what it needs: it raises its own soft limit.
+
+    Raises:
+        OSError: (EMFILE) it may not.
+    """
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = FOR_COORDINATOR + FOR_WORKER * cpu_workers
+    if limit != resource.RLIM_INFINITY and count > limit:
+        raise OSError(
+            errno.EMFILE,
+            f"an engine with {cpu_workers} workers needs {count} file descriptors in its "
+            f"coordinator, and the hard limit is {limit} (`ulimit -Hn`); use fewer workers",
+        )
+
+
+def _open_descriptors() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return 0  # no /proc: it is tried, and may fail
