@@ -1,7 +1,7 @@
 """freeze(): walk the recorded graph once and write it down as plain tables.
 
-The walk is iterative (chains of 150,000 Nodes are normal). Hooks become Nodes of their own, which
-only the client runs; what nobody wants is left out.
+Hooks become Nodes of their own, which only the client runs; what nobody wants is left out. A graph
+like one that was frozen before gets that one's tables (see ``replay``).
 """
 
 from __future__ import annotations
@@ -23,6 +23,18 @@ from mpgrad.autograd.client_nodes import (
 )
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
+from mpgrad.autograd.replay import (
+    Key,
+    Memory,
+    Remembered,
+    Template,
+    Walk,
+    has_known_kinds,
+    is_plain,
+    kinds_of,
+    sequence_of,
+    walk,
+)
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
 from mpgrad.tensor import Tensor
@@ -97,54 +109,106 @@ def freeze(
         keep_graph: whether saved tensors stay.
         cost: expected run time of a Node.
     """
-    tables = _Tables(roots, logs=LOGGER.isEnabledFor(logging.DEBUG))
+    walked = walk(roots)
+    logs = LOGGER.isEnabledFor(logging.DEBUG)
+    key = None
+    if not logs and is_plain(walked.nodes):
+        key = _key(walked, roots, wanted, cost)
+        known = _memory.find(key, walked.nodes)
+        if known is not None:
+            return _freeze_again(known, walked.nodes, seeds, keep_graph, cost)
+    tables = _Tables(walked, logs=logs)
     if wanted is None:
         tables.want_leaves()
     else:
         tables.want_only(wanted)
     tables.insert_client_nodes()
-    return tables.result(roots, seeds, keep_graph, cost)
+    frozen = tables.result(roots, seeds, keep_graph, cost)
+    if key is not None and not tables.has_hooks and has_known_kinds(walked.nodes):
+        _memory.add(key, Remembered(tables.template(walked, roots, frozen), frozen.spec))
+    return frozen
+
+
+# ---------------------------------------------------------------------- a graph seen before
+
+#: The costs of a graph that is not young are renewed when they differ by this part of their sum.
+COSTS_CHANGED = 0.1
+
+_memory = Memory()
+
+
+def _key(
+    walked: Walk,
+    roots: Sequence[Edge],
+    wanted: Sequence[tuple[Edge, Sink | None]] | None,
+    cost: Cost,
+) -> Key:
+    """What decides the tables, but for what ``Remembered.is_like`` compares."""
+    index = walked.index_of
+    begins = tuple([(index[root.function], root.input_nr) for root in roots])
+    asked = None
+    if wanted is not None:
+        asked = tuple(
+            [(index.get(edge.function), edge.input_nr, _kind(sink)) for edge, sink in wanted]
+        )
+    return (kinds_of(walked.nodes), tuple(walked.edges), begins, asked, cost)
+
+
+def _kind(sink: Sink | None) -> Any:
+    """What the tables keep of a sink."""
+    return sink if isinstance(sink, ResultSink) else type(sink)
+
+
+def _freeze_again(
+    known: Remembered, nodes: list[Node], seeds: Sequence[Any], keep_graph: bool, cost: Cost
+) -> FrozenGraph:
+    """The tables of an earlier step, around the Nodes of this one."""
+    template = known.template
+    kept = nodes if template.kept is None else [nodes[at] for at in template.kept]
+    if known.looks_up_costs():
+        _look_up_costs(known, kept, cost)
+    spec = known.spec
+    sinks = [
+        LeafSink(kept[target[0]]) if sink is None else sink  # type: ignore[arg-type]
+        for target, sink in zip(spec.captures, template.sinks, strict=True)
+    ]
+    if template.kept_seeds is not None:
+        seeds = [seeds[at] for at in template.kept_seeds]
+    return FrozenGraph(tuple(kept), template.runs, spec, tuple(seeds), tuple(sinks), keep_graph)
+
+
+def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None:
+    """Renew the costs where they have changed; then the tables are new ones."""
+    specs = known.spec.nodes
+    now = [
+        cost(node) if runs else 0.0 for node, runs in zip(nodes, known.template.runs, strict=True)
+    ]
+    change = sum([abs(new - spec.cost_us) for new, spec in zip(now, specs, strict=True)])
+    if change > (0.0 if known.is_young else COSTS_CHANGED * sum(now)):
+        renewed = [spec._replace(cost_us=new) for new, spec in zip(now, specs, strict=True)]
+        known.spec = known.spec._replace(nodes=tuple(renewed))
+
+
+# ---------------------------------------------------------------------- a new graph
 
 
 class _Tables:
     """The tables while they are being made; index i is one Node in all of them."""
 
-    def __init__(self, roots: Sequence[Edge], *, logs: bool) -> None:
+    def __init__(self, walked: Walk, *, logs: bool) -> None:
         #: Whether every Node tells the logger when it runs.
         self.logs = logs
-        self.nodes: list[Node] = []
-        self.edges: list[list[Target | None]] = []
-        self.index: dict[Node, int] = {}
-        self._walk(roots)
+        self.nodes: list[Node] = list(walked.nodes)
+        self.edges = walked.targets()
+        self.index: dict[Node, int] = walked.index_of
         self.runs = [True] * len(self.nodes)
         self.captures: list[tuple[Target, Sink]] = []
+        #: Of the Nodes that were walked those that lead to what is wanted; None: all.
+        self.kept: list[int] | None = None
         #: Whether user code will run in the client.
         self.has_hooks = logs
         #: Where contributions to a Node go first, if hooks stand before it.
         self.front: dict[int, int] = {}
-
-    def _walk(self, roots: Sequence[Edge]) -> None:
-        pending: list[Node] = []
-        for root in roots:
-            self._find(root.function, pending)
-        while pending:
-            node = pending.pop()
-            targets = self.edges[self.index[node]]
-            for edge in node.next_edges:
-                if edge is None:
-                    targets.append(None)
-                else:
-                    targets.append((self._find(edge.function, pending), edge.input_nr))
-
-    def _find(self, node: Node, pending: list[Node]) -> int:
-        """The index of ``node``; a new one is still to be walked from."""
-        at = self.index.get(node)
-        if at is None:
-            at = self.index[node] = len(self.nodes)
-            self.nodes.append(node)
-            self.edges.append([])
-            pending.append(node)
-        return at
 
     # ------------------------------------------------------------------ what is wanted
 
@@ -192,7 +256,7 @@ class _Tables:
         if not unwanted:
             return
         gone = set(unwanted)
-        kept = [at for at in range(len(self.nodes)) if at not in gone]
+        kept = self.kept = [at for at in range(len(self.nodes)) if at not in gone]
         new = {at: number for number, at in enumerate(kept)}
         self.nodes = [self.nodes[at] for at in kept]
         self.runs = [self.runs[at] for at in kept]
@@ -312,6 +376,19 @@ class _Tables:
             tuple(seed for _, _, seed in kept),
             tuple(sink for _, sink in self.captures),
             keep_graph,
+        )
+
+    def template(self, walked: Walk, roots: Sequence[Edge], frozen: FrozenGraph) -> Template:
+        """What the next graph of this kind shall get."""
+        kept_seeds = [at for at, root in enumerate(roots) if root.function in self.index]
+        return Template(
+            [node.input_metadata for node in walked.nodes],
+            *sequence_of(walked.nodes),
+            [at for at, node in enumerate(walked.nodes) if isinstance(node, AccumulateGrad)],
+            self.kept,
+            None if len(kept_seeds) == len(roots) else kept_seeds,
+            frozen.runs,
+            tuple(None if isinstance(sink, LeafSink) else sink for sink in frozen.sinks),
         )
 
 

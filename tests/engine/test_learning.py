@@ -6,7 +6,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd import costs
+from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.replay import Memory
 from mpgrad.engine.learning import learn
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.instructions import CompleteGraph
@@ -17,6 +19,7 @@ from mpgrad.tensor import gradient_edge
 @pytest.fixture(autouse=True)
 def nothing_learned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "model", CostModel())
+    monkeypatch.setattr(freezing, "_memory", Memory())
 
 
 def chain() -> mg.Tensor:
