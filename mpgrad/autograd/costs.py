@@ -50,8 +50,11 @@ def estimate(node: Node) -> float:
 
 def observe(node: Node, microseconds: float) -> None:
     """Learn from one run."""
-    if isinstance(node, FunctionNode | OperatorNode):
+    if isinstance(node, FunctionNode):
         model.observe(key_of(node), microseconds)
+    elif isinstance(node, OperatorNode):
+        key = key_of(node)
+        model.observe(key, microseconds, None if model.get(key) is not None else _guess(node))
 
 
 def _guess(node: OperatorNode) -> float:

@@ -42,35 +42,42 @@ def chain_limit_us(spec: GraphSpec) -> float:
     return min(max(math.sqrt(2.0 * work_us * MESSAGE_US), CHAIN_MIN_US), CHAIN_MAX_US)
 
 
-def group(spec: GraphSpec, *, fuse: bool) -> tuple[list[int], list[list[int]]]:
+def group(spec: GraphSpec, *, fuse: bool) -> Grouping:
     """Assign each node to a group; groups and their nodes are in serial order."""
-    grouping = _Grouping(spec)
+    grouping = Grouping(spec)
     for index in spec.order:
         grouping.place(index, grouping.home_for(index) if fuse else -1)
-    return grouping.group_of, grouping.groups
+    return grouping
 
 
-class _Grouping:
-    """The groups so far, while the nodes are visited in serial order."""
+class Grouping:
+    """The groups so far, while the nodes are visited in serial order.
+
+    Attributes:
+        group_of: for each node its group.
+        groups: the nodes of each group.
+        total_us: per group the cost of all its nodes.
+        producers: for each node those that feed it, once per edge.
+        second: second halves of Nodes, which are there to run beside the first.
+    """
 
     def __init__(self, spec: GraphSpec) -> None:
         self._spec = spec
         self._chain_limit_us = chain_limit_us(spec)
-        self._producers: list[list[int]] = [[] for _ in spec.nodes]
+        self.producers: list[list[int]] = [[] for _ in spec.nodes]
         for index, node in enumerate(spec.nodes):
             for target in node.edges:
                 if target is not None:
-                    self._producers[target[0]].append(index)
+                    self.producers[target[0]].append(index)
             for half, _ in node.passes[:1]:
-                self._producers[half].append(index)
+                self.producers[half].append(index)
         self._branch_us = self._branches()
-        #: Second halves of Nodes, which are there to run beside the first.
-        self._second = {target[0] for node in spec.nodes for target in node.passes}
+        self.second = {target[0] for node in spec.nodes for target in node.passes}
         self._seeded = {target[0] for target in spec.seeds}
         self.group_of = [-1] * len(spec.nodes)
         self.groups: list[list[int]] = []
-        #: Per group: cost of all its nodes, and of the cheap ones that joined its first.
-        self._total_us: list[float] = []
+        self.total_us: list[float] = []
+        #: Per group: cost of the cheap nodes that joined its first.
         self._joined_us: list[float] = []
         #: The group of the client's latest Node.
         self._last_on_client = -1
@@ -85,24 +92,24 @@ class _Grouping:
             behind = {t[0] for t in nodes[index].edges if t is not None and not nodes[t[0]].is_sink}
             if len(behind) == 1:
                 (link,) = behind
-                if set(self._producers[link]) == {index} and not nodes[link].on_client:
+                if set(self.producers[link]) == {index} and not nodes[link].on_client:
                     branch_us[index] += branch_us[link]
         return branch_us
 
     def home_for(self, index: int) -> int:
         """The group that node ``index`` joins, or -1."""
         node = self._spec.nodes[index]
-        if index in self._seeded or index in self._second:
+        if index in self._seeded or index in self.second:
             return -1
-        home = self.group_of[self._producers[index][0]]
-        if any(self.group_of[producer] != home for producer in self._producers[index]):
+        home = self.group_of[self.producers[index][0]]
+        if any(self.group_of[producer] != home for producer in self.producers[index]):
             return -1
         if node.is_sink:
             return home
         if not self._may_share(home, node):
             return -1
-        if self._waiting[home] == len(self._producers[index]):
-            if self._total_us[home] + node.cost_us <= self._chain_limit_us:
+        if self._waiting[home] == len(self.producers[index]):
+            if self.total_us[home] + node.cost_us <= self._chain_limit_us:
                 return home
         elif self._branch_us[index] > FUSE_GROUP_BELOW_US:
             return -1
@@ -126,17 +133,17 @@ class _Grouping:
         if home < 0:
             home = len(self.groups)
             self.groups.append([])
-            self._total_us.append(0.0)
+            self.total_us.append(0.0)
             self._joined_us.append(0.0)
             self._waiting.append(0)
         else:
             if node.cost_us < FUSE_NODE_BELOW_US:
                 self._joined_us[home] += node.cost_us
             if not node.is_sink:
-                self._waiting[home] -= len(self._producers[index])
+                self._waiting[home] -= len(self.producers[index])
         if node.on_client:
             self._last_on_client = home
-        self._total_us[home] += node.cost_us
+        self.total_us[home] += node.cost_us
         self._waiting[home] += sum(
             target is not None and not self._spec.nodes[target[0]].is_sink for target in node.edges
         ) + bool(node.passes)

@@ -1,7 +1,7 @@
 """plan(): turn a GraphSpec into NodeTasks, the unit that is dispatched, and wire them up.
 
-``fusion`` says which Nodes share a task, ``wide_sums`` which sums are taken in pieces; here every
-contribution gets its place.
+``fusion`` and ``bundling`` say which Nodes share a task, ``wide_sums`` which sums are taken in
+pieces; here every contribution gets its place.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
+from mpgrad.scheduler.bundling import bundle
 from mpgrad.scheduler.fusion import MESSAGE_US, group
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 from mpgrad.scheduler.split import split
@@ -112,16 +113,19 @@ def plan(spec: GraphSpec, *, fuse: bool = True, workers: int = 1) -> Plan:
         workers: how many could run at once; where the graph has too few branches for them,
             expensive Nodes are split.
     """
-    whole = _plan(spec, fuse, None)
+    whole = _plan(spec, fuse, workers, None)
     if whole.work_us >= workers * whole.critical_path_us:
         return whole
     halved, origin = split(spec)
-    return whole if len(origin) == len(spec.nodes) else _plan(halved, fuse, origin)
+    return whole if len(origin) == len(spec.nodes) else _plan(halved, fuse, workers, origin)
 
 
-def _plan(spec: GraphSpec, fuse: bool, origin: tuple[int, ...] | None) -> Plan:
+def _plan(spec: GraphSpec, fuse: bool, workers: int, origin: tuple[int, ...] | None) -> Plan:
     """The plan of ``spec``; ``origin`` says which Node each half was part of."""
-    group_of, groups = group(spec, fuse=fuse)
+    grouping = group(spec, fuse=fuse)
+    group_of, groups = grouping.group_of, grouping.groups
+    if fuse:
+        group_of, groups = bundle(spec, grouping, workers)
     wiring = _Wiring(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
     priorities = _critical_paths(costs, wiring.outputs)
@@ -340,7 +344,7 @@ class _Wiring:
 def _critical_paths(costs: list[float], outputs: list[list[OutputSpec]]) -> list[float]:
     """For each group, the cost of the longest path from it to the end, itself included."""
     longest = list(costs)
-    # Groups are numbered in serial order of their first node, so consumers come later.
+    # Groups are numbered in a topological order: consumers come later.
     for at in range(len(costs) - 1, -1, -1):
         behind = max((longest[o.task] for o in outputs[at] if o.task != CAPTURE), default=0.0)
         longest[at] += behind

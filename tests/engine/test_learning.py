@@ -10,7 +10,7 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import FrozenGraph, freeze
 from mpgrad.autograd.replay import Memory
 from mpgrad.engine.learning import learn
-from mpgrad.scheduler.cost_model import CostModel
+from mpgrad.scheduler.cost_model import SURPRISE_MAX, CostModel
 from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.scheduler.plan import plan
 from mpgrad.tensor import gradient_edge
@@ -63,6 +63,24 @@ def test_nodes_share_a_task_s_time_as_expected() -> None:
     assert len(factors) == 4
     assert factors == pytest.approx([factors[0]] * 4)
     assert factors[0] > 1.5
+
+
+def test_one_interruption_does_not_make_a_rule_expensive() -> None:
+    """Else thousands of tiny Nodes of a kind would be planned as if each took that long."""
+    loss = (mg.ones(4, requires_grad=True) * 2.0).sum()
+    [product] = [node for node in frozen(loss).nodes if node.name() == "MulBackward"]
+    guess = costs.estimate(product)
+    for _ in range(2):
+        before = costs.estimate(product)
+        costs.observe(product, 60_000.0)
+        assert costs.estimate(product) <= SURPRISE_MAX * before
+    for _ in range(20):
+        costs.observe(product, guess)
+    assert costs.estimate(product) == pytest.approx(guess, rel=0.05)
+    while costs.estimate(product) < 400.0:  # but what always takes long is believed soon
+        before = costs.estimate(product)
+        costs.observe(product, 600.0)
+        assert costs.estimate(product) > 1.1 * before
 
 
 def test_a_time_below_that_of_the_short_nodes_teaches_nothing() -> None:

@@ -45,7 +45,7 @@ def branches(count: int, size: int = 2000) -> tuple[FrozenGraph, Plan]:
         for node in frozen.spec.nodes
     )
     spec: GraphSpec = frozen.spec._replace(nodes=expensive)
-    return frozen._replace(spec=spec), plan(spec)
+    return frozen._replace(spec=spec), plan(spec, workers=64)
 
 
 @pytest.mark.parametrize("count", [1, SMALL_GRAPH, SMALL_GRAPH + 1, 77])

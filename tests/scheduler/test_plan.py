@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
-from mpgrad.scheduler.fusion import FUSE_GROUP_BELOW_US, MESSAGE_US, chain_limit_us
+from mpgrad.scheduler.fusion import FUSE_GROUP_BELOW_US, MESSAGE_US, chain_limit_us, group
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan import (
@@ -137,7 +137,7 @@ def test_a_chain_of_cheap_nodes_is_one_task() -> None:
 
 def test_nothing_is_fused_around_a_node() -> None:
     """0 -> 1 -> 3 and 0 -> 3, where 1 and 2 are too expensive to be fused."""
-    planned = plan(graph(node(1, 2, 3), node(3, cost=500.0), node(cost=500.0), node()))
+    planned = plan(graph(node(1, 2, 3), node(3, cost=500.0), node(cost=500.0), node()), workers=4)
     assert groups(planned) == [[0], [1], [2], [3]]
 
 
@@ -146,14 +146,14 @@ def test_a_diamond_of_cheap_nodes_is_one_task() -> None:
 
 
 def test_an_expensive_node_begins_a_task_and_cheap_ones_join_it() -> None:
-    planned = plan(graph(node(1, 3), node(2, cost=500.0), node(), node(cost=500.0)))
+    planned = plan(graph(node(1, 3), node(2, cost=500.0), node(), node(cost=500.0)), workers=4)
     assert groups(planned) == [[0], [1, 2], [3]]
 
 
 def test_a_cheap_node_stays_with_the_long_branch_that_it_begins() -> None:
     """In the task before the fork all branches would wait for it."""
     branch = (node(3, cost=90.0), node(4, cost=90.0))
-    long = plan(graph(node(1, 2), *branch, node(cost=500.0), node(cost=500.0)))
+    long = plan(graph(node(1, 2), *branch, node(cost=500.0), node(cost=500.0)), workers=4)
     assert groups(long) == [[0], [1, 3], [2, 4]]
     short = plan(graph(node(1, 2), *branch, node(cost=5.0), node(cost=5.0)))
     assert groups(short) == [[0, 1, 2, 3, 4]]
@@ -179,13 +179,17 @@ def test_a_chain_has_a_bound() -> None:
 def test_a_group_has_a_bound() -> None:
     cost = 90.0
     root = node(*range(1, 21))
-    planned = plan(graph(root, *(node(cost=cost) for _ in range(20))))
-    assert max(len(members) for members in groups(planned)) == 1 + FUSE_GROUP_BELOW_US // cost
+    spec = graph(root, *(node(cost=cost) for _ in range(20)))
+    assert len(group(spec, fuse=True).groups[0]) == 1 + FUSE_GROUP_BELOW_US // cost
 
 
-def test_a_seeded_node_is_not_fused() -> None:
-    spec = graph(node(1), node())
-    assert groups(plan(spec._replace(seeds=((0, 0), (1, 0))))) == [[0], [1]]
+def test_the_seeds_of_a_node_come_before_what_its_own_task_adds() -> None:
+    spec = graph(node(1), node())._replace(seeds=((0, 0), (1, 0)))
+    planned = plan(spec)
+    assert groups(planned) == [[0, 1]]
+    assert planned.slots == ((InnerTarget(0, 0), InnerTarget(1, 0)),)
+    assert planned.groups[0][0].routes == (InnerTarget(1, 0),)
+    assert planned.seeds == ((0, 0, 0), (0, 1, 0))
 
 
 def test_client_nodes_stand_alone_and_in_serial_order() -> None:
@@ -272,7 +276,7 @@ def test_places_follow_the_serial_order_of_producers() -> None:
 
 def test_seeds_come_before_all_producers() -> None:
     spec = graph(node(1), node())._replace(seeds=((1, 0), (0, 0), (1, 0)))
-    planned = plan(spec)
+    planned = plan(spec, fuse=False)
     assert planned.seeds == ((1, 0, 0), (0, 0, 0), (1, 0, 1))
     assert planned.tasks[0].outputs[0].place == 2
 

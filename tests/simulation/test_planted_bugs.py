@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.scheduler import fusion
+from mpgrad.scheduler import bundling, fusion
 from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.deaths import Deaths
@@ -468,9 +468,25 @@ def places_do_not_follow_the_serial_order(patch):
 @bug
 def nodes_are_fused_around_another(patch):
     def home_for(self, index):
-        return -1 if index in self._seeded else self.group_of[self._producers[index][-1]]
+        return -1 if index in self._seeded else self.group_of[self.producers[index][-1]]
 
-    patch.setattr(fusion._Grouping, "home_for", home_for)
+    patch.setattr(fusion.Grouping, "home_for", home_for)
+
+
+@bug
+def groups_of_several_levels_are_bundled(patch):
+    right = bundling._Bundling.levels
+
+    def wrong(self):
+        found = [*right(self), []]
+        return [a + b for a, b in zip(found[::2], found[1::2], strict=False)]
+
+    patch.setattr(bundling._Bundling, "levels", wrong)
+
+
+@bug
+def bundles_do_not_wait_for_hooks_in_turn(patch):
+    patch.setattr(bundling, "pairwise", lambda client: [])
 
 
 @bug

@@ -1,0 +1,215 @@
+"""bundle(): groups of Nodes that have no path between them share a task, where messages cost more.
+
+``fusion`` follows the edges; behind a fork it leaves each branch a group of its own. A thousand
+tiny branches would be a thousand messages, so here the groups of one *level* are put together, as
+few as still keep all workers busy. The level of a group is the number of groups on the longest path
+that leads to it, so that no path joins two groups of the same level.
+
+The graph of bundles cannot have a cycle. A bundle begins with groups of one level; what joins it
+later gets all its contributions from it. So an edge from bundle to bundle ends in a group that its
+bundle began with, whose level is above that of the edge's start and hence above the level at which
+the bundle of that start began: levels rise along every path. The control edges between the client's
+tasks count as edges.
+
+The sums stay the serial engine's: a bundle's Nodes run in serial order, and an input gets all its
+contributions from outside the bundle or all from inside. (Seeds are outside. They come first, in
+the serial engine too.)
+
+Rules of this file: pure tables, as in ``graph_spec``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from mpgrad.scheduler.fusion import Grouping, chain_limit_us
+from mpgrad.scheduler.graph_spec import GraphSpec
+
+#: Less work than this is not worth a message of its own, even if a worker is free: it costs about
+#: as much time of the cores, which client, coordinator and workers share.
+WORTH_A_MESSAGE_US = 300.0
+#: Adding up gradients: bytes per microsecond through memory.
+SUM_BYTES_PER_US = 4000.0
+
+
+def bundle(spec: GraphSpec, grouping: Grouping, workers: int) -> tuple[list[int], list[list[int]]]:
+    """Merge the groups of ``grouping``.
+
+    Args:
+        spec: the graph.
+        grouping: how ``fusion`` grouped it.
+        workers: how many bundles of a level should be able to run at once.
+
+    Returns:
+        For each node its bundle, and for each bundle its nodes in serial order. Bundles are in a
+        topological order, those of the client in serial order.
+    """
+    bundling = _Bundling(spec, grouping, workers)
+    for level in bundling.levels():
+        bundling.place(level)
+    return bundling.result()
+
+
+class _Bundling:
+    """The bundles so far, while the groups are visited level by level."""
+
+    def __init__(self, spec: GraphSpec, grouping: Grouping, workers: int) -> None:
+        self._spec, self._workers = spec, workers
+        self._group_of, self._groups = grouping.group_of, grouping.groups
+        self._limit_us = chain_limit_us(spec)
+        heads = [nodes[0] for nodes in self._groups]
+        #: Per group: the groups that feed it. Only its first Node gets anything from outside.
+        self._feeds = [
+            list(dict.fromkeys(self._group_of[p] for p in grouping.producers[head]))
+            for head in heads
+        ]
+        self._costs = [
+            total + self._sums_us(head, len(grouping.producers[head]))
+            for total, head in zip(grouping.total_us, heads, strict=True)
+        ]
+        self._on_client = [spec.nodes[head].on_client for head in heads]
+        self._stands_alone = [
+            on_client or head in grouping.second
+            for on_client, head in zip(self._on_client, heads, strict=True)
+        ]
+        #: Per group: how many groups it feeds.
+        self._fed = [0] * len(heads)
+        for feeds in self._feeds:
+            for group in feeds:
+                self._fed[group] += 1
+        #: Per group its bundle.
+        self._home = [-1] * len(heads)
+        #: Per bundle: its work, the work that joined because it was not worth a message, how often
+        #: groups outside are fed, and whether others may join.
+        self._total_us: list[float] = []
+        self._joined_us: list[float] = []
+        self._waiting: list[int] = []
+        self._is_open: list[bool] = []
+
+    def _sums_us(self, head: int, contributions: int) -> float:
+        nbytes = self._spec.nodes[head].input_nbytes
+        return max(contributions - len(nbytes), 0) * max(nbytes, default=0) / SUM_BYTES_PER_US
+
+    def levels(self) -> list[list[int]]:
+        """The groups by level; groups are numbered in a topological order."""
+        client = [group for group, on_client in enumerate(self._on_client) if on_client]
+        before = {later: earlier for earlier, later in pairwise(client)}
+        level = [0] * len(self._groups)
+        found: list[list[int]] = []
+        for group, feeds in enumerate(self._feeds):
+            above = [level[feed] for feed in feeds]
+            if group in before:
+                above.append(level[before[group]])
+            level[group] = at = max(above) + 1 if above else 0
+            if at == len(found):
+                found.append([])
+            found[at].append(group)
+        return found
+
+    def place(self, level: Sequence[int]) -> None:
+        """Give the groups of the next level their bundles."""
+        level_us = sum([self._costs[group] for group in level])
+        at_once = max(1, min(self._workers, int(level_us // WORTH_A_MESSAGE_US)))
+        behind: dict[int, list[int]] = {}
+        apart: list[int] = []
+        for group in level:
+            home = self._only_home(self._feeds[group])
+            if self._stands_alone[group]:
+                self._open([group])
+            elif home >= 0:
+                behind.setdefault(home, []).append(group)
+            else:
+                apart.append(group)
+        for home, groups in behind.items():
+            if self._continues(home, groups, level_us / at_once):
+                self._join(home, groups)
+            else:
+                apart += groups
+        parts = self._parts(apart)
+        for groups in parts:
+            home = self._only_home([feed for group in groups for feed in self._feeds[group]])
+            cost = self._cost(groups)
+            if home >= 0 and len(parts) == 1 and self._joined_us[home] + cost < WORTH_A_MESSAGE_US:
+                self._joined_us[home] += cost
+                self._join(home, groups)
+            else:
+                self._open(groups)
+
+    def _only_home(self, feeds: Sequence[int]) -> int:
+        """The bundle that all of ``feeds`` are in, or -1."""
+        if not feeds:
+            return -1
+        home = self._home[feeds[0]]
+        if not self._is_open[home] or any(self._home[feed] != home for feed in feeds):
+            return -1
+        return home
+
+    def _cost(self, groups: Sequence[int]) -> float:
+        return sum([self._costs[group] for group in groups])
+
+    def _continues(self, home: int, groups: Sequence[int], share_us: float) -> bool:
+        """Whether ``groups``, all fed by bundle ``home`` alone, are its next link.
+
+        Nothing else may wait for the bundle, and where there are several groups, they may not be
+        the work that all workers could share.
+        """
+        cost = self._cost(groups)
+        return (
+            self._waiting[home] == sum([len(self._feeds[group]) for group in groups])
+            and self._total_us[home] + cost <= self._limit_us
+            and (len(groups) == 1 or cost <= share_us)
+        )
+
+    def _parts(self, groups: list[int]) -> list[list[int]]:
+        """Share ``groups`` out: as many parts as are worth it, of about the same cost.
+
+        What is fed by the same bundle stays together.
+        """
+        parts = [[group] for group in groups if self._costs[group] > self._limit_us / 2]
+        small = [group for group in groups if self._costs[group] <= self._limit_us / 2]
+        work_us = self._cost(small)
+        rounds = math.ceil(work_us / max(self._workers * self._limit_us, 1.0))
+        count = max(1, min(int(work_us // WORTH_A_MESSAGE_US), self._workers * rounds))
+        if count >= len(small):
+            return parts + [[group] for group in small]
+        small.sort(key=self._place_of)
+        shared: list[list[int]] = [[] for _ in range(count)]
+        done_us = 0.0
+        for group in small:
+            middle_us = done_us + self._costs[group] / 2
+            at = int(middle_us * count / work_us) if count > 1 else 0
+            shared[min(at, count - 1)].append(group)
+            done_us += self._costs[group]
+        return parts + [part for part in shared if part]
+
+    def _place_of(self, group: int) -> tuple[int, int]:
+        feeds = self._feeds[group]
+        return self._home[feeds[-1]] if feeds else -1, group
+
+    def _open(self, groups: Sequence[int]) -> None:
+        """Begin a bundle with ``groups``."""
+        self._is_open.append(not self._on_client[groups[0]])
+        self._total_us.append(0.0)
+        self._joined_us.append(0.0)
+        self._waiting.append(0)
+        self._put(len(self._total_us) - 1, groups)
+
+    def _join(self, home: int, groups: Sequence[int]) -> None:
+        self._waiting[home] -= sum([len(self._feeds[group]) for group in groups])
+        self._put(home, groups)
+
+    def _put(self, home: int, groups: Sequence[int]) -> None:
+        for group in groups:
+            self._home[group] = home
+            self._waiting[home] += self._fed[group]
+        self._total_us[home] += self._cost(groups)
+
+    def result(self) -> tuple[list[int], list[list[int]]]:
+        """See :func:`bundle`. Bundles were begun level by level: that is a topological order."""
+        bundle_of = [self._home[group] for group in self._group_of]
+        bundles: list[list[int]] = [[] for _ in self._total_us]
+        for node in self._spec.order:
+            bundles[bundle_of[node]].append(node)
+        return bundle_of, bundles

@@ -1,0 +1,142 @@
+"""bundle(): groups without a path between them share a task, as few as keep the workers busy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+
+from mpgrad.scheduler.bundling import WORTH_A_MESSAGE_US, bundle
+from mpgrad.scheduler.fusion import MESSAGE_US, chain_limit_us, group
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
+from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.testing.random_graphs import random_graph
+
+
+def graph(edges: dict[int, Iterable[int]], costs: list[float], **flags: set[int]) -> GraphSpec:
+    """One input per Node; Node 0 is the root; ``flags`` name the Nodes that have them."""
+    nodes = tuple(
+        NodeSpec(
+            f"Node{at}", len(costs) - at, tuple((t, 0) for t in edges.get(at, ())), (8,), cost,
+            **{flag: at in which for flag, which in flags.items()},
+        )
+        for at, cost in enumerate(costs)
+    )  # fmt: skip
+    return GraphSpec(nodes, ((0, 0),), (), serial_order(nodes, ((0, 0),)))
+
+
+def fan(count: int, cost: float, *, links: int = 1, **flags: set[int]) -> GraphSpec:
+    """``count`` branches of ``links`` Nodes behind a cheap root."""
+    edges: dict[int, Iterable[int]] = {0: range(1, count + 1)}
+    for at in range(1, count * (links - 1) + 1):
+        edges[at] = [at + count]
+    return graph(edges, [1.0] + [cost] * count * links, **flags)
+
+
+def nodes_of(planned: Plan) -> list[list[int]]:
+    return [[member.node for member in members] for members in planned.groups]
+
+
+# ----------------------------------------------------------------------- any graph
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_bundles_of_any_graph_are_sound(seed: int) -> None:
+    rng = Random(seed)
+    spec = random_graph(rng, client_share=0.3).spec
+    grouping = group(spec, fuse=True)
+    workers = rng.choice((1, 2, 8))
+    bundle_of, bundles = bundle(spec, grouping, workers)
+    position = {node: at for at, node in enumerate(spec.order)}
+    assert sorted(node for nodes in bundles for node in nodes) == list(range(len(spec.nodes)))
+    on_client = []
+    for number, nodes in enumerate(bundles):
+        assert all(bundle_of[node] == number for node in nodes)
+        assert nodes == sorted(nodes, key=position.__getitem__)
+        on_client += [number for node in nodes[:1] if spec.nodes[node].on_client]
+        # What needs no message of its own may join beyond the limit.
+        groups = {grouping.group_of[node] for node in nodes}
+        largest = max(grouping.total_us[group] for group in groups)
+        total = sum(spec.nodes[node].cost_us for node in nodes)
+        assert total <= max(chain_limit_us(spec), largest) * 1.5 + WORTH_A_MESSAGE_US
+    for producer, node in enumerate(spec.nodes):
+        for target in node.edges:
+            # Bundles are numbered in a topological order: no cycle.
+            assert target is None or bundle_of[producer] <= bundle_of[target[0]]
+    # Hooks run in serial order, each after the one before: those edges make no cycle either.
+    firsts = [position[bundles[number][0]] for number in on_client]
+    assert firsts == sorted(firsts)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_an_input_gets_all_from_outside_or_all_from_inside(seed: int) -> None:
+    """But for seeds, which come first anyway: so the sum is that of the serial engine."""
+    spec = random_graph(Random(seed), client_share=0.2).spec
+    planned = plan(spec, workers=2)
+    feeds: dict[tuple[int, int], set[bool]] = {}
+    for producer, node in enumerate(spec.nodes):
+        for target in node.edges:
+            if target is not None:
+                is_inside = planned.task_of[producer] == planned.task_of[target[0]]
+                feeds.setdefault(target, set()).add(is_inside)
+    assert all(len(sides) == 1 for sides in feeds.values())
+
+
+# ----------------------------------------------------------------------- what shares a task
+
+
+def test_tiny_branches_share_as_few_tasks_as_keep_the_workers_busy() -> None:
+    planned = plan(fan(16, 200.0), workers=2)
+    assert [len(nodes) for nodes in nodes_of(planned)] == [1, 8, 8]
+    planned = plan(fan(16, 200.0), workers=4)
+    assert [len(nodes) for nodes in nodes_of(planned)] == [1, 4, 4, 4, 4]
+
+
+def test_no_task_is_made_that_is_not_worth_a_message() -> None:
+    planned = plan(fan(16, WORTH_A_MESSAGE_US / 17), workers=8)
+    assert len(planned.tasks) == 1
+    planned = plan(fan(16, WORTH_A_MESSAGE_US / 2), workers=64)
+    assert [len(nodes) for nodes in nodes_of(planned)] == [1] + [2] * 8
+
+
+def test_expensive_branches_stay_apart() -> None:
+    planned = plan(fan(8, 20.0 * MESSAGE_US), workers=2)
+    assert [len(nodes) for nodes in nodes_of(planned)] == [1] + [1] * 8
+
+
+def test_branches_stay_whole() -> None:
+    """The links of a branch follow their producer's bundle, and join it."""
+    spec = fan(8, 300.0, links=2)
+    # As if fusion had left each link alone.
+    bundle_of, bundles = bundle(spec, group(spec, fuse=False), 2)
+    assert [len(nodes) for nodes in bundles] == [1, 8, 8]
+    for first in range(1, 9):
+        assert bundle_of[first] == bundle_of[first + 8]
+
+
+def test_a_level_waits_for_the_client_in_between() -> None:
+    """1 and 4 have no path between them, but hooks 2 and 3 run in turn: 1 -> 2, then 3 -> 4.
+
+    Were 1 and 4 one task, 2 would wait for 3, which waits for 2.
+    """
+    spec = graph({0: [1, 3], 1: [2], 3: [4]}, [1.0, 90.0, 1.0, 1.0, 90.0], on_client={2, 3})
+    spec = spec._replace(order=(0, 1, 2, 3, 4))
+    planned = plan(spec, workers=1)
+    assert planned.task_of[1] != planned.task_of[4]
+    assert planned.task_of[1] < planned.task_of[2] < planned.task_of[3] < planned.task_of[4]
+
+
+def test_sums_of_leaves_share_a_task_unless_they_are_work() -> None:
+    """Large gradients are added up by as many workers as there are."""
+
+    def leaves(nbytes: int) -> int:
+        nodes = [NodeSpec("Root", 9, tuple((at, 0) for at in range(1, 5)), (8,), 1.0)]
+        nodes += [NodeSpec("Branch", 8 - at, ((5, 0), (6, 0)), (8,), 9e4) for at in range(4)]
+        nodes += [NodeSpec("Leaf", 1 << 40, (), (nbytes,), 0.0, is_sink=True) for _ in range(2)]
+        spec = GraphSpec(tuple(nodes), ((0, 0),), ((5, 0), (6, 0)), serial_order(nodes, ((0, 0),)))
+        planned = plan(spec, workers=2)
+        return len({planned.task_of[5], planned.task_of[6]})
+
+    assert leaves(64) == 1
+    assert leaves(1 << 20) == 2
