@@ -82,6 +82,8 @@ class FrozenGraph(NamedTuple):
     seeds: tuple[Any, ...]
     sinks: tuple[Sink, ...]
     keep_graph: bool
+    #: Whether ``spec``, the very object, may serve a later graph too.
+    may_recur: bool = False
 
     def only_captures(self, node: Node) -> bool:
         """Whether ``node`` is a leaf's and its gradient is a result of ``grad()``."""
@@ -126,6 +128,7 @@ def freeze(
     frozen = tables.result(roots, seeds, keep_graph, cost)
     if key is not None and not tables.has_hooks and has_known_kinds(walked.nodes):
         _memory.add(key, Remembered(tables.template(walked, roots, frozen), frozen.spec))
+        return frozen._replace(may_recur=True)
     return frozen
 
 
@@ -174,7 +177,9 @@ def _freeze_again(
     ]
     if template.kept_seeds is not None:
         seeds = [seeds[at] for at in template.kept_seeds]
-    return FrozenGraph(tuple(kept), template.runs, spec, tuple(seeds), tuple(sinks), keep_graph)
+    return FrozenGraph(
+        tuple(kept), template.runs, spec, tuple(seeds), tuple(sinks), keep_graph, True
+    )
 
 
 def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None:

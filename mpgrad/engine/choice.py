@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import Plan
 
 #: Graphs with less work than this are never worth a message, in microseconds.
@@ -20,7 +19,7 @@ SUBMIT_US = 580.0
 MARGIN = 1.2
 
 
-MakePlan: TypeAlias = Callable[[GraphSpec], Plan]
+MakePlan: TypeAlias = Callable[[FrozenGraph], Plan]
 
 
 class Choice(NamedTuple):
@@ -41,7 +40,7 @@ def choose(frozen: FrozenGraph, workers: int, plan: MakePlan) -> Choice:
         return Choice("local", f"only {work_us:.0f} us of work")
     if workers < 2:
         return Choice("local", "one CPU worker would not be faster than this process")
-    planned = plan(frozen.spec)
+    planned = plan(frozen)
     predicted = predict_process_us(planned, workers)
     if predicted * MARGIN >= work_us:
         return Choice(

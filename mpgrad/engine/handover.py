@@ -7,8 +7,7 @@ the copies are counted. Everything packed stays alive until ``close``.
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import cloudpickle
@@ -17,12 +16,10 @@ import numpy as np
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode, PortableContext
-from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.dispatch import OperatorNode
-from mpgrad.engine.local import output_metadata
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef, TensorHandle
-from mpgrad.scheduler.plan import InnerTarget, Member, NodeTaskSpec
 from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.lease import byte_bounds
 from mpgrad.storage import adopt
@@ -30,9 +27,7 @@ from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
     InlineArray,
-    Metadata,
     NodeProgram,
-    NodeWiring,
     OperatorRule,
     PackedArray,
     Rule,
@@ -40,15 +35,13 @@ from mpgrad.wire.programs import (
     TaskProgram,
     encode_plain,
     encode_program,
-    encode_wiring,
 )
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 T = TypeVar("T")
 
-#: Encoded wirings of Nodes that are kept.
-WIRINGS_MAX = 4096
+_NO_RULE = CaptureRule()
 
 
 class Handover:
@@ -145,24 +138,21 @@ class Handover:
     # ------------------------------------------------------------------ programs
 
     def programs(
-        self,
-        frozen: FrozenGraph,
-        tasks: Sequence[NodeTaskSpec],
-        groups: Sequence[tuple[Member, ...]],
-        slots: Sequence[tuple[InnerTarget, ...]],
-        code: dict[int, ShippedCode],
+        self, frozen: FrozenGraph, graph: PreparedGraph, tasks: range, code: dict[int, ShippedCode]
     ) -> list[tuple[int, int]]:
         """Write the programs of some tasks; for each the offset and length of its own.
 
         Args:
             frozen: the graph.
-            tasks: the tasks; those of the client need no program.
-            groups, slots: what each of them runs (of ``Plan.groups``), and what flows in where.
+            graph: its plan.
+            tasks: which; those of the client need no program.
             code: by node index, the code of each Function that a worker runs.
         """
         encoded = [
-            b"" if task.on_client else encode_program(self._program(frozen, members, inputs, code))
-            for task, members, inputs in zip(tasks, groups, slots, strict=True)
+            b""
+            if graph.plan.tasks[task].on_client
+            else encode_program(self._program(frozen, graph, task, code))
+            for task in tasks
         ]
         start = self._located(self._store(b"".join(encoded)))[0]
         payloads = []
@@ -172,38 +162,25 @@ class Handover:
         return payloads
 
     def _program(
-        self,
-        frozen: FrozenGraph,
-        members: tuple[Member, ...],
-        slots: tuple[InnerTarget, ...],
-        code: dict[int, ShippedCode],
+        self, frozen: FrozenGraph, graph: PreparedGraph, task: int, code: dict[int, ShippedCode]
     ) -> TaskProgram:
-        nodes = tuple(self._node(frozen, member, code) for member in members)
-        return TaskProgram(nodes, slots, anomaly.checks_nan, self.is_timed, self._numpy_errors)
-
-    def _node(
-        self, frozen: FrozenGraph, member: Member, code: dict[int, ShippedCode]
-    ) -> NodeProgram:
-        node = frozen.nodes[member.node]
-        if member.piece_of is not None:
-            meta = node.input_metadata[member.piece_of]
-            wiring = _wiring(f"Sum({node.name()})", (meta,), (), (), member.captures)
-            return NodeProgram(CaptureRule(), wiring)
-        return NodeProgram(
-            self._rule(frozen, member.node, code),
-            _wiring(
-                frozen.spec.nodes[member.node].name,
-                node.input_metadata,
-                tuple(output_metadata(frozen, member.node)),
-                member.routes,
-                member.captures,
-            ),
+        members = graph.plan.groups[task]
+        nodes = [
+            NodeProgram(
+                _NO_RULE if member.piece_of is not None else self._rule(frozen, member.node, code),
+                wiring,
+            )
+            for member, wiring in zip(members, graph.wirings(frozen, task), strict=True)
+        ]
+        slots = graph.plan.slots[task]
+        return TaskProgram(
+            tuple(nodes), slots, anomaly.checks_nan, self.is_timed, self._numpy_errors
         )
 
     def _rule(self, frozen: FrozenGraph, index: int, code: dict[int, ShippedCode]) -> Rule:
         node = frozen.nodes[index]
         if not frozen.runs[index]:
-            return CaptureRule()
+            return _NO_RULE
         if isinstance(node, OperatorNode):
             return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):
@@ -308,33 +285,6 @@ def _shared(
 ) -> SharedArray:
     layout = (array.shape, array.strides, array.dtype.str)
     return SharedArray(TensorHandle(arena, offset, block, generation, *layout))
-
-
-@functools.lru_cache(WIRINGS_MAX)
-def _wiring(
-    name: str,
-    inputs: tuple[InputMetadata, ...],
-    outputs: tuple[InputMetadata | None, ...],
-    routes: tuple[InnerTarget | int | None, ...],
-    captures: tuple[tuple[int, int], ...],
-) -> bytes:
-    """The wiring of a Node, encoded; a training loop asks for the same ones in every step."""
-    return encode_wiring(
-        NodeWiring(
-            name,
-            tuple(_metadata(meta) for meta in inputs),
-            tuple(None if meta is None else _metadata(meta) for meta in outputs),
-            tuple(
-                (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
-                for route in routes
-            ),
-            captures,
-        )
-    )
-
-
-def _metadata(meta: InputMetadata) -> Metadata:
-    return Metadata(meta.shape, meta.dtype.str)
 
 
 def _span(array: Array) -> tuple[bytes, int]:

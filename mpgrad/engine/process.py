@@ -30,13 +30,13 @@ from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.learning import learn
 from mpgrad.engine.placement import place
+from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.recovery import repeat_after_loss
 from mpgrad.engine.session import Session
 from mpgrad.engine.submission import Submission
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.handles import ENGINE_ARENA, Block
-from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan import Plan
 from mpgrad.scheduler.plan_cache import PlanCache
@@ -80,6 +80,7 @@ class ProcessEngine:
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
         self.counters = Counters()
         self._plans = PlanCache(cpu_workers)
+        self._prepared = PreparedGraphs(self._plans.plan)
         self._plans_lock = threading.Lock()
 
     # ------------------------------------------------------------------ life
@@ -222,10 +223,13 @@ class ProcessEngine:
 
     # ------------------------------------------------------------------ one backward
 
-    def plan(self, spec: GraphSpec) -> Plan:
+    def plan(self, frozen: FrozenGraph) -> Plan:
         """The plan of a graph, from the cache if one like it ran before."""
+        return self._prepare(frozen).plan
+
+    def _prepare(self, frozen: FrozenGraph) -> PreparedGraph:
         with self._plans_lock:
-            return self._plans.plan(spec)
+            return self._prepared.of(frozen.spec, may_recur=frozen.may_recur)
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run ``frozen``; as ``run_local``.
@@ -254,9 +258,10 @@ class ProcessEngine:
         handover.is_timed = profile is not None
         try:
             with self._session() as session:
-                planned = self.plan(frozen.spec)
-                outcome, client = self._submit(session, frozen, planned, code, handover)
-                self._note(frozen, planned, handover, outcome)
+                graph = self._prepare(frozen)
+                planned = graph.plan
+                outcome, client = self._submit(session, frozen, graph, code, handover)
+                self._note(frozen, graph, handover, outcome)
                 if profile is not None and isinstance(outcome, CompleteGraph):
                     _note_times(profile, frozen, planned, outcome)
                 if isinstance(outcome, CompleteGraph):
@@ -280,7 +285,7 @@ class ProcessEngine:
         self,
         session: Session,
         frozen: FrozenGraph,
-        planned: Plan,
+        prepared: PreparedGraph,
         code: dict[int, Any],
         handover: Handover,
     ) -> tuple[CompleteGraph | FailGraph, ClientWorker]:
@@ -288,8 +293,8 @@ class ProcessEngine:
             raise EngineClosed("the engine was closed by another thread")
         graph, running = next(_graph_numbers), innermost()
         handover.engine_arena = self._coordinator.arena
-        client = ClientWorker(frozen, planned, handover, self._coordinator.arena)
-        submission = Submission(frozen, planned, code, handover)
+        client = ClientWorker(frozen, prepared.plan, handover, self._coordinator.arena)
+        submission = Submission(frozen, prepared, code, handover)
         first = submission.begin(
             session.peer, graph, running.depth if running is not None else 0, client,
             workers=session.workers, blas_threads=self._blas_threads,
@@ -339,7 +344,7 @@ class ProcessEngine:
     def _note(
         self,
         frozen: FrozenGraph,
-        planned: Plan,
+        prepared: PreparedGraph,
         handover: Handover,
         outcome: CompleteGraph | FailGraph,
     ) -> None:
@@ -355,10 +360,11 @@ class ProcessEngine:
             for _, slot, _, copied, _ in outcome.ran:
                 counters.tasks[f"worker {slot}"] += 1
                 counters.copied_bytes += copied
-            on_client = len(planned.tasks) - len(outcome.ran)
+            on_client = len(prepared.plan.tasks) - len(outcome.ran)
             if on_client:
                 counters.tasks["client"] += on_client
-            learn(frozen, planned, outcome)
+            if prepared.learns():
+                learn(frozen, prepared.plan, outcome)
 
 
 def _note_times(

@@ -13,9 +13,10 @@ from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.handles import GradientRef
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
-from mpgrad.scheduler.plan import NodeTaskSpec, Plan, Seed
+from mpgrad.scheduler.plan import NodeTaskSpec, Seed
 
 #: Graphs of at most this many tasks go in one message.
 SMALL_GRAPH = 8
@@ -28,15 +29,16 @@ class Submission:
 
     Args:
         frozen: the graph.
-        planned: its plan.
+        graph: its plan.
         code: by node index, the code of each Function that a worker runs.
         handover: keeps what is packed.
     """
 
     def __init__(
-        self, frozen: FrozenGraph, planned: Plan, code: dict[int, Any], handover: Handover
+        self, frozen: FrozenGraph, graph: PreparedGraph, code: dict[int, Any], handover: Handover
     ) -> None:
-        self._frozen, self._planned, self._code = frozen, planned, code
+        self._frozen, self._graph, self._code = frozen, graph, code
+        self._planned = graph.plan
         self._handover = handover
         self._sent = 0
 
@@ -96,11 +98,7 @@ class Submission:
         """The tables of tasks ``start`` to ``stop``, before them those of the ``done`` ones."""
         tasks = self._planned.tasks[start:stop]
         payloads = self._handover.programs(
-            self._frozen,
-            tasks,
-            self._planned.groups[start:stop],
-            self._planned.slots[start:stop],
-            self._code,
+            self._frozen, self._graph, range(start, stop), self._code
         )
         return self._planned.tasks[:done] + tuple(
             task._replace(payload=payload) for task, payload in zip(tasks, payloads, strict=True)

@@ -11,7 +11,7 @@ from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph, freeze
 from mpgrad.engine.choice import MARGIN, WORTH_A_LOOK_US, choose, predict_process_us
 from mpgrad.scheduler.cost_model import CostModel
-from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan import Plan, plan
 from mpgrad.tensor import gradient_edge
 
 
@@ -25,6 +25,10 @@ class Slow(mg.Function):
     @staticmethod
     def backward(ctx: Any, grad: mg.Tensor) -> Any:
         return grad * 2
+
+
+def plan_of(graph: FrozenGraph) -> Plan:
+    return plan(graph.spec)
 
 
 @pytest.fixture(autouse=True)
@@ -58,28 +62,28 @@ def frozen(loss: mg.Tensor, each_us: float | None = None) -> FrozenGraph:
 
 
 def test_a_small_graph_stays_here() -> None:
-    choice = choose(frozen(branches(4), 10.0), 8, plan)
+    choice = choose(frozen(branches(4), 10.0), 8, plan_of)
     assert choice.mode == "local"
     assert "of work" in choice.reason
 
 
 def test_wide_heavy_work_goes_to_workers() -> None:
-    choice = choose(frozen(branches(16), 20_000.0), 2, plan)
+    choice = choose(frozen(branches(16), 20_000.0), 2, plan_of)
     assert choice.mode == "process"
 
 
 def test_a_chain_stays_here_however_heavy() -> None:
-    choice = choose(frozen(chain(16), 20_000.0), 8, plan)
+    choice = choose(frozen(chain(16), 20_000.0), 8, plan_of)
     assert choice.mode == "local"
     assert "workers would take" in choice.reason
 
 
 def test_one_worker_is_never_faster() -> None:
-    assert choose(frozen(branches(16), 20_000.0), 1, plan).mode == "local"
+    assert choose(frozen(branches(16), 20_000.0), 1, plan_of).mode == "local"
 
 
 def test_a_function_that_never_ran_counts_as_expensive() -> None:
-    assert choose(frozen(branches(16)), 2, plan).mode == "process"
+    assert choose(frozen(branches(16)), 2, plan_of).mode == "process"
 
 
 def test_the_prediction_is_between_its_bounds() -> None:
@@ -92,7 +96,7 @@ def test_the_prediction_is_between_its_bounds() -> None:
 
 def test_the_margin_decides_close_calls() -> None:
     work = WORTH_A_LOOK_US * 10
-    two_of_unequal_length = choose(frozen(chain(1) + chain(9), work / 10), 2, plan)
+    two_of_unequal_length = choose(frozen(chain(1) + chain(9), work / 10), 2, plan_of)
     assert two_of_unequal_length.mode == "local"
 
 

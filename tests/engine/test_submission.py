@@ -11,6 +11,7 @@ from mpgrad.autograd.freeze import FrozenGraph, freeze
 from mpgrad.engine import submission
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.submission import SMALL_GRAPH, TASKS_PER_MESSAGE, Submission
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.graph_spec import GraphSpec
@@ -26,7 +27,7 @@ def sent(
     handover = Handover()
     arena = client_arena()
     client = ClientWorker(frozen, planned, handover, arena)  # type: ignore[arg-type]
-    made = Submission(frozen, planned, {}, handover)
+    made = Submission(frozen, PreparedGraph(frozen.spec, planned), {}, handover)
     first = made.begin("c1.1", 7, 0, client, workers=workers, blas_threads=1)
     return first, list(made.rest("c1.1", 7))
 

@@ -1,0 +1,111 @@
+"""PreparedGraph: what the engine makes of a graph's tables once, and uses in each step of a loop.
+
+A graph like an earlier one has the very same tables (``autograd.replay``), so that the plan and the
+encoded wiring of its Nodes are found by the tables' identity, without comparing anything.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.engine.local import output_metadata
+from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.plan import InnerTarget, Member, Plan
+from mpgrad.wire.programs import Metadata, NodeWiring, encode_wiring
+
+#: Nodes of all graphs that are kept.
+NODES_MAX = 200_000
+#: Every backward of a graph that is new teaches what its tasks take, later only some.
+YOUNG_USES = 8
+LEARN_EVERY = 8
+
+
+class PreparedGraph:
+    """The plan of one graph, and its Nodes' wirings as far as they were asked for."""
+
+    def __init__(self, spec: GraphSpec, plan: Plan) -> None:
+        #: Kept, so that its identity stands for it.
+        self.spec = spec
+        self.plan = plan
+        self._wirings: list[tuple[bytes, ...] | None] = [None] * len(plan.tasks)
+        self._uses = 0
+
+    def wirings(self, frozen: FrozenGraph, task: int) -> tuple[bytes, ...]:
+        """The encoded wiring of each member of a task; of a graph with these tables."""
+        found = self._wirings[task]
+        if found is None:
+            found = tuple([wiring_of(frozen, member) for member in self.plan.groups[task]])
+            self._wirings[task] = found
+        return found
+
+    def learns(self) -> bool:
+        """Count one use; whether the cost model should hear what its tasks took."""
+        self._uses += 1
+        return self._uses <= YOUNG_USES or self._uses % LEARN_EVERY == 0
+
+
+class PreparedGraphs:
+    """Those used last. Not thread-safe by itself."""
+
+    def __init__(self, make_plan: Callable[[GraphSpec], Plan]) -> None:
+        self._make_plan = make_plan
+        self._graphs: OrderedDict[int, PreparedGraph] = OrderedDict()
+        self._nodes = 0
+
+    def of(self, spec: GraphSpec, *, may_recur: bool) -> PreparedGraph:
+        """What is known of a graph with these very tables.
+
+        Args:
+            spec: the tables.
+            may_recur: whether the same object may come again; else nothing is kept.
+        """
+        found = self._graphs.get(id(spec))
+        if found is not None and found.spec is spec:
+            self._graphs.move_to_end(id(spec))
+            return found
+        made = PreparedGraph(spec, self._make_plan(spec))
+        if may_recur:
+            self._keep(made)
+        return made
+
+    def _keep(self, made: PreparedGraph) -> None:
+        self._graphs[id(made.spec)] = made
+        self._nodes += len(made.spec.nodes)
+        while self._nodes > NODES_MAX:
+            _, dropped = self._graphs.popitem(last=False)
+            self._nodes -= len(dropped.spec.nodes)
+
+
+def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:
+    """What surrounds the rule of a task's Node, encoded."""
+    node = frozen.nodes[member.node]
+    if member.piece_of is not None:
+        meta = node.input_metadata[member.piece_of]
+        wiring = NodeWiring(f"Sum({node.name()})", (_metadata(meta),), (), (), member.captures)
+        return encode_wiring(wiring)
+    return encode_wiring(
+        NodeWiring(
+            frozen.spec.nodes[member.node].name,
+            tuple([_metadata(meta) for meta in node.input_metadata]),
+            tuple(
+                [
+                    None if meta is None else _metadata(meta)
+                    for meta in output_metadata(frozen, member.node)
+                ]
+            ),
+            tuple(
+                [
+                    (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
+                    for route in member.routes
+                ]
+            ),
+            member.captures,
+        )
+    )
+
+
+def _metadata(meta: InputMetadata) -> Metadata:
+    return Metadata(meta.shape, meta.dtype.str)

@@ -1,0 +1,83 @@
+"""What was made of a graph's tables serves the same tables again, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+import mpgrad as mg
+from mpgrad.autograd import freeze as freezing
+from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.replay import Memory
+from mpgrad.engine import prepared
+from mpgrad.engine.prepared import LEARN_EVERY, YOUNG_USES, PreparedGraph, PreparedGraphs, wiring_of
+from mpgrad.scheduler.plan import plan
+from mpgrad.tensor import gradient_edge
+from mpgrad.wire.programs import decode_wiring
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freezing, "_memory", Memory())
+
+
+def frozen(size: int = 3, steps: int = 2) -> FrozenGraph:
+    x = mg.ones(size, requires_grad=True)
+    for _ in range(steps):
+        x = mg.relu(x)
+    return freeze([gradient_edge(x.sum())], [None], keep_graph=True, cost=lambda _: 1.0)
+
+
+def like(graph: FrozenGraph) -> FrozenGraph:
+    """Another graph with the very same tables."""
+    return graph._replace(nodes=tuple(graph.nodes))
+
+
+def test_the_same_tables_are_prepared_once() -> None:
+    graphs = PreparedGraphs(plan)
+    graph = frozen()
+    first = graphs.of(graph.spec, may_recur=True)
+    assert graphs.of(like(graph).spec, may_recur=True) is first
+    equal = graph.spec._replace()
+    assert equal == graph.spec
+    assert graphs.of(equal, may_recur=True) is not first
+
+
+def test_what_cannot_come_again_is_not_kept() -> None:
+    graphs = PreparedGraphs(plan)
+    graph = frozen()
+    first = graphs.of(graph.spec, may_recur=False)
+    assert graphs.of(graph.spec, may_recur=False) is not first
+
+
+def test_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "NODES_MAX", 20)
+    graphs = PreparedGraphs(plan)
+    graph = frozen()
+    first = graphs.of(graph.spec, may_recur=True)
+    others = [frozen(steps=steps) for steps in range(3, 9)]
+    made = []
+    for other in others:
+        made.append(graphs.of(other.spec, may_recur=True))
+        assert graphs.of(graph.spec, may_recur=True) is first
+    assert graphs.of(others[0].spec, may_recur=True) is not made[0]
+
+
+def test_wirings_are_those_of_the_graph() -> None:
+    small, large = frozen(3), frozen(5)
+    for graph in (small, large):
+        found = PreparedGraph(graph.spec, plan(graph.spec))
+        for task, members in enumerate(found.plan.groups):
+            expected = tuple(wiring_of(graph, member) for member in members)
+            assert found.wirings(graph, task) == expected
+            assert found.wirings(like(graph), task) is found.wirings(graph, task)
+            for wiring, member in zip(expected, members, strict=True):
+                shapes = [meta.shape for meta in decode_wiring(wiring).inputs]
+                assert shapes == [m.shape for m in graph.nodes[member.node].input_metadata]
+
+
+def test_every_use_teaches_at_first_and_then_now_and_then() -> None:
+    graph = frozen()
+    found = PreparedGraph(graph.spec, plan(graph.spec))
+    learned = [found.learns() for _ in range(YOUNG_USES + 4 * LEARN_EVERY)]
+    assert all(learned[:YOUNG_USES])
+    assert sum(learned[YOUNG_USES:]) == 4
