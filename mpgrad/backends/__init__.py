@@ -27,6 +27,8 @@ views          take_view(x, steps): follow a chain of view functions
                put_view(x, value, steps): a copy of x with value written there
 linear         matmul(a, b) conv2d conv2d_input_grad conv2d_weight_grad
 pooling        max_pool2d avg_pool2d avg_pool2d_input_grad
+several        blockwise(formula, *operands, axes): a formula of elementwise functions, and of sums
+               and maxima over axes, on pieces that fit into the cache
 =============  ===================================================================================
 
 Axes are None, an int or a tuple of ints. Every function returns an array (0-d where NumPy would

@@ -13,17 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mpgrad.backends import cpu_special, cpu_views, cpu_windows
+from mpgrad.backends import blockwise, cpu_choices, cpu_special, cpu_views, cpu_windows
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
 
-#: Results of at least this many bytes are placed with ``empty``; for smaller ones NumPy's own
-#: allocator is faster than any placement pays.
-LARGE_BYTES = 32 * 1024
-
-#: Integers of the same size as a floating dtype.
-_INTEGERS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
+LARGE_BYTES = cpu_choices.LARGE_BYTES
 
 #: Stands in a key of ``getitem`` where the next of ``indices`` belongs.
 INDEX = "index"
@@ -86,8 +81,6 @@ class CpuBackend:
     multiply = _binary(np.multiply)
     divide = _binary(np.true_divide)
     power = _binary(np.power)
-    maximum = _binary(np.maximum)
-    minimum = _binary(np.minimum)
     remainder = _binary(np.remainder)
     floor_divide = _binary(np.floor_divide)
 
@@ -185,25 +178,9 @@ class CpuBackend:
         """The error function."""
         return cpu_special.erf(x, self._place(x.shape, x.dtype))
 
-    def where(self, condition: Array, a: Any, b: Any) -> Array:
-        dtype = np.result_type(a, b)
-        shape = np.broadcast(condition, a, b).shape
-        if math.prod(shape) * dtype.itemsize < LARGE_BYTES:
-            return np.where(condition, a, b)
-        out = self.empty(shape, dtype)
-        bits = _INTEGERS.get(dtype.itemsize)
-        if bits is None or dtype.kind != "f":
-            np.copyto(out, b)
-            np.copyto(out, a, where=condition)
-            return out
-        # NumPy branches on each element, which on a mask without order costs ten times as much as
-        # choosing bits: -1 has all of them set, 0 none.
-        mask = np.negative(condition.view(np.int8)).astype(bits)
-        np.bitwise_and(_bits(a, dtype, bits), mask, out=out.view(bits))
-        if isinstance(b, np.ndarray) or b != 0:
-            np.invert(mask, out=mask)
-            out.view(bits)[...] |= _bits(b, dtype, bits) & mask
-        return out
+    where = cpu_choices.where
+    maximum = cpu_choices.maximum
+    minimum = cpu_choices.minimum
 
     def astype(self, x: Array, dtype: Any) -> Array:
         out = self._place(x.shape, np.dtype(dtype))
@@ -212,6 +189,26 @@ class CpuBackend:
 
     def copy(self, x: Array) -> Array:
         return self.astype(x, x.dtype)
+
+    # ------------------------------------------------------------------ several at once
+
+    def blockwise(
+        self,
+        formula: Callable[..., Any],
+        first: Array,
+        *rest: Any,
+        axes: tuple[int, ...] | None = None,
+    ) -> Any:
+        """``formula(self, first, *rest)``, or with ``axes`` ``formula(self, axes, first, *rest)``.
+
+        Large arrays are done in pieces (see ``backends.blockwise``), of which the formula must not
+        be able to tell. Nothing in ``rest`` is larger than ``first``.
+        """
+        if first.nbytes >= blockwise.WHOLE_BYTES:
+            result = blockwise.blockwise(formula, (first, *rest), axes, self._place)
+            if result is not NotImplemented:
+                return result
+        return formula(self, first, *rest) if axes is None else formula(self, axes, first, *rest)
 
     # ------------------------------------------------------------------ reduction
 
@@ -415,11 +412,6 @@ def _blas_layout(x: Array) -> Array:
     if x.ndim < 2 or x.itemsize in (x.strides[-1], x.strides[-2]):
         return x
     return np.ascontiguousarray(x)
-
-
-def _bits(value: Any, dtype: np.dtype[Any], bits: Any) -> Any:
-    """``value`` as ``dtype``, its bits read as integers."""
-    return np.asarray(value, dtype).view(bits)
 
 
 def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.nn import functional, init
-from mpgrad.nn.activations import ReLU, Sigmoid, Tanh
+from mpgrad.nn.activations import GELU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d
 from mpgrad.nn.containers import ModuleList, Sequential
+from mpgrad.nn.layer_norm import LayerNorm
 from mpgrad.nn.layers import AvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d
 from mpgrad.nn.losses import CrossEntropyLoss, MSELoss
 from mpgrad.nn.module import Module
@@ -25,9 +26,14 @@ __all__ = [
     "Conv2d",
     "BatchNorm1d",
     "BatchNorm2d",
+    "LayerNorm",
     "ReLU",
     "Tanh",
     "Sigmoid",
+    "GELU",
+    "SiLU",
+    "Softmax",
+    "LogSoftmax",
     "Flatten",
     "Dropout",
     "MaxPool2d",

@@ -29,3 +29,53 @@ class Sigmoid(Module):
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
         return F.sigmoid(input)
+
+
+class GELU(Module):
+    """``input * P(X <= input)`` for a standard normal X; see ``mg.nn.functional.gelu``."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Same shape."""
+        return F.gelu(input, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+
+class SiLU(Module):
+    """``input * sigmoid(input)``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Same shape."""
+        return F.silu(input)
+
+
+class Softmax(Module):
+    """``exp(input)`` scaled to a sum of 1 along ``dim``.
+
+    Args:
+        dim: has to be given by the time of the first call.
+    """
+
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Same shape."""
+        return F.softmax(input, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
+
+
+class LogSoftmax(Softmax):
+    """The logarithm of :class:`Softmax`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Same shape."""
+        return F.log_softmax(input, self.dim)

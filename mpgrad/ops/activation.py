@@ -1,4 +1,8 @@
-"""Activations that are more than one elementary function: softmax, GELU, SiLU and others."""
+"""Activations that are more than one elementary function: softmax, GELU, SiLU and others.
+
+What forward computes stands in ``_<name>_values``, the derivative formula in ``_<name>_slope``;
+both are run ``blockwise``.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +10,48 @@ import math
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.arithmetic import add, mul, neg, square, where
-from mpgrad.ops.comparison import gt
 from mpgrad.ops.dimensions import either, one_dim
 from mpgrad.ops.promotion import floating, refuse_complex
 from mpgrad.ops.registry import operator
-from mpgrad.ops.transcendental import erf, exp, expm1, log1p, logaddexp, sigmoid, tanh
 from mpgrad.tensor import Tensor
 
-
-def _shifted(xp: Any, input: Any, dim: int) -> Any:
-    """``input`` minus its largest element, so that ``exp`` cannot overflow."""
-    return xp.subtract(input, xp.max(input, dim, True))
+Axes = tuple[int, ...]
 
 
-def _softmax_forward(xp: Any, input: Any, *, dim: int) -> Any:
-    powers = xp.exp(_shifted(xp, input, dim))
-    return xp.divide(powers, xp.sum(powers, dim, True))
+def _shifted(xp: Any, axes: Axes, x: Any) -> Any:
+    """``x`` minus its largest element, so that ``exp`` cannot overflow."""
+    return xp.subtract(x, xp.max(x, axes, True))
 
 
-def _softmax_grad(xp: Any, grad: Any, result: Any, dim: int) -> Any:
-    inner = xp.sum(xp.multiply(grad, result), dim, True)
+def _softmax_values(xp: Any, axes: Axes, x: Any) -> Any:
+    powers = xp.exp(_shifted(xp, axes, x))
+    return xp.multiply(powers, xp.reciprocal(xp.sum(powers, axes, True)))
+
+
+def _softmax_slope(xp: Any, axes: Axes, grad: Any, result: Any) -> Any:
+    inner = xp.sum(xp.multiply(grad, result), axes, True)
     return xp.multiply(result, xp.subtract(grad, inner))
 
 
-def _log_softmax_forward(xp: Any, input: Any, *, dim: int) -> Any:
-    shifted = _shifted(xp, input, dim)
-    return xp.subtract(shifted, xp.log(xp.sum(xp.exp(shifted), dim, True)))
+def _log_softmax_values(xp: Any, axes: Axes, x: Any) -> Any:
+    shifted = _shifted(xp, axes, x)
+    return xp.subtract(shifted, xp.log(xp.sum(xp.exp(shifted), axes, True)))
 
 
-def _log_softmax_grad(xp: Any, grad: Any, result: Any, dim: int) -> Any:
-    return xp.subtract(grad, xp.multiply(xp.exp(result), xp.sum(grad, dim, True)))
+def _log_softmax_slope(xp: Any, axes: Axes, grad: Any, result: Any) -> Any:
+    return xp.subtract(grad, xp.multiply(xp.exp(result), xp.sum(grad, axes, True)))
 
 
-_softmax = operator("softmax", _softmax_forward, input=_softmax_grad)
-_log_softmax = operator("log_softmax", _log_softmax_forward, input=_log_softmax_grad)
+_softmax = operator(
+    "softmax",
+    lambda xp, input, *, dim: xp.blockwise(_softmax_values, input, axes=(dim,)),
+    input=lambda xp, grad, result, dim: xp.blockwise(_softmax_slope, grad, result, axes=(dim,)),
+)
+_log_softmax = operator(
+    "log_softmax",
+    lambda xp, input, *, dim: xp.blockwise(_log_softmax_values, input, axes=(dim,)),
+    input=lambda xp, grad, result, dim: xp.blockwise(_log_softmax_slope, grad, result, axes=(dim,)),
+)
 
 
 def softmax(input: Any, dim: int | None = None, *, axis: int | None = None) -> Tensor:
@@ -65,6 +76,55 @@ def log_softmax(input: Any, dim: int | None = None, *, axis: int | None = None) 
     return call(_log_softmax, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))
 
 
+# ---------------------------------------------------------------------- gates
+
+
+def _gelu_values(xp: Any, x: Any) -> Any:
+    half = xp.multiply(x, 0.5)
+    return xp.add(xp.multiply(xp.erf(xp.multiply(x, math.sqrt(0.5))), half), half)
+
+
+def _gelu_slope(xp: Any, grad: Any, input: Any) -> Any:
+    share = xp.multiply(xp.add(xp.erf(xp.multiply(input, math.sqrt(0.5))), 1), 0.5)
+    density = xp.exp(xp.multiply(xp.multiply(input, input), -0.5))
+    slope = xp.multiply(xp.multiply(input, density), 1 / math.sqrt(2 * math.pi))
+    return xp.multiply(grad, xp.add(share, slope))
+
+
+#: ``sqrt(2 / pi) * (x + 0.044715 * x ** 3)`` is ``x * (_LINEAR + _CUBIC * x * x)``.
+_LINEAR = math.sqrt(2 / math.pi)
+_CUBIC = _LINEAR * 0.044715
+
+
+def _gelu_tanh_values(xp: Any, x: Any) -> Any:
+    inner = xp.multiply(x, xp.add(xp.multiply(xp.multiply(x, x), _CUBIC), _LINEAR))
+    half = xp.multiply(x, 0.5)
+    return xp.add(xp.multiply(xp.tanh(inner), half), half)
+
+
+def _gelu_tanh_slope(xp: Any, grad: Any, input: Any) -> Any:
+    square = xp.multiply(input, input)
+    bent = xp.tanh(xp.multiply(input, xp.add(xp.multiply(square, _CUBIC), _LINEAR)))
+    inner_slope = xp.add(xp.multiply(square, 3 * _CUBIC), _LINEAR)
+    rising = xp.multiply(xp.subtract(1, xp.multiply(bent, bent)), xp.multiply(input, inner_slope))
+    return xp.multiply(grad, xp.multiply(xp.add(xp.add(bent, 1), rising), 0.5))
+
+
+_gelu = operator(
+    "gelu",
+    lambda xp, input: xp.blockwise(_gelu_values, input),
+    input=_gelu_slope,
+    elementwise=True,
+)
+_gelu_tanh = operator(
+    "gelu_tanh",
+    lambda xp, input: xp.blockwise(_gelu_tanh_values, input),
+    input=_gelu_tanh_slope,
+    elementwise=True,
+    node_name="GeluBackward",
+)
+
+
 def gelu(input: Any, approximate: str = "none") -> Tensor:
     """``input * P(X <= input)`` for a standard normal X (Hendrycks and Gimpel, 2016).
 
@@ -75,41 +135,135 @@ def gelu(input: Any, approximate: str = "none") -> Tensor:
         RuntimeError: another ``approximate``.
     """
     tensor = floating(input)
-    if approximate == "tanh":
-        cubic = mul(add(mul(square(tensor), 0.044715), 1.0), tensor)
-        return mul(mul(tensor, 0.5), add(tanh(mul(cubic, math.sqrt(2 / math.pi))), 1.0))
-    if approximate != "none":
+    refuse_complex("gelu", tensor)
+    if approximate not in ("none", "tanh"):
         raise RuntimeError("approximate argument must be either none or tanh.")
-    return mul(mul(tensor, 0.5), add(erf(mul(tensor, math.sqrt(0.5))), 1.0))
+    return call(_gelu_tanh if approximate == "tanh" else _gelu, tensor)
 
 
-def logsigmoid(input: Any) -> Tensor:
-    """``log(1 / (1 + exp(-input)))``, exact where the logistic function underflows."""
-    return neg(logaddexp(neg(floating(input)), 0))
+def _silu_values(xp: Any, x: Any) -> Any:
+    return xp.multiply(x, xp.sigmoid(x))
+
+
+def _silu_slope(xp: Any, grad: Any, input: Any) -> Any:
+    share = xp.sigmoid(input)
+    rising = xp.multiply(input, xp.subtract(1, share))
+    return xp.multiply(grad, xp.multiply(share, xp.add(rising, 1)))
+
+
+_silu = operator(
+    "silu",
+    lambda xp, input: xp.blockwise(_silu_values, input),
+    input=_silu_slope,
+    elementwise=True,
+)
 
 
 def silu(input: Any) -> Tensor:
     """``input * sigmoid(input)`` (Elfwing, Uchibe and Doya, 2017)."""
-    tensor = floating(input)
-    return mul(tensor, sigmoid(tensor))
+    return call(_silu, floating(input))
+
+
+# ---------------------------------------------------------------------- bent lines
+
+
+def _leaky_relu_values(xp: Any, x: Any, negative_slope: float) -> Any:
+    return xp.where(xp.greater(x, 0), x, xp.multiply(x, negative_slope))
+
+
+def _leaky_relu_slope(xp: Any, grad: Any, input: Any, negative_slope: float) -> Any:
+    return xp.where(xp.greater(input, 0), grad, xp.multiply(grad, negative_slope))
+
+
+_leaky_relu = operator(
+    "leaky_relu",
+    lambda xp, input, *, negative_slope: xp.blockwise(_leaky_relu_values, input, negative_slope),
+    input=_leaky_relu_slope,
+    elementwise=True,
+)
 
 
 def leaky_relu(input: Any, negative_slope: float = 0.01) -> Tensor:
     """``input``, multiplied by ``negative_slope`` where it is negative."""
     tensor = floating(input)
-    return where(gt(tensor, 0), tensor, mul(tensor, negative_slope))
+    refuse_complex("leaky_relu", tensor)
+    return call(_leaky_relu, tensor, negative_slope=negative_slope)
+
+
+def _elu_values(xp: Any, x: Any, alpha: float) -> Any:
+    return xp.add(xp.maximum(x, 0), xp.multiply(xp.expm1(xp.minimum(x, 0)), alpha))
+
+
+def _elu_slope(xp: Any, grad: Any, input: Any, alpha: float) -> Any:
+    positive = xp.greater(input, 0)
+    powers = xp.exp(xp.where(positive, 0.0, input))
+    return xp.multiply(grad, xp.where(positive, 1.0, xp.multiply(powers, alpha)))
+
+
+_elu = operator(
+    "elu",
+    lambda xp, input, *, alpha: xp.blockwise(_elu_values, input, alpha),
+    input=_elu_slope,
+    elementwise=True,
+)
 
 
 def elu(input: Any, alpha: float = 1.0) -> Tensor:
     """``input``, and ``alpha * (exp(input) - 1)`` where it is negative."""
     tensor = floating(input)
-    positive = gt(tensor, 0)
-    return where(positive, tensor, mul(expm1(where(positive, 0.0, tensor)), alpha))
+    refuse_complex("elu", tensor)
+    return call(_elu, tensor, alpha=alpha)
+
+
+def _softened(xp: Any, x: Any) -> Any:
+    """``log(1 + exp(x))``, which cannot overflow."""
+    return xp.add(xp.maximum(x, 0), xp.log1p(xp.exp(xp.negative(xp.absolute(x)))))
+
+
+def _softplus_values(xp: Any, x: Any, beta: float, inverse: float, threshold: float) -> Any:
+    scaled = xp.multiply(x, beta)
+    soft = xp.multiply(_softened(xp, scaled), inverse)
+    return xp.where(xp.greater(scaled, threshold), x, soft)
+
+
+def _softplus_slope(xp: Any, grad: Any, input: Any, beta: float, threshold: float) -> Any:
+    scaled = xp.multiply(input, beta)
+    soft = xp.multiply(grad, xp.sigmoid(scaled))
+    return xp.where(xp.greater(scaled, threshold), grad, soft)
+
+
+_softplus = operator(
+    "softplus",
+    lambda xp, input, *, beta, threshold: xp.blockwise(
+        _softplus_values, input, beta, 1 / beta, threshold
+    ),
+    input=_softplus_slope,
+    elementwise=True,
+)
 
 
 def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """``log(1 + exp(beta * input)) / beta``; ``input`` itself above ``threshold / beta``."""
     tensor = floating(input)
-    scaled = mul(tensor, beta)
-    large = gt(scaled, threshold)
-    return where(large, tensor, mul(log1p(exp(where(large, 0.0, scaled))), 1 / beta))
+    refuse_complex("softplus", tensor)
+    return call(_softplus, tensor, beta=beta, threshold=threshold)
+
+
+_logsigmoid = operator(
+    "logsigmoid",
+    lambda xp, input: xp.blockwise(_logsigmoid_values, input),
+    input=lambda xp, grad, input: xp.multiply(grad, xp.sigmoid(xp.negative(input))),
+    elementwise=True,
+    node_name="LogSigmoidBackward",
+)
+
+
+def _logsigmoid_values(xp: Any, x: Any) -> Any:
+    return xp.negative(_softened(xp, xp.negative(x)))
+
+
+def logsigmoid(input: Any) -> Tensor:
+    """``log(1 / (1 + exp(-input)))``, exact where the logistic function underflows."""
+    tensor = floating(input)
+    refuse_complex("logsigmoid", tensor)
+    return call(_logsigmoid, tensor)

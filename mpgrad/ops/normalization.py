@@ -2,6 +2,8 @@
 
 The formulas compute mean and deviation again from the saved input instead of saving them: a second
 derivative needs to see how both depend on the input, and recomputing costs two cheap reductions.
+What forward computes stands in ``_values``, the derivatives in ``_..._slopes``; all of it is run
+``blockwise``.
 """
 
 from __future__ import annotations
@@ -13,54 +15,112 @@ from typing import Any
 from mpgrad.dispatch import call
 from mpgrad.ops.arithmetic import add, mul, rsqrt, sub
 from mpgrad.ops.promotion import refuse_complex
-from mpgrad.ops.registry import operator
+from mpgrad.ops.registry import Formula, operator
 from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
 
 Dims = tuple[int, ...]
 
 
-def _mean(xp: Any, x: Any, dims: Dims) -> Any:
-    return xp.divide(xp.sum(x, dims, True), math.prod(x.shape[d] for d in dims))
-
-
-def _standardized(xp: Any, x: Any, dims: Dims, eps: float) -> tuple[Any, Any, Any, Any]:
-    """``x`` with mean 0 and variance 1 over ``dims``, 1 / deviation, mean and variance."""
-    mean = _mean(xp, x, dims)
+def _standardized(xp: Any, axes: Dims, x: Any, eps: float, share: float) -> Any:
+    """``x`` with mean 0 and variance 1 over ``axes``, 1 / deviation, mean and variance."""
+    mean = xp.multiply(xp.sum(x, axes, True), share)
     centered = xp.subtract(x, mean)
-    variance = _mean(xp, xp.square(centered), dims)
+    variance = xp.multiply(xp.sum(xp.multiply(centered, centered), axes, True), share)
     inverse = xp.reciprocal(xp.sqrt(xp.add(variance, eps)))
     return xp.multiply(centered, inverse), inverse, mean, variance
 
 
-def _affine(xp: Any, x: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> Any:
+def _values(
+    xp: Any, axes: Dims, x: Any, weight: Any, bias: Any, eps: float, share: float
+) -> tuple[Any, Any, Any]:
+    """The result, mean and variance; ``share`` is 1 / the number of elements of a mean."""
+    normal, _, mean, variance = _standardized(xp, axes, x, eps, share)
     if weight is not None:
-        x = xp.multiply(x, xp.reshape(weight, shape))
-    return x if bias is None else xp.add(x, xp.reshape(bias, shape))
+        normal = xp.multiply(normal, weight)
+    return normal if bias is None else xp.add(normal, bias), mean, variance
+
+
+def _layer_values(
+    xp: Any, axes: Dims, x: Any, weight: Any, bias: Any, eps: float, share: float
+) -> Any:
+    return _values(xp, axes, x, weight, bias, eps, share)[0]
+
+
+def _input_slope(
+    xp: Any, axes: Dims, grad: Any, x: Any, weight: Any, eps: float, share: float
+) -> Any:
+    """The input's gradient (Ioffe and Szegedy, "Batch normalization", 2015, sec. 3)."""
+    normal, inverse, _, _ = _standardized(xp, axes, x, eps, share)
+    return _through(xp, axes, grad, normal, inverse, weight, share)
+
+
+def _through(
+    xp: Any, axes: Dims, grad: Any, normal: Any, inverse: Any, weight: Any, share: float
+) -> Any:
+    inner = grad if weight is None else xp.multiply(grad, weight)
+    mean = xp.multiply(xp.sum(inner, axes, True), share)
+    slope = xp.multiply(xp.sum(xp.multiply(inner, normal), axes, True), share)
+    centered = xp.subtract(xp.subtract(inner, mean), xp.multiply(normal, slope))
+    return xp.multiply(centered, inverse)
+
+
+def _batch_slopes(
+    xp: Any, axes: Dims, grad: Any, x: Any, weight: Any, eps: float, share: float
+) -> tuple[Any, Any, Any]:
+    """The gradients of input, weight and bias, which are shared over what means are taken over."""
+    normal, inverse, _, _ = _standardized(xp, axes, x, eps, share)
+    for_weight = xp.sum(xp.multiply(grad, normal), axes, True)
+    for_bias = xp.sum(grad, axes, True)
+    return _through(xp, axes, grad, normal, inverse, weight, share), for_weight, for_bias
+
+
+def _layer_slopes(
+    xp: Any, axes: Dims, grad: Any, x: Any, weight: Any, eps: float, share: float
+) -> tuple[Any, Any, Any]:
+    """The gradients of input, weight and bias, which are shared over all other dimensions."""
+    others = tuple(range(axes[0]))
+    normal, inverse, _, _ = _standardized(xp, axes, x, eps, share)
+    for_weight = xp.sum(xp.multiply(grad, normal), others, True)
+    for_bias = xp.sum(grad, others, True)
+    return _through(xp, axes, grad, normal, inverse, weight, share), for_weight, for_bias
 
 
 def _grads(
-    xp: Any, grad: Any, input: Any, weight: Any, eps: float, needs: Any, dims: Dims, rest: Dims
+    xp: Any,
+    slopes: Formula,
+    axes: Dims,
+    grad: Any,
+    input: Any,
+    weight: Any,
+    eps: float,
+    needs: tuple[bool, ...],
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> tuple[Any, Any, Any]:
-    """Gradients of input, weight and bias (Ioffe and Szegedy, "Batch normalization", 2015, sec. 3).
+    """The gradients that are wanted, of input, weight and bias.
 
     Args:
-        dims: what the statistics are taken over; ``rest``: what the parameters are shared over.
+        slopes: gives all three.
+        axes: what means are taken over.
+        shapes: of weight and bias, as they are and as they broadcast to ``input``.
     """
-    normal, inverse, _, _ = _standardized(xp, input, dims, eps)
-    shape = tuple(1 if d in rest else n for d, n in enumerate(input.shape))
-    flat = tuple(n for d, n in enumerate(input.shape) if d not in rest)
-    for_input = for_weight = for_bias = None
-    if needs[2]:
-        for_bias = xp.reshape(xp.sum(grad, rest, True), flat)
-    if needs[1]:
-        for_weight = xp.reshape(xp.sum(xp.multiply(grad, normal), rest, True), flat)
-    if needs[0]:
-        inner = grad if weight is None else xp.multiply(grad, xp.reshape(weight, shape))
-        slope = xp.multiply(normal, _mean(xp, xp.multiply(inner, normal), dims))
-        centered = xp.subtract(xp.subtract(inner, _mean(xp, inner, dims)), slope)
-        for_input = xp.multiply(centered, inverse)
-    return for_input, for_weight, for_bias
+    share = _share(input, axes)
+    own, broadcast = shapes
+    weight = None if weight is None else xp.reshape(weight, broadcast)
+    operands = (grad, input, weight, eps, share)
+    if not (needs[1] or needs[2]):
+        return xp.blockwise(_input_slope, *operands, axes=axes), None, None
+    for_input, for_weight, for_bias = xp.blockwise(slopes, *operands, axes=axes)
+    return (
+        for_input if needs[0] else None,
+        xp.reshape(for_weight, own) if needs[1] else None,
+        xp.reshape(for_bias, own) if needs[2] else None,
+    )
+
+
+def _share(x: Any, axes: Dims) -> float:
+    """Of one element in a mean over ``axes``."""
+    return 1 / max(math.prod(x.shape[d] for d in axes), 1)
 
 
 def _batch_dims(x: Any) -> Dims:
@@ -75,9 +135,11 @@ def _channel_shape(x: Any) -> tuple[int, ...]:
 def _batch_norm_forward(
     xp: Any, input: Any, weight: Any, bias: Any, *, eps: float
 ) -> tuple[Any, Any, Any]:
-    normal, _, mean, variance = _standardized(xp, input, _batch_dims(input), eps)
-    channels = (input.shape[1],)
-    out = _affine(xp, normal, weight, bias, _channel_shape(input))
+    axes, shape, channels = _batch_dims(input), _channel_shape(input), (input.shape[1],)
+    weight, bias = (None if x is None else xp.reshape(x, shape) for x in (weight, bias))
+    out, mean, variance = xp.blockwise(
+        _values, input, weight, bias, eps, _share(input, axes), axes=axes
+    )
     return out, xp.reshape(mean, channels), xp.reshape(variance, channels)
 
 
@@ -85,9 +147,10 @@ _batch_norm = operator(
     "batch_norm",
     _batch_norm_forward,
     joint=lambda xp, grad, input, weight, eps, needs: _grads(
-        xp, grad, input, weight, eps, needs, _batch_dims(input), _batch_dims(input)
+        xp, _batch_slopes, _batch_dims(input), grad, input, weight, eps, needs,
+        ((input.shape[1],), _channel_shape(input)),
     ),
-)
+)  # fmt: skip
 
 
 def batch_norm(
@@ -158,27 +221,27 @@ def _with_running(
     return out if bias is None else add(out, reshape(bias, shape))
 
 
-def _feature_dims(x: Any, features: int) -> tuple[Dims, Dims]:
-    """The last ``features`` dimensions, and those before them."""
-    first = len(x.shape) - features
-    return tuple(range(first, len(x.shape))), tuple(range(first))
+def _feature_dims(x: Any, features: int) -> Dims:
+    """The last ``features`` dimensions."""
+    return tuple(range(len(x.shape) - features, len(x.shape)))
 
 
 def _layer_norm_forward(
     xp: Any, input: Any, weight: Any, bias: Any, *, features: int, eps: float
 ) -> Any:
-    dims, _ = _feature_dims(input, features)
-    normal = _standardized(xp, input, dims, eps)[0]
-    return _affine(xp, normal, weight, bias, tuple(input.shape[d] for d in dims))
+    axes = _feature_dims(input, features)
+    share = _share(input, axes)
+    return xp.blockwise(_layer_values, input, weight, bias, eps, share, axes=axes)
 
 
 _layer_norm = operator(
     "layer_norm",
     _layer_norm_forward,
     joint=lambda xp, grad, input, weight, features, eps, needs: _grads(
-        xp, grad, input, weight, eps, needs, *_feature_dims(input, features)
+        xp, _layer_slopes, _feature_dims(input, features), grad, input, weight, eps, needs,
+        (input.shape[-features:],) * 2,
     ),
-)
+)  # fmt: skip
 
 
 def layer_norm(

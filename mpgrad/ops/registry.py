@@ -68,6 +68,7 @@ class Operator:
         outputs: int | None,
         wirtinger: bool = False,
         view: str | None = None,
+        elementwise: bool = False,
     ) -> None:
         self.name = name
         #: What its Nodes are called: ``LogSoftmaxBackward`` for "log_softmax".
@@ -78,6 +79,8 @@ class Operator:
         self.outputs = outputs
         #: Where the result lies in the memory of the first input: the array function that gives it.
         self.view = view
+        #: Whether the formulas compute each element from the elements in its place.
+        self.elementwise = elementwise
         self.joint = joint
         self.derivatives = derivatives
         self.inputs, self.variadic, self.attributes = _parameters(forward)
@@ -161,6 +164,8 @@ class Operator:
         return gradients
 
     def _call(self, key: str, formula: Formula, xp: Any, offered: dict[str, Any]) -> Any:
+        if self.elementwise:
+            return xp.blockwise(formula, *[offered[name] for name in self._wants[key]])
         return formula(xp, **{name: offered[name] for name in self._wants[key]})
 
     def __repr__(self) -> str:
@@ -188,6 +193,7 @@ def operator(
     wirtinger: bool = False,
     view: str | None = None,
     node_name: str | None = None,
+    elementwise: bool = False,
     **derivatives: Formula,
 ) -> Operator:
     """Register an operator (see the module's docstring).
@@ -202,11 +208,13 @@ def operator(
         view: for an operator whose result is (where possible) a view of its first input: the
             array function that makes it from that input and the attributes, in their order.
         node_name: of its Nodes, where it is not ``<Name>Backward``.
+        elementwise: the formulas compute each element from the elements in its place alone, and
+            decide by no values, so that they can be run ``blockwise``.
         derivatives: a formula per differentiable input.
     """
     if name in OPERATORS:
         raise ValueError(f"operator {name!r} is registered twice")
-    registered = Operator(name, forward, derivatives, joint, outputs, wirtinger, view)
+    registered = Operator(name, forward, derivatives, joint, outputs, wirtinger, view, elementwise)
     if node_name is not None:
         registered.node_name = node_name
     OPERATORS[name] = registered

@@ -51,7 +51,7 @@ def _elementwise(
     name: str, forward: Formula, derivative: Formula, doc: str, *, is_real: bool = False
 ) -> Callable[..., Tensor]:
     """Register ``name`` and make its public function of one floating tensor."""
-    op = operator(name, forward, input=derivative)
+    op = operator(name, forward, input=derivative, elementwise=True)
 
     def public(input: Any, *, out: Tensor | None = None) -> Tensor:
         if out is not None:
@@ -253,6 +253,7 @@ _relu = operator(
     lambda xp, input: xp.maximum(input, 0),
     # The result tells where the input was positive, and the next layer has saved it anyway.
     input=lambda xp, grad, result: xp.where(xp.greater(result, 0), grad, 0.0),
+    elementwise=True,
 )
 
 

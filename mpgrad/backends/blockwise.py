@@ -1,0 +1,289 @@
+"""blockwise(): runs a formula on pieces of its arrays that fit into the cache.
+
+NumPy goes over whole arrays, one function at a time: the gradient of ``tanh`` reads and writes
+memory eight times. Done on pieces, it reads what it is given and writes its result; everything
+between stays in the cache. How the pieces are cut depends on shapes only, so that the bits are the
+same wherever the formula runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpgrad.backends.formula_steps import Buffer, Layout, Program, Spans, Untraceable, trace
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+Axes = tuple[int, ...]
+#: Makes an uninitialised array.
+Empty = Callable[[Shape, np.dtype[Any]], Array]
+
+#: Arrays of fewer bytes are not cut: they fit into the cache with all that is made from them.
+WHOLE_BYTES = 64 * 1024
+#: Of each array, the bytes of a piece; a formula holds about five at a time.
+PIECE_BYTES = 256 * 1024
+#: Formulas over arrays that cannot be cut finer than this are run on whole arrays.
+PIECE_BYTES_MAX = 2 * 1024 * 1024
+#: Elements in a row that a piece has at least: shorter rows are slower than whole arrays.
+RUN_MIN = 512
+#: Plans that are kept, one for each formula and shapes.
+PLANS_MAX = 4096
+#: Memories for intermediate results that are kept while no thread uses them.
+SCRATCHES_MAX = 8
+_CACHE_LINE_BYTES = 64
+#: Elements that NumPy buffers while it adds a number per row to rows at least this long. Where the
+#: buffer holds several rows it copies the numbers into it first, and takes twice as long.
+_BUFFERED = 512
+
+
+class _Output(NamedTuple):
+    """A result: how pieces see it, and how the caller does."""
+
+    shape: Shape
+    final_shape: Shape
+    dtype: np.dtype[Any]
+    #: Whether it is a sum over all pieces.
+    is_total: bool
+
+
+class _Plan(NamedTuple):
+    """How a formula is run on operands of certain shapes."""
+
+    program: Program
+    #: The operands' shapes with their dimensions joined to a few axes; None for a None.
+    shapes: tuple[Shape | None, ...]
+    outputs: tuple[_Output, ...]
+    dtype: np.dtype[Any]
+    #: Of the joined axes.
+    lengths: Shape
+    #: The axis that is cut, its length, and that of a piece.
+    cut: int
+    length: int
+    step: int
+    #: Slots of what is cut.
+    moving: tuple[int, ...]
+
+
+def blockwise(
+    formula: Callable[..., Any], operands: Sequence[Any], axes: Axes | None, empty: Empty
+) -> Any:
+    """What ``formula`` gives for ``operands``, or NotImplemented if it has to see them whole.
+
+    Args:
+        formula: ``formula(xp, *operands)`` of elementwise functions; with ``axes`` it is
+            ``formula(xp, axes, *operands)``, may also take ``sum`` and ``max`` over ``axes``, and
+            may return a ``sum`` over all other axes. It has no effect but its result, and may
+            decide by nothing but which operands are None.
+        operands: an array; others of its shape, or that broadcast to it, or numbers, or None.
+        axes: none of them negative; None where each element is computed by itself.
+        empty: makes the results.
+    """
+    plan = _planned(formula, axes, tuple([_signature(value) for value in operands]))
+    if plan is None:
+        return NotImplemented
+    given: list[Any] = []
+    for value, shape in zip(operands, plan.shapes, strict=True):
+        if type(value) is np.ndarray:
+            if not value.flags.c_contiguous:
+                return NotImplemented
+            value = value.reshape(shape)
+        elif value is not None:
+            value = np.full(shape or (), value, plan.dtype)
+        given.append(value)
+    results = tuple(
+        [
+            result.reshape(output.final_shape)
+            for result, output in zip(_run(plan, given, empty), plan.outputs, strict=True)
+        ]
+    )
+    return results if plan.program.several else results[0]
+
+
+def _signature(value: Any) -> Any:
+    """All that a plan depends on."""
+    if type(value) is np.ndarray:
+        return value.shape, value.dtype
+    return None if value is None else type(value)
+
+
+# ---------------------------------------------------------------------- planning
+
+
+@functools.lru_cache(PLANS_MAX)
+def _planned(
+    formula: Callable[..., Any], axes: Axes | None, operands: tuple[Any, ...]
+) -> _Plan | None:
+    arrays = [operand for operand in operands if isinstance(operand, tuple)]
+    full, dtype = arrays[0]
+    if dtype.char not in "fd" or any(other != dtype for _, other in arrays):
+        return None
+    if not {type(operand) for operand in operands} <= {tuple, type, type(None)}:
+        return None
+    axis_of, lengths, summed = _joined(full, frozenset(axes or ()))
+    cut = _cut_axis(lengths, summed, dtype.itemsize)
+    shapes = [_joined_shape(operand, full, axis_of, lengths) for operand in operands]
+    if cut is None or () in shapes:
+        return None
+    spans = tuple(
+        None if shape is None else tuple(map(int.__eq__, shape, lengths)) for shape in shapes
+    )
+    inner = tuple(axis for axis, is_inner in enumerate(summed) if is_inner)
+    others = tuple(d for d in range(len(full)) if axes is None or d not in axes)
+    try:
+        program = trace(
+            formula, spans, dtype, None if axes is None else (axes, others), Layout(inner, cut)
+        )
+    except Untraceable:
+        return None
+    if len(program.steps) == 1:
+        return None
+    outputs = tuple(_output(buffer, lengths, axis_of, full, cut) for buffer in program.outputs)
+    every = [*spans, *[buffer.spans for buffer in program.outputs]]
+    moving = tuple(slot for slot, span in enumerate(every) if span is not None and span[cut])
+    unit = math.prod(lengths) // lengths[cut] * dtype.itemsize
+    step = _piece_length(lengths[cut], unit)
+    return _Plan(program, tuple(shapes), outputs, dtype, lengths, cut, lengths[cut], step, moving)
+
+
+def _joined(shape: Shape, axes: frozenset[int]) -> tuple[tuple[int, ...], Shape, list[bool]]:
+    """Neighbouring dimensions that are both summed over, or both not, joined to one axis."""
+    axis_of: list[int] = []
+    lengths: list[int] = []
+    summed: list[bool] = []
+    for dimension, length in enumerate(shape):
+        if not summed or summed[-1] != (dimension in axes):
+            summed.append(dimension in axes)
+            lengths.append(1)
+        lengths[-1] *= length
+        axis_of.append(len(lengths) - 1)
+    return tuple(axis_of), tuple(lengths), summed
+
+
+def _cut_axis(lengths: Shape, summed: Sequence[bool], itemsize: int) -> int | None:
+    """The first axis that can be cut into pieces that are small enough."""
+    nbytes = math.prod(lengths) * itemsize
+    for axis, (length, is_summed) in enumerate(zip(lengths, summed, strict=True)):
+        if is_summed or length < 2 or nbytes // length > PIECE_BYTES_MAX:
+            continue
+        if axis == 0 or axis < len(lengths) - 1:
+            return axis
+        if _piece_length(length, nbytes // length) >= RUN_MIN:
+            return axis
+    return None
+
+
+def _joined_shape(
+    operand: Any, full: Shape, axis_of: tuple[int, ...], lengths: Shape
+) -> Shape | None:
+    """The shape of an operand in joined axes, 1 where it is repeated; () if it has none."""
+    if operand is None:
+        return None
+    shape = operand[0] if isinstance(operand, tuple) else ()
+    padded = (1,) * (len(full) - len(shape)) + shape
+    kinds: list[set[bool]] = [set() for _ in lengths]
+    for axis, mine, whole in zip(axis_of, padded, full, strict=True):
+        if mine not in (1, whole):
+            return ()
+        if whole != 1:
+            kinds[axis].add(mine == whole)
+    if any(len(kind) > 1 for kind in kinds):
+        return ()  # one axis of several dimensions, repeated along a part of them
+    return tuple(n if True in kind else 1 for n, kind in zip(lengths, kinds, strict=True))
+
+
+def _output(
+    buffer: Buffer, lengths: Shape, axis_of: tuple[int, ...], full: Shape, cut: int
+) -> _Output:
+    shape = _extent(lengths, buffer.spans)
+    final = tuple(n if buffer.spans[axis] else 1 for axis, n in zip(axis_of, full, strict=True))
+    return _Output(shape, final, buffer.dtype, not buffer.spans[cut])
+
+
+def _extent(shape: Shape, spans: Spans) -> Shape:
+    return tuple([n if span else 1 for n, span in zip(shape, spans, strict=True)])
+
+
+def _piece_length(length: int, unit: int) -> int:
+    """Along the axis that is cut, where one step has ``unit`` bytes; all are about as long."""
+    pieces = -(-length // max(PIECE_BYTES // max(unit, 1), 1))
+    return -(-length // pieces)
+
+
+# ---------------------------------------------------------------------- running
+
+
+def _run(plan: _Plan, operands: Sequence[Array | None], empty: Empty) -> list[Array]:
+    try:
+        scratch = _idle_scratch.pop()
+    except IndexError:
+        scratch = _Scratch()
+    repeats_rows = len(plan.lengths) > 1 and plan.lengths[-1] >= _BUFFERED
+    before = np.setbufsize(_BUFFERED) if repeats_rows else 0
+    try:
+        return _run_pieces(plan, operands, empty, scratch)
+    finally:
+        if repeats_rows:
+            np.setbufsize(before)
+        if len(_idle_scratch) < SCRATCHES_MAX:
+            _idle_scratch.append(scratch)
+
+
+def _run_pieces(
+    plan: _Plan, operands: Sequence[Array | None], empty: Empty, scratch: _Scratch
+) -> list[Array]:
+    program, outputs = plan.program, [
+        np.zeros(output.shape, output.dtype) if output.is_total
+        else empty(output.shape, output.dtype)
+        for output in plan.outputs
+    ]  # fmt: skip
+    given = [*operands, *outputs]
+    slots: list[Any] = [*given, *program.constants, *program.buffers]
+    first_buffer = len(slots) - len(program.buffers)
+    moving: list[Any] = [(slot, given[slot]) for slot in plan.moving]
+    steps, before = program.steps, (slice(None),) * plan.cut
+    piece = 0
+    for start in range(0, plan.length, plan.step):
+        where = (*before, slice(start, start + plan.step))
+        for slot, array in moving:
+            slots[slot] = array[where]
+        shape = slots[plan.moving[0]].shape
+        if shape[plan.cut] != piece:
+            piece = shape[plan.cut]
+            slots[first_buffer:] = scratch.buffers(program.buffers, plan.lengths, plan.cut, piece)
+        for function, arguments, out in steps:
+            function(*[slots[slot] for slot in arguments], slots[out])
+    return outputs
+
+
+class _Scratch:
+    """Memory for intermediate results."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def buffers(
+        self, wanted: Sequence[Buffer], lengths: Shape, cut: int, piece: int
+    ) -> list[Array]:
+        """Arrays for a piece; those that were handed out before are void."""
+        shape = (*lengths[:cut], piece, *lengths[cut + 1 :])
+        shapes = [_extent(shape, buffer.spans) for buffer in wanted]
+        starts = [0]
+        for own, buffer in zip(shapes, wanted, strict=True):
+            nbytes = math.prod(own) * buffer.dtype.itemsize
+            starts.append(starts[-1] + -(-nbytes // _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES)
+        if starts[-1] + _CACHE_LINE_BYTES > self._memory.nbytes:
+            self._memory = np.empty(starts[-1] + _CACHE_LINE_BYTES, np.uint8)
+        skipped = -self._memory.ctypes.data % _CACHE_LINE_BYTES
+        return [
+            np.ndarray(own, buffer.dtype, self._memory, skipped + start)
+            for own, buffer, start in zip(shapes, wanted, starts, strict=False)
+        ]
+
+
+#: What no thread uses just now: memory that was used before lies in the cache, and in the process.
+_idle_scratch: list[_Scratch] = []

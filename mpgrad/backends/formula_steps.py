@@ -1,0 +1,337 @@
+"""trace(): a formula as a list of NumPy calls, so that it can be run on many small pieces.
+
+The formula is called once with stand-ins for its arrays, on a namespace that notes what it calls.
+Intermediate results get numbers of buffers; a buffer is used again as soon as its last reader has
+run, so that few of them are needed. Knows neither shapes nor sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpgrad.backends import cpu_choices, cpu_special
+
+Array = np.ndarray[Any, Any]
+
+#: For each axis of a piece whether a value extends over it, or has length 1 there.
+Spans = tuple[bool, ...]
+
+_FLOATS = (
+    "add subtract multiply power negative absolute sqrt reciprocal exp expm1"
+    " exp2 log log1p log2 log10 logaddexp sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh"
+    " arcsinh arccosh arctanh sign"
+)
+_COMPARISONS = (
+    "equal not_equal greater greater_equal less less_equal logical_and logical_or logical_not"
+)
+
+
+class Untraceable(Exception):
+    """The formula asks for something that cannot be done piece by piece."""
+
+
+class Layout(NamedTuple):
+    """The axes of a piece that sums go over, and the one that pieces are cut along."""
+
+    inner: tuple[int, ...]
+    cut: int
+
+
+class Value:
+    """Stands for an array while a formula is traced."""
+
+    __slots__ = ("dtype", "number", "spans")
+
+    def __init__(self, number: int, spans: Spans, dtype: np.dtype[Any]) -> None:
+        self.number, self.spans, self.dtype = number, spans, dtype
+
+
+class Buffer(NamedTuple):
+    """What an intermediate result is written to."""
+
+    spans: Spans
+    dtype: np.dtype[Any]
+
+
+class Step(NamedTuple):
+    """``function(*arguments, out)``; all are numbers of slots."""
+
+    function: Callable[..., Any]
+    arguments: tuple[int, ...]
+    out: int
+
+
+class Program(NamedTuple):
+    """A traced formula.
+
+    Slots are numbered so: operands, outputs, constants, buffers.
+    """
+
+    steps: tuple[Step, ...]
+    #: What the formula returns; an output that does not extend over the cut axis is a sum over all
+    #: pieces, and begins as zeros.
+    outputs: tuple[Buffer, ...]
+    #: Whether the formula returns a tuple.
+    several: bool
+    constants: tuple[Array, ...]
+    buffers: tuple[Buffer, ...]
+
+
+def trace(
+    formula: Callable[..., Any],
+    operands: tuple[Spans | None, ...],
+    dtype: np.dtype[Any],
+    axes: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    layout: Layout,
+) -> Program:
+    """Write ``formula`` down.
+
+    Args:
+        formula: ``formula(xp, *operands)``, or ``formula(xp, axes, *operands)`` with ``axes``.
+        operands: what each extends over; None for a None.
+        dtype: of all of them.
+        axes: the axes that it sums over, and all others, as it calls them.
+        layout: of the pieces.
+
+    Raises:
+        Untraceable: it has to be run on whole arrays.
+    """
+    tracer = _Tracer(dtype, axes, layout)
+    values = [None if spans is None else tracer.value(spans, dtype) for spans in operands]
+    # A None has a slot too, so that operands and slots have the same numbers.
+    for number, value in enumerate(values):
+        if value is not None:
+            value.number = number
+    tracer.count = len(values)
+    given = formula(tracer, *values) if axes is None else formula(tracer, axes[0], *values)
+    several = isinstance(given, tuple)
+    return tracer.program(len(values), given if several else (given,), several)
+
+
+class _Tracer:
+    """The array namespace that notes calls (the list is in ``mpgrad.backends``)."""
+
+    def __init__(self, dtype: np.dtype[Any], axes: Any, layout: Layout) -> None:
+        self._dtype, self._axes, self._layout = dtype, axes, layout
+        self.count = 0
+        self._steps: list[tuple[Callable[..., Any], tuple[Value, ...], Value]] = []
+        self._constants: dict[float, tuple[Value, Array]] = {}
+        #: Values that are complete only after the last piece.
+        self._totals: set[int] = set()
+
+    def value(self, spans: Spans, dtype: Any) -> Value:
+        self.count += 1
+        return Value(self.count - 1, spans, np.dtype(dtype))
+
+    def _operand(self, value: Any) -> Value:
+        if isinstance(value, Value):
+            if value.number in self._totals:
+                raise Untraceable("a sum over all pieces is used before it is complete")
+            return value
+        if not isinstance(value, int | float):
+            raise Untraceable(f"a formula uses a {type(value).__name__}")
+        if value not in self._constants:
+            self._constants[value] = self.value((), self._dtype), np.asarray(value, self._dtype)
+        return self._constants[value][0]
+
+    def _call(self, function: Callable[..., Any], dtype: Any, *arguments: Any) -> Value:
+        values = tuple(self._operand(argument) for argument in arguments)
+        every = [value.spans for value in values if value.spans]
+        out = self.value(tuple(any(axis) for axis in zip(*every, strict=True)), dtype)
+        self._steps.append((function, values, out))
+        return out
+
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        if name in _FLOAT_NAMES:
+            return lambda *arguments: self._call(getattr(np, name), self._dtype, *arguments)
+        if name in _COMPARISON_NAMES:
+            return lambda *arguments: self._call(getattr(np, name), np.bool_, *arguments)
+        raise Untraceable(f"{name} is not done piece by piece")
+
+    def square(self, x: Any) -> Value:
+        return self.multiply(x, x)
+
+    def divide(self, a: Any, b: Any) -> Value:
+        return self._call(np.true_divide, self._dtype, a, b)
+
+    def maximum(self, a: Any, b: Any) -> Value:
+        return self._call(cpu_choices.larger, self._dtype, a, b)
+
+    def minimum(self, a: Any, b: Any) -> Value:
+        return self._call(cpu_choices.smaller, self._dtype, a, b)
+
+    def clip(self, x: Any, low: float, high: float) -> Value:
+        return self._call(_clip, self._dtype, x, low, high)
+
+    def erf(self, x: Any) -> Value:
+        if self._dtype.itemsize > 4:
+            raise Untraceable("the double-precision erf chooses between formulas")
+        return cpu_special.erf_single(self, x)
+
+    def sigmoid(self, x: Any) -> Value:
+        half = self.add(self.tanh(self.multiply(x, 0.5)), 1)
+        return self.multiply(half, 0.5)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Value:
+        if not isinstance(condition, Value):
+            raise Untraceable("a condition must be computed in the formula")
+        if not isinstance(b, Value) and b == 0:
+            return self._call(cpu_choices.choose_or_zero, self._dtype, condition, a)
+        return self._call(cpu_choices.choose, self._dtype, condition, a, b)
+
+    def sum(self, x: Any, axis: Any, keepdims: bool = False) -> Value:
+        return self._reduce(np.add, x, axis, keepdims)
+
+    def max(self, x: Any, axis: Any, keepdims: bool = False) -> Value:
+        return self._reduce(np.maximum, x, axis, keepdims)
+
+    def _reduce(self, ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool) -> Value:
+        value, (inner, cut) = self._operand(x), self._layout
+        if not keepdims or self._axes is None or axis not in self._axes:
+            raise Untraceable("reductions keep their dimensions and go over the named axes")
+        if axis == self._axes[0]:
+            ends = ufunc is np.add and inner[-1] == len(value.spans) - 1
+            function = _RowSum(inner) if ends else _reduction(ufunc, inner)
+            return self._reduce_over(inner, function, value)
+        others = tuple(at for at in range(len(value.spans)) if at not in inner)
+        if others != (cut,) or ufunc is not np.add:
+            raise Untraceable("only a sum can go over all pieces")
+        total = self._reduce_over(others, _accumulation(others), value)
+        self._totals.add(total.number)
+        return total
+
+    def _reduce_over(
+        self, axes: tuple[int, ...], function: Callable[..., Any], value: Value
+    ) -> Value:
+        if not value.spans or not all(value.spans[axis] for axis in axes):
+            raise Untraceable("a reduction of something that was reduced already")
+        spans = tuple(span and at not in axes for at, span in enumerate(value.spans))
+        out = self.value(spans, self._dtype)
+        self._steps.append((function, (value,), out))
+        return out
+
+    def _join_products(self) -> None:
+        """Make a sum of products that nobody else reads one call."""
+        reads = Counter(value.number for _, values, _ in self._steps for value in values)
+        products = {
+            out.number: values
+            for function, values, out in self._steps
+            if function is np.multiply
+            and reads[out.number] == 1
+            and all(value.spans == out.spans for value in values)
+        }
+        joined: list[Any] = []
+        for function, values, out in self._steps:
+            if isinstance(function, _RowSum) and values[0].number in products:
+                factors = products[values[0].number]
+                joined = [step for step in joined if step[2] is not values[0]]
+                joined.append((function.of_products, factors, out))
+            else:
+                joined.append((function, values, out))
+        self._steps = joined
+
+    # ------------------------------------------------------------------ the program
+
+    def program(self, operands: int, given: tuple[Any, ...], several: bool) -> Program:
+        """What has been noted, with a slot for every value."""
+        self._join_products()
+        made = {out.number for _, _, out in self._steps}
+        numbers = [value.number for value in given if isinstance(value, Value)]
+        if len(set(numbers)) < len(given) or not made.issuperset(numbers):
+            raise Untraceable("a formula returns something that it did not compute")
+        slots = {number: number for number in range(operands)}
+        slots.update({number: operands + at for at, number in enumerate(numbers)})
+        first = operands + len(numbers)
+        for at, (value, _) in enumerate(self._constants.values()):
+            slots[value.number] = first + at
+        buffers = self._allot(slots, first + len(self._constants))
+        steps = tuple(
+            Step(function, tuple(slots[value.number] for value in arguments), slots[out.number])
+            for function, arguments, out in self._steps
+        )
+        constants = tuple(array for _, array in self._constants.values())
+        outputs = tuple(Buffer(value.spans, value.dtype) for value in given)
+        return Program(steps, outputs, several, constants, buffers)
+
+    def _allot(self, slots: dict[int, int], first: int) -> tuple[Buffer, ...]:
+        """Give each value that has no slot yet one of the buffers that begin at slot ``first``."""
+        last_use = {
+            value.number: at for at, (_, values, _) in enumerate(self._steps) for value in values
+        }
+        buffers: list[Buffer] = []
+        free: list[int] = []
+        for at, (function, arguments, out) in enumerate(self._steps):
+            dying = {
+                slots[value.number]: value
+                for value in arguments
+                if slots[value.number] >= first and last_use[value.number] == at
+            }
+            in_place = isinstance(function, np.ufunc) or function in _IN_PLACE
+            free += [slot for slot in dying if in_place]
+            if out.number not in slots:
+                wanted = Buffer(out.spans, out.dtype)
+                slot = next((s for s in free if buffers[s - first] == wanted), None)
+                if slot is None:
+                    slot = first + len(buffers)
+                    buffers.append(wanted)
+                else:
+                    free.remove(slot)
+                slots[out.number] = slot
+            free += [slot for slot in dying if not in_place]
+        return tuple(buffers)
+
+
+_FLOAT_NAMES = frozenset(_FLOATS.split())
+_COMPARISON_NAMES = frozenset(_COMPARISONS.split())
+
+
+def _reduction(ufunc: np.ufunc, axes: tuple[int, ...]) -> Callable[[Array, Array], Any]:
+    reduce: Any = ufunc.reduce
+    return lambda x, out: reduce(x, axes, None, out, True)
+
+
+class _RowSum:
+    """A sum over ``axes``, of which one is the last: a third of the time that ``np.sum`` takes."""
+
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        self._others = axes[:-1]
+
+    def __call__(self, x: Array, out: Array) -> None:
+        self.of_products(x, _ones(x.shape[-1], x.dtype), out)
+
+    def of_products(self, a: Array, b: Array, out: Array) -> None:
+        """The sum of ``a * b``."""
+        if self._others:
+            reduce: Any = np.add.reduce
+            reduce(np.vecdot(a, b), self._others, None, out[..., 0], True)
+        else:
+            np.vecdot(a, b, out=out[..., 0])
+
+
+@functools.lru_cache(64)
+def _ones(length: int, dtype: np.dtype[Any]) -> Array:
+    ones = np.ones(length, dtype)
+    ones.flags.writeable = False
+    return ones
+
+
+def _accumulation(axes: tuple[int, ...]) -> Callable[[Array, Array], None]:
+    reduce: Any = np.add.reduce
+
+    def accumulate(x: Array, total: Array) -> None:
+        total += reduce(x, axes, None, None, True)
+
+    return accumulate
+
+
+def _clip(x: Array, low: Array, high: Array, out: Array) -> None:
+    np.clip(x, low, high, out=out)
+
+
+#: What may write where it reads, besides NumPy's own functions.
+_IN_PLACE = (cpu_choices.larger, cpu_choices.smaller, cpu_choices.choose_or_zero, _clip)
