@@ -27,12 +27,7 @@ with one BLAS thread each, and its `local` mode one BLAS thread.
 Ratios of one run can be compared; milliseconds of different runs cannot."""
 
 #: Targets that no workload measures yet.
-_NOT_MEASURED = (
-    "`numpy_branches` beside HIPS autograd (target: 2.5x its speed); jax, Ray and Dask.",
-    "A chain 1024 wide; tiny nodes up to 1,000,000.",
-    "Peak arena size (target: at most 1.25x the bytes of live saved tensors and gradients).",
-    "More than two workers; GPUs.",
-)
+_NOT_MEASURED = ("More than two workers; GPUs.",)
 
 
 def document(run: Run, earlier: Mapping[str, Any] | None = None) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rounds import CaseResult
-from benchmarks.statistics import Spread, speed_up, spread, verdict
+from benchmarks.rounds import TIME, CaseResult
+from benchmarks.statistics import Spread, speed_up, spread, time_ratio, verdict
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Row:
         self.median = figure(found.median)
         self.range = f"{figure(found.low)} .. {figure(found.high)}"
         self.ratios = [
-            ratio(None if contender == baseline else speed_up(result, contender, baseline))
+            ratio(None if contender == baseline else _relative(result, contender, baseline))
             for baseline in result.baselines
         ]
 
@@ -63,8 +63,16 @@ class Row:
 
 def headings(result: CaseResult) -> list[str]:
     """Of the table of a case."""
-    ratios = [f"speed / {baseline}" for baseline in result.baselines]
+    word = "speed" if result.quantity == TIME else result.quantity
+    ratios = [f"{word} / {baseline}" for baseline in result.baselines]
     return ["", f"median, {result.unit}", "min .. max", *ratios, ""]
+
+
+def _relative(result: CaseResult, contender: str, baseline: str) -> Spread | None:
+    """A speed; of bytes how many times as many."""
+    if result.quantity == TIME:
+        return speed_up(result, contender, baseline)
+    return time_ratio(result, contender, baseline)
 
 
 def cells_of(result: CaseResult) -> tuple[list[str], list[list[str]]]:

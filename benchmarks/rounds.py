@@ -19,6 +19,8 @@ import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+#: The usual ``Case.quantity``.
+TIME = "time"
 #: Pause before each sample: threads that spin for work after a parallel loop have gone to sleep.
 SETTLE_S = 0.005
 #: Rounds that nobody looks at; gradients are compared after them.
@@ -80,6 +82,7 @@ class Case:
         tolerance: how far gradients may differ between libraries, by norm.
         point: where it lies on its workload's plot.
         warm_up_rounds: instead of as many as all others; for cases that take long.
+        quantity: what samples are; of time, ratios are speeds.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Case:
     tolerance: float = 1e-5
     point: Point | None = None
     warm_up_rounds: int | None = None
+    quantity: str = TIME
 
 
 @dataclass
@@ -105,6 +109,7 @@ class CaseResult:
     samples: dict[str, list[float]] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
     point: Point | None = None
+    quantity: str = TIME
 
 
 class WrongGradient(AssertionError):
@@ -183,7 +188,9 @@ def measure(case: Case, effort: Effort = Effort(), tick: Callable[[], object] = 
     Raises:
         WrongGradient: the contenders do not agree.
     """
-    result = CaseResult(case.name, case.unit, case.baselines, case.targets, point=case.point)
+    result = CaseResult(
+        case.name, case.unit, case.baselines, case.targets, point=case.point, quantity=case.quantity
+    )
     present = [(one, one.sample) for one in case.contenders if one.sample is not None]
     with _collector_off():
         for _ in range(effort.warm_ups_of(case)):

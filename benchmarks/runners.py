@@ -65,10 +65,10 @@ class Runner:
             else backward(build, repeats),
             lambda: [leaf.grad.numpy() for leaf in work.leaves],
             self.same_bits,
-            self._remark,
+            self.remark,
         )
 
-    def _remark(self) -> str:
+    def remark(self) -> str:
         """Where ``auto`` went; the others have no choice."""
         if self.engine is None or self.engine.mode != "auto":
             return ""
@@ -78,10 +78,14 @@ class Runner:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A forward pass that can be run again and again, and the leaves whose gradients count."""
+    """A forward pass that can be run again and again, and the leaves whose gradients count.
+
+    ``constants``: other tensors that it holds, such as the batch.
+    """
 
     leaves: list[Any]
     forward: Callable[[], Any]
+    constants: tuple[Any, ...] = ()
 
 
 @contextmanager

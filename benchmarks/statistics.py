@@ -47,7 +47,7 @@ def speed_up(result: CaseResult, contender: str, against: str) -> Spread | None:
 
 
 def time_ratio(result: CaseResult, contender: str, against: str) -> Spread | None:
-    """How many times the time of ``against``, formed per round."""
+    """How many times the time (or the bytes) of ``against``, formed per round."""
     return speed_up(result, against, contender)
 
 
@@ -60,7 +60,9 @@ def verdict(result: CaseResult, target: Target) -> Verdict:
         missed = 0.0 if found is None else 1.0 - found.median / target.at_least
     elif target.at_most is not None:
         found, wanted = _time(result, target), f"{target.contender} <= {target.at_most:g}"
-        wanted += f"x the time of {target.against}" if target.against else f" {result.unit}"
+        wanted += (
+            f"x the {result.quantity} of {target.against}" if target.against else f" {result.unit}"
+        )
         reached = found is not None and found.median <= target.at_most
         missed = 0.0 if found is None else found.median / target.at_most - 1.0
     else:

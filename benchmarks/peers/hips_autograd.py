@@ -57,7 +57,7 @@ def chain(nodes: int) -> Program:
     def forward(boxes: list[Any]) -> Any:
         (y,) = boxes
         for _ in range(nodes - 1):
-            y = y * np.float32(1.0001)
+            y = y * np.float32(1.000001)
         return anp.sum(y)
 
     return _backward(forward, leaf_arrays(1))

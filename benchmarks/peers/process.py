@@ -48,6 +48,11 @@ class Program:
     close: Callable[[], object] = lambda: None
 
 
+def is_installed(module: str) -> bool:
+    """Whether it could be imported; it is not."""
+    return importlib.util.find_spec(module) is not None
+
+
 class PeerFailed(RuntimeError):
     """The peer raised; the message is its own."""
 
@@ -65,7 +70,7 @@ class PeerProcess:
 
     def __init__(self, name: str, module: str) -> None:
         self.name = name
-        self._is_installed = importlib.util.find_spec(module) is not None
+        self._is_installed = is_installed(module)
         self._child: subprocess.Popen[bytes] | None = None
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115, closed in __exit__
 

@@ -10,7 +10,16 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from benchmarks.rounds import Case
-from benchmarks.workloads import gil_branches, overhead, perceptrons, startup, transport
+from benchmarks.workloads import (
+    gil_branches,
+    memory,
+    networks,
+    overhead,
+    perceptrons,
+    scale,
+    startup,
+    transport,
+)
 
 
 class Workload(NamedTuple):
@@ -27,7 +36,11 @@ WORKLOADS = {
         Workload("gil_branches", gil_branches.ABOUT, gil_branches.cases),
         Workload("numpy_branches", perceptrons.ABOUT_BRANCHES, perceptrons.branches),
         Workload("mlp_chain", perceptrons.ABOUT_CHAIN, perceptrons.chain),
+        Workload("resnet18", networks.ABOUT_RESNET, networks.resnet),
+        Workload("digits", networks.ABOUT_DIGITS, networks.digits),
         Workload("overhead", overhead.ABOUT, overhead.cases),
+        Workload("scale", scale.ABOUT, scale.cases),
+        Workload("memory", memory.ABOUT, memory.cases),
         Workload("transport", transport.ABOUT, transport.cases),
         Workload("startup", startup.ABOUT, startup.cases),
     )

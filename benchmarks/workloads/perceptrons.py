@@ -65,7 +65,7 @@ def _backward(
 ) -> Generator[Case, None, None]:
     with mpgrad_runners("process", "local", "auto") as runners, ExitStack() as stack:
         runners += torch_runners(1, 2)
-        contenders = [runner.contender(partial(_program, shape)) for runner in runners]
+        contenders = [runner.contender(partial(program, shape)) for runner in runners]
         contenders += _peers(stack, shape, is_whole=False)
         yield Case(
             name,
@@ -81,7 +81,7 @@ def _whole(name: str, shape: Perceptrons, rounds: int) -> Generator[Case, None, 
     with mpgrad_runners("process", "local") as runners, ExitStack() as stack:
         runners += torch_runners(2)
         contenders = [
-            runner.contender(partial(_program, shape), is_whole=True) for runner in runners
+            runner.contender(partial(program, shape), is_whole=True) for runner in runners
         ]
         contenders += _peers(stack, shape, is_whole=True)
         tensorflow = stack.enter_context(PeerProcess("TensorFlow, 2 threads", "tensorflow"))
@@ -105,7 +105,7 @@ def _peers(stack: ExitStack, shape: Perceptrons, *, is_whole: bool) -> list[Cont
     return [*contenders, jax.contender("jax_jit.perceptrons", shape, is_whole)]
 
 
-def _program(shape: Perceptrons, library: Any) -> ForwardPass:
+def program(shape: Perceptrons, library: Any) -> ForwardPass:
     """The sum of the perceptrons' means."""
     batch, arrays = shape.arrays()
     x = library.tensor(batch)
@@ -115,7 +115,7 @@ def _program(shape: Perceptrons, library: Any) -> ForwardPass:
     def forward() -> Any:
         return library.stack([_mean_output(library, x, model) for model in models]).sum()
 
-    return ForwardPass(leaves, forward)
+    return ForwardPass(leaves, forward, (x,))
 
 
 def _mean_output(library: Any, x: Any, model: list[tuple[Any, Any]]) -> Any:

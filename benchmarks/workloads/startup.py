@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from benchmarks.peers.process import NOT_INSTALLED
+from benchmarks.peers.process import NOT_INSTALLED, is_installed
 from benchmarks.rounds import Case, Contender, Target
 
 ABOUT = """\
@@ -74,7 +73,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
 
 
 def _importing(name: str, module: str, constructor: str) -> Contender:
-    if importlib.util.find_spec(module) is None:
+    if not is_installed(module):
         return Contender(name, None, remark=lambda: NOT_INSTALLED)
     work = f"import {module}; {module}.{constructor}([1.0, 2.0])"
     return Contender(name, _interpreter(_TIMED.format(before="", work=work, after="")))

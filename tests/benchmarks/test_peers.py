@@ -78,7 +78,7 @@ def test_a_missing_peer_is_named():
 )
 def test_perceptrons_have_the_gradients_of_mpgrad(module, program, arguments):
     with mg.Engine(mode="local"):
-        expected = gradients_of(perceptrons._program(SHAPE, mg))
+        expected = gradients_of(perceptrons.program(SHAPE, mg))
     with PeerProcess(program, module) as peer:
         contender = peer.contender(program, *arguments)
         assert contender.sample() > 0.0

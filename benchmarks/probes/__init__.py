@@ -1,0 +1,1 @@
+"""What is measured in an interpreter of its own, by ``benchmarks.fresh``."""

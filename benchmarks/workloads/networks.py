@@ -1,0 +1,137 @@
+"""resnet18 and digits: whole convolutional networks, one step and one epoch of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import mpgrad as mg
+import mpgrad.nn
+import mpgrad.optim
+from benchmarks.residual_network import resnet18, set_parameters
+from benchmarks.rounds import Array, Case, Contender, average
+from benchmarks.runners import (
+    NOT_INSTALLED,
+    ForwardPass,
+    Runner,
+    mpgrad_runners,
+    torch_runners,
+)
+
+ABOUT_RESNET = """\
+ResNet-18 in training mode with cross entropy, float32, random images: the plain one (224 x 224,
+batch 8, 1000 classes) and the one for CIFAR (32 x 32, batch 32, 10 classes). torch has its tensors
+in channels-last order, the faster one when both were tried."""
+
+ABOUT_DIGITS = """\
+One epoch of the demo's network on scikit-learn's handwritten digits: 23 steps of batch 64 with
+forward, backward and SGD with momentum, from the same parameters each time. Compared are the
+parameters after it, all as one vector."""
+
+PROCESS = "mpgrad process"
+TORCH_2 = "torch 2 threads"
+#: By norm: rounding moves some activations across relu's kink and some maxima within their window,
+#: and an epoch's steps add up what each of them differs by.
+TOLERANCE = 2e-2
+_BATCH_SIZE = 64
+
+
+def resnet(quick: bool) -> Generator[Case, None, None]:
+    """Both variants; a sample takes seconds, so that there are few."""
+    for name, size, batch in (("32 x 32, batch 32", 32, 32), ("224 x 224, batch 8", 224, 8)):
+        with mpgrad_runners("process", "local") as runners:
+            runners += torch_runners(1, 2)
+            yield Case(
+                name,
+                [runner.contender(partial(resnet_step, size, batch)) for runner in runners],
+                ("mpgrad local", TORCH_2),
+                1 if quick else 5,
+                tolerance=TOLERANCE,
+                warm_up_rounds=1,
+            )
+
+
+def resnet_step(size: int, batch: int, library: Any) -> ForwardPass:
+    """The loss of one batch."""
+    random = np.random.default_rng(1)
+    is_small = size < 224
+    model = resnet18(library, is_small=is_small)
+    images = library.tensor(random.standard_normal((batch, 3, size, size), np.float32))
+    labels = library.tensor(random.integers(0, 10 if is_small else 1000, batch))
+    if library is not mg:
+        model = model.to(memory_format=library.channels_last)
+        images = images.to(memory_format=library.channels_last)
+    loss = library.nn.CrossEntropyLoss()
+    return ForwardPass(list(model.parameters()), lambda: loss(model(images), labels), (images,))
+
+
+def digits(quick: bool) -> Generator[Case, None, None]:
+    """A whole epoch."""
+    with mpgrad_runners("process", "local", "auto") as runners:
+        runners += torch_runners(1, 2)
+        batches = _digits_batches()
+        contenders = [_epoch(runner, batches) for runner in runners]
+        rounds = 2 if quick else 7
+        yield Case("one epoch", contenders, (TORCH_2,), rounds, tolerance=TOLERANCE)
+
+
+def _digits_batches() -> list[tuple[Array, Array]]:
+    """The first 23 * 64 images, (64, 1, 8, 8) each, and their labels."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = (data.images / 16.0).astype(np.float32)[:, None]
+    steps = range(0, 23 * _BATCH_SIZE, _BATCH_SIZE)
+    return [(images[at : at + _BATCH_SIZE], data.target[at : at + _BATCH_SIZE]) for at in steps]
+
+
+def digits_network(nn: Any) -> Any:
+    """The demo's network (``mpgrad.launch.demo_digits.network``) for mpgrad or torch."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+def _epoch(runner: Runner, arrays: list[tuple[Array, Array]]) -> Contender:
+    library = runner.library
+    if library is None:
+        return Contender(runner.name, None, remark=lambda: NOT_INSTALLED)
+    batches = [(library.tensor(images), library.tensor(labels)) for images, labels in arrays]
+    loss_function = library.nn.CrossEntropyLoss()
+    trained: list[Any] = []
+
+    def prepare() -> Callable[[], None]:
+        runner.select()
+        model = digits_network(library.nn)
+        set_parameters(library, model)
+        trained[:] = model.parameters()
+        optimizer = library.optim.SGD(trained, lr=0.05, momentum=0.9, weight_decay=1e-4)
+        return partial(_train, model, loss_function, optimizer, batches)
+
+    return Contender(
+        runner.name,
+        lambda: average(prepare, lambda work: work(), 1),
+        # As one: biases ahead of a batch norm have no gradient but rounding.
+        lambda: [np.concatenate([parameter.detach().numpy().ravel() for parameter in trained])],
+        runner.same_bits,
+        runner.remark,
+    )
+
+
+def _train(model: Any, loss_function: Any, optimizer: Any, batches: list[tuple[Any, Any]]) -> None:
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss_function(model(images), labels).backward()
+        optimizer.step()

@@ -1,0 +1,114 @@
+"""What the probes count is what they say: live bytes, small graphs, networks; nothing is timed."""
+
+from __future__ import annotations
+
+import subprocess
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from benchmarks.fresh import call
+from benchmarks.probes.live_bytes import peak_live_bytes
+from benchmarks.residual_network import resnet18
+from benchmarks.rounds import Effort, WrongGradient, measure
+from benchmarks.workloads import networks, scale
+from mpgrad.launch import demo_digits
+
+
+def test_live_bytes_of_a_product_and_a_relu():
+    kilobyte = 256
+    x = mg.tensor(np.ones((256, 512), np.float32))  # 512 KiB
+    w = mg.tensor(np.ones((512, 512), np.float32), requires_grad=True)  # 1 MiB
+    root = mg.relu(x @ w).mean()
+    # While relu's rule runs: both tensors, relu's result, and the gradients before and behind it.
+    # While matmul's runs: both, and the gradient of 512 KiB and w's of 1 MiB. Both are 3 MiB.
+    assert peak_live_bytes(root, [x, w]) == 3 * 4 * kilobyte * 1024
+    root.backward()
+    assert w.grad is not None, "the graph can still be used"
+
+
+def test_views_of_one_saved_block_count_once():
+    x = mg.tensor(np.ones((1024,), np.float32), requires_grad=True)
+    y = x * 2.0
+    root = (y * y.reshape(32, 32).reshape(1024)).sum()
+    # x and y; the seed; the gradient of the product; two contributions to y's, from two nodes.
+    alive = peak_live_bytes(root, [x])
+    assert alive <= 5 * 4096 + 4
+    assert alive >= 4 * 4096
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_small_nodes_are_measured_in_another_interpreter():
+    found = [
+        call("probes.small_nodes.small_nodes", who, "wide", 50) for who in ("process", "local")
+    ]
+    for one in found:
+        assert one["seconds"] > 0.0
+        assert one["gradient"] == [2.0 * 48] * 8
+    assert found[1]["coordinator_bytes"] == 0
+
+
+def test_a_call_that_fails_says_so(capfd):
+    with pytest.raises(subprocess.CalledProcessError):
+        call("probes.small_nodes.small_nodes", "local", "no such shape", 50)
+    assert "no such shape" in capfd.readouterr().err
+
+
+def samples_by(who, seconds, nbytes=0, gradient=(1.0,)):
+    return {
+        "seconds": seconds,
+        "graph_bytes": nbytes,
+        "client_bytes": nbytes,
+        "coordinator_bytes": nbytes,
+        "gradient": list(gradient),
+    }
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Graphs of a million nodes take 100 us a node in process mode, and all others none."""
+    made = []
+
+    def fake(_, who, shape, nodes):
+        made.append((who, shape, nodes))
+        return samples_by(who, nodes * 1e-4 if who == "process" else 1e-9, nodes * 100)
+
+    monkeypatch.setattr(scale, "call", fake)
+    monkeypatch.setattr(scale, "is_installed", lambda module: module == "mpgrad")
+    return made
+
+
+def test_sizes_that_would_take_too_long_are_left_out(calls):
+    results = {case.name: measure(case, Effort()) for case in scale.cases(False)}
+    assert ("process", "chain", 100_000) in calls
+    assert ("process", "chain", 1_000_000) not in calls
+    assert ("local", "chain", 1_000_000) in calls
+    large = results["chain, 1,000,000 nodes"]
+    assert large.remarks["mpgrad process"] == "left out: about 100 s"
+    memory = results["chain, 100,000 nodes, memory"]
+    assert memory.samples["coordinator, peak"] == pytest.approx([100.0] * 3)
+    assert len([c for c in calls if c == ("process", "chain", 100_000)]) == 3, "measured once"
+
+
+def test_scale_compares_gradients(calls, monkeypatch):
+    def wrong(_, who, shape, nodes):
+        return samples_by(who, 1e-9, gradient=[1.0 if who == "local" else 2.0])
+
+    monkeypatch.setattr(scale, "call", wrong)
+    with pytest.raises(WrongGradient):
+        [measure(case, Effort()) for case in scale.cases(False)]
+
+
+@pytest.mark.slow
+def test_the_networks_are_those_of_the_papers():
+    """Torchvision's ResNet-18 has 11,689,512 parameters; the one for CIFAR 11,173,962."""
+    for is_small, expected in ((False, 11_689_512), (True, 11_173_962)):
+        model = resnet18(mg, is_small=is_small)
+        assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_digits_trains_the_network_of_the_demo():
+    mine, theirs = networks.digits_network(mg.nn), demo_digits.network()
+    assert str(mine) == str(theirs)
