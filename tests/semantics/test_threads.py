@@ -296,6 +296,9 @@ SCRIPT = """
 import threading
 import mpgrad as mg
 
+# CPython aborts if a daemon thread is just writing its traceback when the interpreter ends.
+threading.excepthook = lambda arguments: None
+
 def work(graph):
     graph.backward()
 
