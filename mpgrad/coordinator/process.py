@@ -207,4 +207,6 @@ class Coordinator:
                 self._hub.send(CLIENT, arrival.peer, encode(refusal))
                 self._close_session(arrival.peer)
         else:
+            # What else it has sent does not count: its next reply may build on this one.
+            self._greeted.pop(arrival.peer, None)
             self._supervisor.fence(arrival.peer)

@@ -103,6 +103,7 @@ def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:
                 ]
             ),
             member.captures,
+            member.publishes,
         )
     )
 

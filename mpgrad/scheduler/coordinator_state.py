@@ -59,6 +59,7 @@ class CoordinatorState:
             ev.WorkerJoined: self._on_worker_joined,
             ev.WorkerLost: deaths.on_worker_lost,
             ev.WorkerUnavailable: deaths.on_worker_unavailable,
+            ev.NodeTaskProgress: replies.on_node_task_progress,
             ev.NodeTaskDone: replies.on_node_task_done,
             ev.NodeTaskFailed: replies.on_node_task_failed,
             ev.NodeTaskDropped: replies.on_node_task_dropped,

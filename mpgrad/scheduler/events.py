@@ -89,8 +89,24 @@ class WorkerLost(NamedTuple):
     running: tuple[int, int, int] | None
 
 
+class NodeTaskProgress(NamedTuple):
+    """A NodeTask still runs, and others may already have these of its outputs.
+
+    ``outputs`` are pairs of number and reference; the task changes none of them any more.
+    """
+
+    peer: str
+    graph: int
+    task: int
+    attempt: int
+    outputs: tuple[tuple[int, GradientRef], ...]
+
+
 class NodeTaskDone(NamedTuple):
-    """A NodeTask ran. ``outputs`` follows the task's OutputSpecs."""
+    """A NodeTask ran.
+
+    ``outputs`` follows the task's OutputSpecs; those that were published before do not count again.
+    """
 
     peer: str
     graph: int

@@ -7,7 +7,8 @@ a cycle: a path that leaves the group could come back only through that first No
 depend on its own descendant. (A -> B -> C with A -> C: C joins A's group only if B did.)
 
 Within that, a Node joins if it is cheap, or if nothing else waits for the group (a chain, where
-nothing could have run beside it). Both have a bound: urgent work waits at most that long. A cheap
+nothing could have run beside it; second halves of its Nodes get what they need on the way, see
+``progress``). Both have a bound: urgent work waits at most that long. A cheap
 Node that begins a long branch stays with the branch: there it costs no message more, and it runs
 beside the other branches instead of before them all.
 
@@ -30,6 +31,9 @@ FUSE_GROUP_BELOW_US = 400.0
 MESSAGE_US = 650.0
 #: Bounds of the length of a chain that is one task, see chain_limit_us.
 CHAIN_MIN_US, CHAIN_MAX_US = 400.0, 20_000.0
+#: The same of a chain of Nodes whose other halves fill the other workers, so that cutting it would
+#: balance nothing: so much is run again when its worker dies.
+SPINE_MAX_US = 100_000.0
 
 
 def chain_limit_us(spec: GraphSpec) -> float:
@@ -79,6 +83,8 @@ class Grouping:
         self.total_us: list[float] = []
         #: Per group: cost of the cheap nodes that joined its first.
         self._joined_us: list[float] = []
+        #: Per group: whether the other half of one of its nodes is elsewhere.
+        self._passes: list[bool] = []
         #: The group of the client's latest Node.
         self._last_on_client = -1
         #: Per group: edges to nodes that are not in it, those to sinks left out.
@@ -109,7 +115,9 @@ class Grouping:
         if not self._may_share(home, node):
             return -1
         if self._waiting[home] == len(self.producers[index]):
-            if self.total_us[home] + node.cost_us <= self._chain_limit_us:
+            is_spine = node.passes or self._passes[home]
+            limit_us = SPINE_MAX_US if is_spine else self._chain_limit_us
+            if self.total_us[home] + node.cost_us <= limit_us:
                 return home
         elif self._branch_us[index] > FUSE_GROUP_BELOW_US:
             return -1
@@ -136,6 +144,7 @@ class Grouping:
             self.total_us.append(0.0)
             self._joined_us.append(0.0)
             self._waiting.append(0)
+            self._passes.append(False)
         else:
             if node.cost_us < FUSE_NODE_BELOW_US:
                 self._joined_us[home] += node.cost_us
@@ -144,8 +153,9 @@ class Grouping:
         if node.on_client:
             self._last_on_client = home
         self.total_us[home] += node.cost_us
+        self._passes[home] |= bool(node.passes)
         self._waiting[home] += sum(
             target is not None and not self._spec.nodes[target[0]].is_sink for target in node.edges
-        ) + bool(node.passes)
+        )
         self.groups[home].append(index)
         self.group_of[index] = home

@@ -51,6 +51,9 @@ class GraphTask:
         self.buffers: dict[int, InputBuffer] = {}
         #: Arrivals (task, slot, place, reference; slot -1: control) before the task's tables came.
         self.early: list[tuple[int, int, int, GradientRef]] = []
+        #: Per running task (absent: none) the outputs that it, or an attempt of it that was lost,
+        #: has published before its end. They stay with their consumers and are not delivered again.
+        self.published: dict[int, set[int]] = {}
         #: Per task (absent: none) attempts begun, deaths of workers that were running it, and how
         #: many of these deaths were by SIGKILL.
         self.attempts: dict[int, int] = {}

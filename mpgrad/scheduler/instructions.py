@@ -30,6 +30,8 @@ class DispatchNodeTask(NamedTuple):
     blocks: tuple[Block | None, ...]
     #: True where the reply before it may wait until it has run.
     is_short: bool = False
+    #: Outputs that an earlier attempt has published: they are not wanted again, and have no block.
+    published: tuple[int, ...] = ()
 
 
 class CancelGraph(NamedTuple):

@@ -69,9 +69,12 @@ def _check_graph(
     for task, status in enumerate(graph.states):
         if status is TaskState.DONE:
             done += 1
+            if task in graph.published:
+                raise InvariantViolated(f"{name}: task {task} is done and still publishes")
             if task in graph.buffers:
                 raise InvariantViolated(f"{name}: task {task} is done and still has its buffer")
             continue
+        _check_published(graph, task)
         missing = _missing_inputs(graph, task)
         if status is TaskState.NOT_READY:
             waits = graph.dependencies[task]
@@ -99,6 +102,26 @@ def _check_graph(
         raise InvariantViolated(f"{name}: skipped is {graph.skipped}, not {skipped}")
     if is_running and (graph.is_complete or graph.is_settled):
         raise InvariantViolated(f"{name} has ended but is still in the table")
+
+
+def _check_published(graph: GraphTask, task: int) -> None:
+    """Of a task that is not done, all and only the published outputs have arrived."""
+    published = graph.published.get(task, ())
+    for number, output in enumerate(graph.specs[task].outputs):
+        if output.task < 0 or output.task >= len(graph.specs):
+            continue
+        buffer = graph.buffers.get(output.task)
+        if graph.states[output.task] is TaskState.DONE:
+            has_arrived = True
+        else:
+            has_arrived = (
+                buffer is not None and buffer.slots[output.slot][output.place] is not MISSING
+            )
+        if has_arrived != (number in published):
+            raise InvariantViolated(
+                f"graph {graph.number}: output {number} of task {task}, which is not done, has "
+                f"{'' if has_arrived else 'not '}arrived"
+            )
 
 
 def _missing_inputs(graph: GraphTask, task: int) -> int:

@@ -16,6 +16,7 @@ from mpgrad.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.bundling import bundle
 from mpgrad.scheduler.fusion import MESSAGE_US, group
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
+from mpgrad.scheduler.progress import publish_early
 from mpgrad.scheduler.split import split
 from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
@@ -62,6 +63,8 @@ class NodeTaskSpec(NamedTuple):
     is_short: bool = False
     #: Serial positions of the further Nodes: which of two errors is the first one.
     inner_positions: tuple[int, ...] = ()
+    #: True where some of its outputs are published before it ends.
+    publishes: bool = False
 
 
 class InnerTarget(NamedTuple):
@@ -84,6 +87,9 @@ class Member(NamedTuple):
     piece_of: int | None = None
     #: True where another task runs the rule for the other outputs.
     is_half: bool = False
+    #: True where the task, before it runs this rule, tells the coordinator what has left it so far:
+    #: others wait for that, and the rule takes long.
+    publishes: bool = False
 
 
 class Plan(NamedTuple):
@@ -128,7 +134,13 @@ def _plan(spec: GraphSpec, fuse: bool, workers: int, origin: tuple[int, ...] | N
         group_of, groups = bundle(spec, grouping, workers)
     wiring = _Wiring(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
-    priorities = _critical_paths(costs, wiring.outputs)
+    leaves_us = [
+        [costs[at]] * len(outputs)
+        if spec.nodes[groups[at][0]].on_client
+        else publish_early(spec.nodes, wiring.members[at], outputs, costs[at])
+        for at, outputs in enumerate(wiring.outputs)
+    ]
+    priorities = _critical_paths(costs, wiring.outputs, leaves_us)
     wide = wiring.split_wide_sums()
     tasks = _task_specs(spec, groups, wiring, costs, priorities)
     tasks += [_piece_spec(tasks[consumer], piece, nbytes) for consumer, nbytes, piece in wide]
@@ -195,6 +207,7 @@ def _task_specs(
             unlocks=(successor[g],) if g in successor else (),
             is_short=costs[g] < SHORT_TASK_US,
             inner_positions=tuple(position[m.node] for m in wiring.members[g][1:]),
+            publishes=any(member.publishes for member in wiring.members[g]),
         )
         for g, nodes in enumerate(groups)
     ]
@@ -341,11 +354,20 @@ class _Wiring:
         self.members[group].append(Member(node, tuple(routes), captured))
 
 
-def _critical_paths(costs: list[float], outputs: list[list[OutputSpec]]) -> list[float]:
-    """For each group, the cost of the longest path from it to the end, itself included."""
+def _critical_paths(
+    costs: list[float], outputs: list[list[OutputSpec]], leaves_us: list[list[float]]
+) -> list[float]:
+    """For each group, the cost of the longest path from it to the end, itself included.
+
+    Args:
+        costs: of each group.
+        outputs: of each group.
+        leaves_us: for each output, how long its group has run when others get it.
+    """
     longest = list(costs)
     # Groups are numbered in a topological order: consumers come later.
     for at in range(len(costs) - 1, -1, -1):
-        behind = max((longest[o.task] for o in outputs[at] if o.task != CAPTURE), default=0.0)
-        longest[at] += behind
+        for output, left_us in zip(outputs[at], leaves_us[at], strict=True):
+            if output.task != CAPTURE:
+                longest[at] = max(longest[at], left_us + longest[output.task])
     return longest

@@ -5,6 +5,7 @@ Rules of this file: as in ``coordinator_state``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from mpgrad.errors import ProtocolError
@@ -18,7 +19,7 @@ from mpgrad.scheduler.task_dispatch import Dispatcher
 
 
 class Replies:
-    """Each flight ends here, once: done, failed, dropped, or abandoned with its worker."""
+    """What a flight publishes; and its end, once: done, failed, dropped, or abandoned."""
 
     def __init__(
         self, tables: CoordinatorTables, endings: GraphEndings, dispatcher: Dispatcher
@@ -27,6 +28,25 @@ class Replies:
         self._graphs, self._ready = tables.graphs, tables.ready
         self._leases, self._membership = tables.leases, tables.membership
         self._endings, self._dispatcher = endings, dispatcher
+
+    def on_node_task_progress(self, event: ev.NodeTaskProgress) -> None:
+        """Some outputs of a task that still runs: they go to their consumers now.
+
+        Their blocks stay lent until the task ends, because it may read what it wrote.
+        """
+        member, key, flight = self._flight_of(event)
+        if member is None or flight is None:
+            return
+        graph = self._graphs[key.graph]
+        count = len(graph.specs[key.task].outputs)
+        if not all(0 <= number < count for number, _ in event.outputs):
+            raise ProtocolError(f"{event.peer} published an output that its task does not have")
+        flight.check_reply(member, tuple(ref for _, ref in event.outputs), ())
+        if graph.phase is GraphPhase.RUNNING:
+            published = graph.published.setdefault(key.task, set())
+            fresh = {number: ref for number, ref in event.outputs if number not in published}
+            published.update(fresh)
+            self._deliver(graph, key.task, fresh.items())
 
     def on_node_task_done(self, event: ev.NodeTaskDone) -> None:
         member, key, flight = self._flight_of(event)
@@ -41,8 +61,13 @@ class Replies:
         self._tables.deaths_without_progress = 0
         self._keep(member, event.kept)
         graph.finish(key.task)
+        published = graph.published.pop(key.task, None)
         if graph.phase is GraphPhase.RUNNING:
-            self._publish(graph, key.task, event.outputs)
+            rest = list(enumerate(event.outputs))
+            if published is not None:
+                rest = [output for output in rest if output[0] not in published]
+            self._deliver(graph, key.task, rest)
+            self._unlock_successors(graph, key.task)
         self._release_flight(graph, key.task, flight)
         if member.is_worker:
             took = (event.duration_us, event.copied_bytes, event.times)
@@ -50,14 +75,19 @@ class Replies:
         self._endings.complete_if_done(graph)
         self._endings.close_if_drained(graph)
 
-    def _publish(self, graph: GraphTask, task: int, outputs: tuple[GradientRef, ...]) -> None:
-        """Deliver a task's outputs and let go what waited for it."""
-        spec = graph.specs[task]
-        for output, ref in zip(spec.outputs, outputs, strict=True):
+    def _deliver(
+        self, graph: GraphTask, task: int, outputs: Iterable[tuple[int, GradientRef]]
+    ) -> None:
+        """Bring outputs of a task, by number, where they belong."""
+        specs = graph.specs[task].outputs
+        for number, ref in outputs:
+            output = specs[number]
             self._leases.hold(ref)
             if graph.deliver(output.task, output.slot, output.place, ref):
                 self._dispatcher.enqueue(graph, [output.task])
-        for successor in spec.unlocks:
+
+    def _unlock_successors(self, graph: GraphTask, task: int) -> None:
+        for successor in graph.specs[task].unlocks:
             if graph.unlock(successor):
                 self._dispatcher.enqueue(graph, [successor])
 
@@ -73,6 +103,7 @@ class Replies:
         self._tables.deaths_without_progress = 0
         self._keep(member, event.kept)
         graph.finish(key.task)
+        graph.published.pop(key.task, None)
         self._release_flight(graph, key.task, flight)
         graph.note_error(key.task, event.step, event.error)
         if graph.phase is GraphPhase.RUNNING and graph.first_error is not None:

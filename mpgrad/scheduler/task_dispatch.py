@@ -58,6 +58,7 @@ class Dispatcher:
             return not self._must_wait_for_memory(graph, task, full)
         buffer = graph.buffers.get(task)
         inputs = buffer.inputs() if buffer is not None else ((),) * len(spec.places)
+        published = graph.published.get(task)
         key = FlightKey(graph.number, task, graph.dispatch(task))
         member.flights[key] = Flight(blocks, inputs, is_suspect, spec.is_short)
         self._out.append(
@@ -70,22 +71,26 @@ class Dispatcher:
                 inputs,
                 blocks,
                 spec.is_short,
+                () if published is None else tuple(sorted(published)),
             )
         )
         return True
 
     def _allot(self, graph: GraphTask, task: int) -> tuple[Block | None, ...]:
-        """Blocks for the task's large outputs; all or none. The client uses its own arena."""
+        """Blocks for the task's large outputs; all or none. The client uses its own arena.
+
+        What a lost attempt has published stays as it is, since others may be reading it.
+        """
         spec = graph.specs[task]
+        published = graph.published.get(task, ())
         if spec.on_client:
             return (None,) * len(spec.outputs)
         blocks: list[Block | None] = []
         try:
-            for output in spec.outputs:
+            for number, output in enumerate(spec.outputs):
                 # One by one: what was allotted before an exception has to be given back.
-                blocks.append(  # noqa: PERF401
-                    self._leases.allot(output.nbytes) if output.nbytes else None
-                )
+                is_wanted = output.nbytes and number not in published
+                blocks.append(self._leases.allot(output.nbytes) if is_wanted else None)
         except SharedMemoryExhausted:
             for block in blocks:
                 self._leases.release(block)

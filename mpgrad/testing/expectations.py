@@ -7,13 +7,13 @@ must not complete in spite of one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
-from mpgrad.scheduler.plan import Plan
+from mpgrad.scheduler.plan import Member, Plan
 from mpgrad.testing.path_counts import TracedGraph
 
 
@@ -119,25 +119,54 @@ class Expectations:
 def _errors(graph: TracedGraph, plan: Plan) -> Iterator[tuple[int, int, int, int]]:
     """Which rules raise if every task is run that can be: serial position, Node, task, step.
 
-    What a failed task does not give, what lies behind it does not get.
+    What a failed task has not published, what lies behind it does not get.
     """
-    position = {node: at for at, node in enumerate(graph.spec.order)}
+    #: Tasks that never begin, and for each that raises the step and what it published before.
     stopped: set[int] = set()
+    raised: dict[int, tuple[int, set[int]]] = {}
     feeds: dict[int, set[int]] = {}
     for task, spec in enumerate(plan.tasks):
         for consumer in (*(output.task for output in spec.outputs), *spec.unlocks):
             feeds.setdefault(consumer, set()).add(task)
     for task in topological(feeds, len(plan.tasks)):
-        if feeds.get(task, set()) & stopped:
+        if any(
+            producer in stopped or (producer in raised and not _gives(plan, producer, task, raised))
+            for producer in feeds.get(task, ())
+        ):
             stopped.add(task)
             continue
         if plan.groups[task][0].piece_of is not None:
             continue
-        for step, member in enumerate(plan.groups[task]):
-            if member.node in graph.raising:
-                stopped.add(task)
-                yield position[member.node], member.node, task, step
-                break
+        step = _first_raising(graph, plan.groups[task])
+        if step is not None:
+            raised[task] = step, _published(plan.groups[task], step)
+            # Both halves of a Node may raise: the plan says which of them comes first.
+            spec = plan.tasks[task]
+            position = (spec.position, *spec.inner_positions)[step]
+            yield position, plan.groups[task][step].node, task, step
+
+
+def _first_raising(graph: TracedGraph, members: Sequence[Member]) -> int | None:
+    return next((at for at, member in enumerate(members) if member.node in graph.raising), None)
+
+
+def _gives(plan: Plan, producer: int, task: int, raised: dict[int, tuple[int, set[int]]]) -> bool:
+    """Whether a task that raises has published before all that another one waits for."""
+    spec, (_, published) = plan.tasks[producer], raised[producer]
+    needed = {number for number, output in enumerate(spec.outputs) if output.task == task}
+    return needed <= published and task not in spec.unlocks
+
+
+def _published(members: Sequence[Member], step: int) -> set[int]:
+    """Outputs that a task has published when its Node ``step`` raises."""
+    left: set[int] = set()
+    published: set[int] = set()
+    for member in members[: step + 1]:
+        left.update(output for _, output in member.captures)
+        if member.publishes:
+            published = set(left)
+        left.update(route for route in member.routes if type(route) is int)
+    return published
 
 
 def topological(feeds: dict[int, set[int]], count: int) -> Iterator[int]:

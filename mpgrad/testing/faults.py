@@ -16,11 +16,13 @@ class Faults:
 
     Attributes:
         crash_before_reply: per task that runs on a worker; it may have written part of its blocks.
+        crash_after_progress: per publication of a task that goes on.
         crash_after_reply: per reply; what is underway may be lost or arrive after the death.
         kill: per worker: SIGKILL from outside at any time.
         die_at_start: per worker process: it dies before it is ready.
         stall: per task: it hangs until the shell fences the worker.
         late_reply: per stall: the reply was sent after all, just before the fence.
+        duplicate_progress: per publication of a task that goes on.
         duplicate_reply: per reply of a worker.
         forge: per task: the reply names somebody else's block.
         raise_rule: per graph: one to three of its rules raise.
@@ -35,11 +37,13 @@ class Faults:
     """
 
     crash_before_reply: float = 0.0
+    crash_after_progress: float = 0.0
     crash_after_reply: float = 0.0
     kill: float = 0.0
     die_at_start: float = 0.0
     stall: float = 0.0
     late_reply: float = 0.0
+    duplicate_progress: float = 0.0
     duplicate_reply: float = 0.0
     forge: float = 0.0
     raise_rule: float = 0.0
@@ -56,11 +60,13 @@ class Faults:
 NO_FAULTS = Faults()
 ALL_FAULTS = Faults(
     crash_before_reply=0.03,
+    crash_after_progress=0.03,
     crash_after_reply=0.03,
     kill=0.3,
     die_at_start=0.1,
     stall=0.02,
     late_reply=0.5,
+    duplicate_progress=0.1,
     duplicate_reply=0.1,
     forge=0.01,
     raise_rule=0.2,
@@ -76,7 +82,15 @@ ALL_FAULTS = Faults(
 
 
 #: Faults that are drawn for every task.
-OF_TASKS = ("crash_before_reply", "crash_after_reply", "stall", "duplicate_reply", "forge")
+OF_TASKS = (
+    "crash_before_reply",
+    "crash_after_progress",
+    "crash_after_reply",
+    "stall",
+    "duplicate_progress",
+    "duplicate_reply",
+    "forge",
+)
 
 
 class FaultDice:

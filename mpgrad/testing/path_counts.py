@@ -122,20 +122,33 @@ def run_members(
     inputs: Sequence[Value | None],
     output_count: int,
     on_node: Callable[[int], None] = lambda node: None,
+    on_publish: Callable[[dict[int, Value | None]], None] = lambda outputs: None,
 ) -> list[Value | None]:
-    """One NodeTask: run its Nodes on the sums that flow into its slots; the task's outputs."""
+    """One NodeTask: run its Nodes on the sums that flow into its slots; the task's outputs.
+
+    Args:
+        graph: whose Nodes they are.
+        members: the Nodes.
+        slots: where they are entered.
+        inputs: what flows in there.
+        output_count: how many outputs the task has.
+        on_node: is told of each Node before its rule runs.
+        on_publish: gets all outputs so far by number, where the plan says that they are published.
+    """
     sums: list[list[Value | None]] = [
         [None] * len(graph.spec.nodes[member.node].input_nbytes) for member in members
     ]
-    outputs: list[Value | None] = [None] * output_count
+    outputs: dict[int, Value | None] = {}
     if members[0].piece_of is not None:
         return list(inputs)
     for (entry, input_nr), value in zip(slots, inputs, strict=True):
         sums[entry][input_nr] = value
     for at, member in enumerate(members):
-        on_node(member.node)
         for input_nr, output in member.captures:
             outputs[output] = sums[at][input_nr]
+        if member.publishes:
+            on_publish(dict(outputs))
+        on_node(member.node)
         values = run_rule(graph, member.node, sums[at])
         for route, value in zip(member.routes, values, strict=True):
             if isinstance(route, InnerTarget):
@@ -143,4 +156,4 @@ def run_members(
                 inner[route.input_nr] = add(inner[route.input_nr], value)
             elif route is not None:
                 outputs[route] = value
-    return outputs
+    return [outputs.get(output) for output in range(output_count)]

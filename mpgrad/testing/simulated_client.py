@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from mpgrad.handles import ENGINE_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef
@@ -91,9 +92,10 @@ class SimulatedClient:
             return
         world, rng = self._world, self._world.rng
         graph = self.graphs[name]
-        self._plans[name] = planned = plan(
-            graph.spec, fuse=rng.random() < 0.7, workers=rng.choice((1, 4, 64))
-        )
+        planned = plan(graph.spec, fuse=rng.random() < 0.7, workers=rng.choice((1, 4, 64)))
+        if rng.random() < 0.5:
+            planned = _publish_anywhere(planned, rng)
+        self._plans[name] = planned
         program = world.expected.add_program(self.peer, name, graph, planned)
         self._own_blocks[name] = []
         tasks = [
@@ -335,3 +337,21 @@ class SimulatedClient:
         if self.is_alive:
             self.is_alive = False
             self._send(EndSession(self.peer))
+
+
+def _publish_anywhere(planned: Plan, rng: Random) -> Plan:
+    """The same plan, whose tasks publish what has left them at any of their Nodes."""
+    groups = [
+        members
+        if task.on_client
+        else tuple(
+            member._replace(publishes=member.piece_of is None and rng.random() < 0.4)
+            for member in members
+        )
+        for task, members in zip(planned.tasks, planned.groups, strict=True)
+    ]
+    tasks = tuple(
+        task._replace(publishes=any(member.publishes for member in members))
+        for task, members in zip(planned.tasks, groups, strict=True)
+    )
+    return planned._replace(tasks=tasks, groups=tuple(groups))

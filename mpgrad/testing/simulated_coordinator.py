@@ -40,11 +40,15 @@ class SimulatedCoordinator:
         self.forgers: set[str] = set()
         self._incarnations: Counter[int] = Counter()
         self._dead: set[str] = set()
+        #: Workers that broke the protocol: nothing that they have sent counts any more.
+        self._cut: set[str] = set()
         self._deaths = 0
 
     # ------------------------------------------------------------------ messages
 
     def on_worker_frame(self, peer: str, frame: bytes) -> None:
+        if peer in self._cut:
+            return
         message = decode(frame, FROM_WORKER)
         if isinstance(message, Hello):
             if peer not in self._dead:
@@ -93,6 +97,7 @@ class SimulatedCoordinator:
 
     def _cut_off(self, peer: str) -> None:
         if peer in self.workers:
+            self._cut.add(peer)
             self.workers[peer].die("broke the protocol", killed=True)
         else:
             # Whatever it still computes is its own affair.

@@ -6,6 +6,8 @@ runs, write the lent blocks, pass a block on as it is, keep views and give them 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args
 
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
@@ -53,8 +55,12 @@ def sum_inputs(world: World, dispatch: do.DispatchNodeTask) -> list[Value | None
     return sums
 
 
-def run_program(world: World, dispatch: do.DispatchNodeTask) -> list[Value | None]:
-    """The task's outputs, as values.
+def run_program(
+    world: World,
+    dispatch: do.DispatchNodeTask,
+    on_publish: Callable[[dict[int, Value | None]], None] = lambda outputs: None,
+) -> list[Value | None]:
+    """The task's outputs, as values; ``on_publish`` as in ``run_members``.
 
     Raises:
         RuleRaised: a Node of the task is the one whose rule raises.
@@ -74,6 +80,7 @@ def run_program(world: World, dispatch: do.DispatchNodeTask) -> list[Value | Non
         sum_inputs(world, dispatch),
         len(plan.tasks[task].outputs),
         on_node,
+        on_publish,
     )
 
 
@@ -88,6 +95,9 @@ class SimulatedWorker:
         self._slowness = SLOW_FACTOR if world.dice.strikes("slow") else 1
         #: What really executes, as the slot in shared memory says it.
         self._executing: do.DispatchNodeTask | None = None
+        #: What it has published of that, and the lent blocks that it has written.
+        self._published: dict[int, GradientRef] = {}
+        self._written: list[Block] = []
         #: Views that user code holds, with what it saw when it took them.
         self._kept: list[tuple[Block, Content]] = []
         time = world.time
@@ -152,14 +162,17 @@ class SimulatedWorker:
         world = self._world
         world.note(self.peer, "run", dispatch)
         world.expected.on_begin(self.peer, dispatch)
-        self._executing = dispatch
+        self._executing, self._published, self._written = dispatch, {}, []
         for slot in dispatch.inputs:
             for ref in slot:
                 if isinstance(ref, Block):
                     world.memory.check_live(ref)
         duration = 1 + int(TASK_US_MAX * self._slowness * world.rng.random())
+        points = self._count_publications(dispatch)
+        for point, at in enumerate(sorted(world.rng.randint(0, duration) for _ in range(points))):
+            world.time.after(at, self._progress, dispatch, point)
         if world.coordinator.may_die() and world.dice.strikes("crash_before_reply"):
-            world.time.after(duration, self._crash, dispatch)
+            world.time.after(world.rng.randint(0, duration), self._crash, dispatch)
         elif world.coordinator.may_die() and world.dice.strikes("stall"):
             if world.dice.strikes("late_reply"):
                 world.time.after(HANG_LIMIT_US - 1, self._finish, dispatch, duration)
@@ -170,7 +183,8 @@ class SimulatedWorker:
     def _crash(self, dispatch: do.DispatchNodeTask) -> None:
         if self.is_alive:
             for block in dispatch.blocks:
-                if block is not None and self._world.rng.random() < 0.5:
+                is_free = block is not None and block not in self._written
+                if block is not None and is_free and self._world.rng.random() < 0.5:
                     self._world.memory.write(block, GARBAGE)
             self.die("crashed in its task", killed=False)
 
@@ -184,22 +198,69 @@ class SimulatedWorker:
         reply: ev.NodeTaskDone | ev.NodeTaskFailed
         key = (dispatch.graph, dispatch.task, dispatch.attempt)
         try:
-            outputs, written = self._publish(dispatch, run_program(self._world, dispatch))
-            kept = self._keep(dispatch, written)
+            values = dict(enumerate(run_program(self._world, dispatch)))
+            outputs = self._publish(dispatch, values)
+            if outputs and self._forges():
+                outputs = (*outputs[:-1], self._world.coordinator.foreign_block(dispatch))
+            kept = self._keep(dispatch, self._written)
             reply = ev.NodeTaskDone(self.peer, *key, outputs, kept, duration_us)
         except RuleRaised as error:
             kept = self._keep(dispatch, [])
             reply = ev.NodeTaskFailed(self.peer, *key, error.text, kept, error.step)
         self._perform(self.core.handle_event(ev.NodeTaskFinished(reply)))
 
+    def _count_publications(self, dispatch: do.DispatchNodeTask) -> int:
+        """How often the task publishes what it has, before it ends or fails."""
+        number, task = dispatch.payload
+        _, _, graph, plan = self._world.expected.programs[number]
+        count = 0
+        for member in plan.groups[task]:
+            count += member.publishes
+            if member.node in graph.raising:
+                break
+        return count
+
+    def _progress(self, dispatch: do.DispatchNodeTask, point: int) -> None:
+        """Publish what had left the task at one of its points."""
+        if not self.is_alive:
+            return
+        stages: list[dict[int, Value | None]] = []
+        with suppress(RuleRaised):
+            run_program(self._world, dispatch, stages.append)
+        before = set(self._published)
+        refs = self._publish(dispatch, stages[point])
+        fresh = {
+            number: refs[number]
+            for number in stages[point]
+            if number not in before and number not in dispatch.published
+        }
+        if not fresh:
+            return
+        self._published.update(fresh)
+        if self._forges():
+            fresh[max(fresh)] = self._world.coordinator.foreign_block(dispatch)
+        key = (dispatch.graph, dispatch.task, dispatch.attempt)
+        progress = ev.NodeTaskProgress(self.peer, *key, tuple(fresh.items()))
+        self._send(progress)
+        if self._world.dice.strikes("duplicate_progress"):
+            self._send(progress)
+        if self._world.coordinator.may_die() and self._world.dice.strikes("crash_after_progress"):
+            self._crash(dispatch)
+
     def _publish(
-        self, dispatch: do.DispatchNodeTask, values: list[Value | None]
-    ) -> tuple[tuple[GradientRef, ...], list[Block]]:
-        """References to the outputs, and the lent blocks that were written."""
-        world, refs, written = self._world, [], []
-        for value, block in zip(values, dispatch.blocks, strict=True):
+        self, dispatch: do.DispatchNodeTask, values: Mapping[int, Value | None]
+    ) -> tuple[GradientRef, ...]:
+        """References to the outputs that have not been published, in lent blocks or elsewhere.
+
+        What was published before is sometimes named again.
+        """
+        world, refs = self._world, []
+        for number, block in enumerate(dispatch.blocks):
+            value = values.get(number)
             ref: GradientRef
-            if value is None:
+            if number in self._published:
+                ref = self._published[number] if world.rng.random() < 0.5 else None
+            elif value is None or number in dispatch.published:
                 ref = None
             elif block is None:
                 ref = pack(value.content)
@@ -207,13 +268,17 @@ class SimulatedWorker:
                 ref = value.source  # passed on as it is; the lent block stays unused
             else:
                 world.memory.write(block, value.content)
-                written.append(block)
+                self._written.append(block)
                 ref = block
             refs.append(ref)
-        if world.coordinator.may_die() and refs and world.dice.strikes("forge"):
-            world.coordinator.forgers.add(self.peer)
-            refs[-1] = world.coordinator.foreign_block(dispatch)
-        return tuple(refs), written
+        return tuple(refs)
+
+    def _forges(self) -> bool:
+        """Whether the message about to be sent names somebody else's block."""
+        if self._world.coordinator.may_die() and self._world.dice.strikes("forge"):
+            self._world.coordinator.forgers.add(self.peer)
+            return True
+        return False
 
     def _keep(self, dispatch: do.DispatchNodeTask, written: list[Block]) -> tuple[Block, ...]:
         """Some inputs and outputs stay in sight of user code for a while."""

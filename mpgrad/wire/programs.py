@@ -81,6 +81,7 @@ class NodeWiring(msgspec.Struct, frozen=True, array_like=True):
     #: For each output: (member, input number) inside the task, a task output, or unwanted.
     routes: tuple[tuple[int, int] | int | None, ...]
     captures: tuple[tuple[int, int], ...]
+    publishes: bool = False
 
 
 class NodeProgram(msgspec.Struct, frozen=True, array_like=True):

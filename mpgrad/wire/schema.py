@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 #: No message is longer: larger things travel through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -85,6 +85,7 @@ MESSAGES: dict[int, type[Any]] = {
     21: ev.NodeTaskFailed,
     22: ev.NodeTaskDropped,
     23: ev.OutputEmitted,
+    24: ev.NodeTaskProgress,
     30: do.DispatchNodeTask,
     31: do.CancelGraph,
     32: do.ShutDown,
@@ -120,6 +121,7 @@ TO_CLIENT = (
 )
 FROM_WORKER = (
     Hello,
+    ev.NodeTaskProgress,
     ev.NodeTaskDone,
     ev.NodeTaskFailed,
     ev.NodeTaskDropped,

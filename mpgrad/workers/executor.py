@@ -28,6 +28,7 @@ class Step:
         takes_undefined: the rule wants to run even if no gradient is defined (custom Functions).
         release: called once the step has run.
         blamed: in anomaly mode, who is said to have returned NaN; else None.
+        publishes: before it runs, ``Placement.publish`` is called.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class Step:
         "name",
         "needs",
         "outputs",
+        "publishes",
         "release",
         "routes",
         "takes_undefined",
@@ -55,6 +57,7 @@ class Step:
         takes_undefined: bool = False,
         release: Callable[[], None] | None = None,
         blamed: str | None = None,
+        publishes: bool = False,
     ) -> None:
         self.name, self.apply = name, apply
         self.inputs, self.outputs = inputs, outputs
@@ -63,16 +66,20 @@ class Step:
         self.takes_undefined = takes_undefined
         self.release = release
         self.blamed = blamed
+        self.publishes = publishes
 
 
 class Placement:
-    """Where large results may be born; the default leaves that to NumPy."""
+    """Where results are born and go; the default leaves the former to NumPy."""
 
     def begin(self, step: Step) -> None:
         """``step`` runs next."""
 
     def settle(self, step: Step, grads: list[Any]) -> None:
         """``step`` has run: no result may lie where another output will be written."""
+
+    def publish(self) -> None:
+        """Others wait for what has left so far, and what runs next takes long."""
 
 
 class _Buffer:
@@ -140,6 +147,8 @@ def run_steps(
         buffers[index] = None
         for input_nr, number in step.captures:
             emit(number, values[input_nr])
+        if step.publishes and placement is not None:
+            placement.publish()
         if step.apply is None:
             continue
         started = perf_counter() if timings is not None else 0.0

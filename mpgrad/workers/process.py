@@ -39,7 +39,7 @@ class Worker:
         self._memory = WorkerMemory(setup.client_arena_fd, setup.engine_arena_fd)
         self._state = WorkerState(setup.peer)
         where = f"worker {setup.slot} (pid {os.getpid()})"
-        self._runner = TaskRunner(self._memory, where)
+        self._runner = TaskRunner(self._memory, where, self._report)
         self._spoke = ZmqSpoke.worker(setup.directory, setup.peer)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
@@ -100,6 +100,10 @@ class Worker:
             self._held.append(encode(ev.BlocksReleased(self._setup.peer, released)))
         self._board.clear(self._setup.slot)
         return reply
+
+    def _report(self, progress: ev.NodeTaskProgress) -> None:
+        self._held.append(encode(progress))
+        self._flush()
 
     def _emit_output(self, kind: str, data: bytes) -> None:
         try:

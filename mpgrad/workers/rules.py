@@ -50,7 +50,7 @@ class Rules:
     def step(self, program: NodeProgram) -> Step:
         """One Node of a task, ready to run."""
         rule = program.rule
-        name, inputs, outputs, routes, captures = _wiring(program.wiring)
+        name, inputs, outputs, routes, captures, publishes = _wiring(program.wiring)
         return Step(
             name,
             self._apply(rule),
@@ -59,6 +59,7 @@ class Rules:
             routes,
             captures,
             takes_undefined=isinstance(rule, FunctionRule),
+            publishes=publishes,
         )
 
     def _apply(self, rule: OperatorRule | FunctionRule | CaptureRule) -> Any:
@@ -135,7 +136,7 @@ def _decoded_plain(data: bytes) -> dict[str, Any]:
 
 @functools.lru_cache(WIRINGS_MAX)
 def _wiring(data: bytes) -> tuple[Any, ...]:
-    """Name, inputs, outputs, routes and captures of a Node."""
+    """Name, inputs, outputs, routes and captures of a Node, and whether it publishes."""
     wiring = decode_wiring(data)
     return (
         wiring.name,
@@ -143,6 +144,7 @@ def _wiring(data: bytes) -> tuple[Any, ...]:
         tuple(None if meta is None else _metadata(meta) for meta in wiring.outputs),
         wiring.routes,
         wiring.captures,
+        wiring.publishes,
     )
 
 

@@ -14,7 +14,7 @@ from mpgrad.autograd.profiler import pack_times
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block, GradientRef
-from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
+from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.wire.programs import decode_program
 from mpgrad.wire.remote_error import encode_error
@@ -30,10 +30,18 @@ CACHE_LINE_BYTES = 64
 
 
 class TaskRunner:
-    """What a CPU worker does with a DispatchNodeTask."""
+    """What a CPU worker does with a DispatchNodeTask.
 
-    def __init__(self, memory: WorkerMemory, where: str) -> None:
-        self._memory = memory
+    Args:
+        memory: the arenas.
+        where: this process, in words, for errors.
+        report: sends the progress of a task that goes on.
+    """
+
+    def __init__(
+        self, memory: WorkerMemory, where: str, report: Callable[[NodeTaskProgress], None]
+    ) -> None:
+        self._memory, self._report = memory, report
         self._rules = Rules(memory)
         #: Makes the Publication of a task.
         self.publication: Callable[[WorkerMemory, DispatchNodeTask], Publication] = Publication
@@ -69,6 +77,7 @@ class TaskRunner:
                     step.blamed = step.name
             self._times = [] if program.is_timed else None
             publication = self.publication(self._memory, dispatch)
+            publication.report = self._report
             if program.numpy_errors:
                 with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
                     self._run_steps(steps, program.slots, dispatch, publication)
@@ -131,8 +140,11 @@ class Publication(Placement):
     publishing copies nothing. What lands elsewhere is copied once.
     """
 
+    #: Sends the progress of the task.
+    report: Callable[[NodeTaskProgress], None]
+
     def __init__(self, memory: WorkerMemory, dispatch: DispatchNodeTask) -> None:
-        self._memory = memory
+        self._memory, self._dispatch = memory, dispatch
         self._blocks = dispatch.blocks
         self._refs: list[GradientRef] = [None] * len(dispatch.blocks)
         #: Start address of each block whose content is final, so that it can be passed on again.
@@ -146,6 +158,8 @@ class Publication(Placement):
         self._free: dict[int, tuple[tuple[int, ...], Any]] = {}
         #: Blocks handed out to the running step: output number -> array.
         self._lent: dict[int, Array] = {}
+        #: Outputs that have left since the last report.
+        self._unreported: list[int] = []
         self.copied_bytes = 0
 
     # ------------------------------------------------------------------ results are born
@@ -188,6 +202,9 @@ class Publication(Placement):
 
     def emit(self, output: int, array: Array | None) -> None:
         """Publish ``array`` as task output ``output``."""
+        if output in self._dispatch.published:
+            return
+        self._unreported.append(output)
         if array is None:
             return
         block = self._blocks[output]
@@ -208,5 +225,16 @@ class Publication(Placement):
         self._final[self._memory.address(block)] = block
         self._refs[output] = block
 
+    def publish(self) -> None:
+        if not self._unreported:
+            return
+        to = self._dispatch
+        outputs = tuple([(output, self._refs[output]) for output in self._unreported])
+        self.report(NodeTaskProgress(to.peer, to.graph, to.task, to.attempt, outputs))
+        for output in self._unreported:
+            self._refs[output] = None
+        self._unreported.clear()
+
     def outputs(self) -> tuple[GradientRef, ...]:
+        """What has left and was not reported before."""
         return tuple(self._refs)

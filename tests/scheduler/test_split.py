@@ -55,7 +55,7 @@ def test_the_critical_path_leaves_the_weights_out() -> None:
 
 def test_the_second_half_gets_the_complete_gradient_from_the_first() -> None:
     planned = plan(layers(2), workers=2)
-    first, second, _ = planned.tasks
+    first, second = planned.tasks
     assert planned.groups[0][0].captures[0][0] == 0
     assert (first.outputs[0].task, first.outputs[0].slot) == (1, 0)
     assert [output.task for output in second.outputs] == [CAPTURE]

@@ -1,0 +1,133 @@
+"""Outputs that are published before their task ends: by the plan, and in the coordinator's core."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpgrad.errors import ProtocolError
+from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, plan
+from mpgrad.scheduler.progress import PUBLISH_BEFORE_US
+from tests.scheduler.test_coordinator_state import CLIENT, KIB, Core, kinds, task, to
+from tests.scheduler.test_split import layers
+
+FIRST, SECOND = "w0.1", "w1.1"
+
+
+@pytest.fixture
+def core() -> Core:
+    """One session, two workers."""
+    core = Core()
+    core.handle_event(ev.SessionOpened(CLIENT))
+    core.handle_event(ev.WorkerJoined(FIRST))
+    core.handle_event(ev.WorkerJoined(SECOND))
+    return core
+
+
+def chain() -> tuple[NodeTaskSpec, ...]:
+    """Task 0 feeds tasks 1 and 2, each of which gives a result."""
+    return (
+        task(to(1, nbytes=8 * KIB), to(2, nbytes=8 * KIB)),
+        task(to(CAPTURE, 0)),
+        task(to(CAPTURE, 1)),
+    )
+
+
+def progress(core: Core, of: do.DispatchNodeTask, *outputs):
+    name = (of.graph, of.task, of.attempt)
+    return core.handle_event(ev.NodeTaskProgress(of.peer, *name, outputs))
+
+
+def test_a_consumer_begins_while_its_producer_runs(core: Core) -> None:
+    (first,) = core.submit(*chain(), captures=2)
+    (second,) = progress(core, first, (0, first.blocks[0]))
+    assert (second.peer, second.task, second.inputs) == (SECOND, 1, ((first.blocks[0],),))
+    core.done(second, b"one")
+    assert core.leases.is_live(first.blocks[0])  # the task that wrote it may still read it
+    (third,) = core.done(first, None, first.blocks[1])
+    assert not core.leases.is_live(first.blocks[0])
+    assert third.inputs == ((first.blocks[1],),)
+    (completed,) = core.done(third, b"two")
+    assert completed.captures == (b"one", b"two")
+    assert len(core.leases) == 0
+
+
+def test_what_was_published_is_not_delivered_again(core: Core) -> None:
+    (first,) = core.submit(*chain(), captures=2)
+    assert kinds(progress(core, first, (0, first.blocks[0]))) == ["DispatchNodeTask"]
+    assert progress(core, first, (0, first.blocks[0])) == []
+    assert kinds(core.done(first, *first.blocks)) == ["DispatchNodeTask"]
+    assert progress(core, first, (1, first.blocks[1])) == []  # too late: the task has ended
+
+
+def test_a_lost_task_publishes_only_what_it_had_not_yet(core: Core) -> None:
+    (first,) = core.submit(*chain(), captures=2)
+    (second,) = progress(core, first, (0, first.blocks[0]))
+    again = [do_ for do_ in core.lost(FIRST, first) if isinstance(do_, do.DispatchNodeTask)]
+    assert again == []  # a suspect: it waits for a worker of its own
+    assert core.leases.is_live(first.blocks[0])
+    assert not core.leases.is_live(first.blocks[1])
+    (again,) = core.done(second, b"one")
+    assert (again.task, again.attempt, again.published) == (0, 2, (0,))
+    assert again.blocks[0] is None
+    assert again.blocks[1] not in (None, first.blocks[1])
+    (third,) = core.done(again, None, again.blocks[1])
+    assert third.inputs == ((again.blocks[1],),)
+    assert progress(core, first, (1, first.blocks[1])) == []  # the voice of a dead one
+
+
+def test_only_its_own_blocks_and_outputs_may_be_published(core: Core) -> None:
+    (first,) = core.submit(*chain(), captures=2)
+    stranger = Block(ENGINE_ARENA, 1 << 30, 8 * KIB, 77)
+    with pytest.raises(ProtocolError, match="not its own"):
+        progress(core, first, (0, first.blocks[0]), (1, stranger))
+    with pytest.raises(ProtocolError, match="does not have"):
+        progress(core, first, (2, None))
+    assert core.graphs[0].published == {}
+
+
+def test_an_error_after_progress_leaves_what_comes_before_it_running(core: Core) -> None:
+    # Serial order: the head of task 0, task 1, the second Node of task 0, which raises; task 2.
+    first, second, third = chain()
+    tasks = (first._replace(inner_positions=(2,)), second._replace(position=1),
+             third._replace(position=3))  # fmt: skip
+    (running,) = core.submit(*tasks, captures=2)
+    (beside,) = progress(core, running, (0, running.blocks[0]))
+    assert core.failed(running, b"later", step=1) == []
+    (failed,) = core.failed(beside, b"earlier")
+    assert (failed.task, failed.error) == (1, b"earlier")
+    assert len(core.leases) == 0
+
+
+def test_progress_of_a_cancelled_graph_is_nothing(core: Core) -> None:
+    (first,) = core.submit(*chain(), captures=2)
+    core.handle_event(ev.GraphCancelled(CLIENT, 0))
+    assert progress(core, first, (0, first.blocks[0])) == []
+    assert kinds(core.done(first, None, None)) == ["FailGraph"]
+    assert len(core.leases) == 0
+
+
+# ----------------------------------------------------------------------- the plan
+
+
+def test_the_halves_of_a_chain_are_one_task_that_publishes() -> None:
+    planned = plan(layers(4), workers=2)
+    critical = planned.groups[0]
+    assert [member.is_half for member in critical] == [True, True, True, False]
+    assert all(member.publishes for member in critical[:3])
+    assert planned.tasks[0].publishes
+    assert not any(task.publishes for task in planned.tasks[1:])
+
+
+def test_nothing_is_published_before_a_short_node() -> None:
+    short = layers(4, cost_us=PUBLISH_BEFORE_US / 2)
+    planned = plan(short, workers=2)
+    assert not any(member.publishes for group in planned.groups for member in group)
+
+
+def test_results_of_the_caller_are_not_waited_for() -> None:
+    planned = plan(layers(3, is_splittable=False, cost_us=2 * PUBLISH_BEFORE_US))
+    assert [output.task for output in planned.tasks[0].outputs] == [CAPTURE] * 3
+    assert not planned.tasks[0].publishes
