@@ -8,19 +8,30 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import machine
+from benchmarks.comparison import REGRESSION, show_changes
 from benchmarks.document import document
+from benchmarks.peers.process import is_installed
+from benchmarks.plots import draw
 from benchmarks.report import Run, as_json, show_case, show_header
 from benchmarks.rounds import WARM_UP_ROUNDS, CaseResult, Effort, measure
 from benchmarks.workloads import WORKLOADS, Workload
 
+#: The figures that the page of the documents was written from.
+COMMITTED = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.json"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
+    """Run the command line ``arguments`` (default: ``sys.argv``).
+
+    Returns:
+        The exit code: 1 for a regression, 2 if there was nothing to compare with.
+    """
     options = _parser().parse_args(arguments)
     console = Console()
     if not console.is_terminal:
@@ -29,22 +40,64 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for workload in WORKLOADS.values():
             console.print(f"[bold]{workload.name}[/]\n{workload.about}\n", highlight=False)
         return 0
+    # Read first: a missing file should not be found out after ten minutes, and the page that is
+    # written may be the one that is compared with.
+    committed = _figures(options.against if options.compare else None)
+    earlier = _figures(options.before)
     chosen = [WORKLOADS[name] for name in options.workloads or WORKLOADS]
     effort = Effort(options.rounds, 1 if options.quick else WARM_UP_ROUNDS)
     run = _run(console, chosen, effort, is_quick=options.quick)
     if options.json is not None:
-        options.json.write_text(json.dumps(as_json(run), indent=1) + "\n")
+        _write_json(options.json, as_json(run))
     if options.write is not None:
-        earlier = None if options.before is None else json.loads(options.before.read_text())
-        options.write.write_text(document(run, earlier))
-        console.print(f"\nwritten: {options.write}", highlight=False)
-    return 0
+        _write_page(console, options.write, run, earlier)
+    return 0 if committed is None else _compare(console, committed, run)
+
+
+def _figures(path: Path | None) -> dict[str, Any] | None:
+    """What an earlier run wrote."""
+    if path is None:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"scripts/bench: cannot read {path}: {error}") from None
+    return found
+
+
+def _write_json(path: Path, figures: dict[str, Any]) -> None:
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _write_page(console: Console, page: Path, run: Run, earlier: dict[str, Any] | None) -> None:
+    """The page, its pictures, and beside it the figures that ``--compare`` reads."""
+    pictures = draw(run, page)
+    page.write_text(document(run, earlier, pictures))
+    _write_json(page.with_suffix(".json"), as_json(run, has_samples=False))
+    console.print(f"\nwritten: {page}, {page.with_suffix('.json').name}", highlight=False)
+    if not is_installed("matplotlib"):
+        console.print("no pictures: matplotlib is not installed", highlight=False)
+
+
+def _compare(console: Console, committed: dict[str, Any], run: Run) -> int:
+    found = show_changes(console, committed, run)
+    if not found:
+        console.print("Nothing to compare: no case was measured beside the same peer both times.")
+        return 2
+    worse = [change for change in found if change.is_regression]
+    console.print(
+        f"{len(worse)} of {len(found)} have lost more than {1 - REGRESSION:.0%} of their speed "
+        "relative to the peer.",
+        style="red" if worse else "green",
+    )
+    return 1 if worse else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="mpgrad beside its peers, in one run: medians, spread, ratios per round.",
+        description="mpgrad beside its peers, in one run: medians, spread, ratios per round. "
+        "Peers that are not installed are left out; --with-peers installs them first.",
     )
     parser.add_argument(
         "workloads",
@@ -58,13 +111,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of every case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="write the page of the documents"
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="write the page of the documents, and beside it its pictures and its figures as JSON",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="compare with the committed figures; exit code 1 if a speed relative to a peer has "
+        "lost more than a fifth",
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        default=COMMITTED,
+        metavar="FILE",
+        help=f"for --compare: other figures than docs/{COMMITTED.name}",
     )
     parser.add_argument(
         "--before",
         type=Path,
         metavar="FILE",
-        help="what --json wrote at another commit: the page compares it with this run",
+        help="what --json or --write wrote at another commit: the page compares it with this run",
     )
     return parser
 

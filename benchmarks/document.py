@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.comparison import changes
@@ -23,18 +24,33 @@ mpgrad's modes bit for bit. A ratio is formed within a round; shown are the medi
 in brackets the smallest and largest. More than 1x is faster. Timed is `backward()` alone unless the
 workload says otherwise. The same for all: rounds of warm-up before, no cyclic garbage collection
 inside a sample in the measuring process, no process bound to a core. mpgrad has two CPU workers
-with one BLAS thread each, and its `local` mode one BLAS thread.
-Ratios of one run can be compared; milliseconds of different runs cannot."""
+with one BLAS thread each, and its `local` mode one BLAS thread. torch runs in the measuring
+process; every other peer has an interpreter of its own, takes the time there, and answers when its
+threads have come to rest.
+Ratios of one run can be compared; milliseconds of different runs cannot.
+
+`scripts/bench --with-peers --compare` measures again and says which speed relative to a peer has
+lost more than a fifth since this page was written."""
 
 #: Targets that no workload measures yet.
 _NOT_MEASURED = ("More than two workers; GPUs.",)
 
 
-def document(run: Run, earlier: Mapping[str, Any] | None = None) -> str:
-    """The page, as Markdown; with an ``earlier`` run also what has changed since."""
+def document(
+    run: Run,
+    earlier: Mapping[str, Any] | None = None,
+    pictures: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The page, as Markdown.
+
+    Args:
+        run: what was measured.
+        earlier: another run; the page says what has changed since.
+        pictures: Markdown that shows a picture, by workload.
+    """
     blocks = [_INTRODUCTION, *_warnings(run), _machine(run)]
     for name, results in run.results.items():
-        blocks += [f"## {name}", WORKLOADS[name].about]
+        blocks += [f"## {name}", WORKLOADS[name].about, *filter(None, [pictures.get(name)])]
         for result in results:
             blocks += [f"### {name}: {result.name}", _table(result)]
         targets = _targets(results)
@@ -127,7 +143,15 @@ def _not_reached(run: Run) -> str:
 
 def _not_measured(run: Run) -> str:
     """What is missing from this run, and from all runs so far."""
-    lines = [f"- {name}: left out of this run." for name in WORKLOADS if name not in run.results]
+    absent = {
+        (contender, remark): None
+        for results in run.results.values()
+        for result in results
+        for contender, remark in result.remarks.items()
+        if contender not in result.samples
+    }
+    lines = [f"- {contender}: {remark}." for contender, remark in absent]
+    lines += [f"- {name}: left out of this run." for name in WORKLOADS if name not in run.results]
     lines += [
         f"- {name}, {result.name}: {found.wanted} (a contender was not there)."
         for name, results in run.results.items()

@@ -14,7 +14,8 @@ from threadpoolctl import threadpool_info
 from mpgrad.machine import available_cpus
 
 #: The packages whose versions matter to the figures.
-_PACKAGES = ("mpgrad", "numpy", "pyzmq", "msgspec", "torch")
+_PACKAGES = ("mpgrad", "numpy", "pyzmq", "msgspec")
+_PEERS = ("torch", "autograd", "jax", "tensorflow", "joblib", "ray", "distributed")
 #: Others that use more of the cores than this disturb a measurement visibly.
 _BUSY = 0.1
 
@@ -27,6 +28,7 @@ def describe() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
+        "peers": ", ".join(f"{name} {_version(name)}" for name in _PEERS),
         "BLAS": _blas(),
         "commit": _commit(),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,8 +128,8 @@ def show_case(console: Console, workload: str, result: CaseResult) -> None:
         )
 
 
-def as_json(run: Run) -> dict[str, Any]:
-    """All of it, every sample included."""
+def as_json(run: Run, *, has_samples: bool = True) -> dict[str, Any]:
+    """All of it; without samples what ``comparison.changes`` needs, and the medians."""
     return {
         "machine": dict(run.machine),
         "load_before": run.load_before,
@@ -138,26 +138,40 @@ def as_json(run: Run) -> dict[str, Any]:
         "quick": run.is_quick,
         "seconds": run.seconds,
         "workloads": {
-            name: [_case_as_json(result) for result in results]
+            name: [_case_as_json(result, has_samples) for result in results]
             for name, results in run.results.items()
         },
     }
 
 
-def _case_as_json(result: CaseResult) -> dict[str, Any]:
-    return {
+def _case_as_json(result: CaseResult, has_samples: bool) -> dict[str, Any]:
+    case: dict[str, Any] = {
         "case": result.name,
         "unit": result.unit,
-        "samples": result.samples,
-        "remarks": result.remarks,
-        "median": {name: spread(samples).median for name, samples in result.samples.items()},
-        "speed_up": {
-            baseline: _speed_ups(result, baseline, list(result.samples))
-            for baseline in result.baselines
+        "median": {
+            name: _rounded(spread(samples).median) for name, samples in result.samples.items()
         },
-        "targets": [verdict(result, target)._asdict() for target in result.targets],
+        "speed_up": {
+            baseline: _speed_ups(result, baseline)
+            for baseline in result.baselines
+            if baseline in result.samples
+        },
+    }
+    if has_samples:
+        case["samples"], case["remarks"] = result.samples, result.remarks
+        case["targets"] = [verdict(result, target)._asdict() for target in result.targets]
+    return case
+
+
+def _speed_ups(result: CaseResult, baseline: str) -> dict[str, list[float]]:
+    found = {name: speed_up(result, name, baseline) for name in result.samples}
+    return {
+        name: [_rounded(figure) for figure in ratios]
+        for name, ratios in found.items()
+        if ratios is not None and name != baseline
     }
 
 
-def _speed_ups(result: CaseResult, baseline: str, names: Sequence[str]) -> dict[str, Any]:
-    return {name: speed_up(result, name, baseline) for name in names}
+def _rounded(value: float) -> float:
+    """Four significant digits: more would only be noise that changes with every run."""
+    return float(f"{value:.4g}")

@@ -118,7 +118,7 @@ def _bytes(shape: str, nodes: int, measured: dict[str, _Measured]) -> Case:
         rows.append(_row(f"{name}, recorded", found, "graph_bytes"))
         rows.append(_row(f"{name}, peak", found, "client_bytes"))
         if name == PROCESS:
-            rows.append(_row("coordinator, peak", found, "coordinator_bytes"))
+            rows.append(_row("mpgrad coordinator, peak", found, "coordinator_bytes"))
     rounds = max((len(found.samples) for found in measured.values()), default=0)
     return Case(
         f"{shape}, {nodes:,} nodes, memory",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import psutil
 import pytest
 
+from benchmarks import cli
 from benchmarks.cli import main
 from benchmarks.comparison import changes
+from benchmarks.document import document
 from benchmarks.report import Run, as_json
-from benchmarks.rounds import CaseResult
+from benchmarks.rounds import CaseResult, Point
 from benchmarks.runners import find_torch
 
 
@@ -43,6 +46,12 @@ def test_a_quick_run_of_one_workload(tmp_path, capsys):
     assert "mpgrad process" in capsys.readouterr().out
     assert set(psutil.Process().children(recursive=True)) <= before
 
+    committed = json.loads(page.with_suffix(".json").read_text())
+    assert "samples" not in committed["workloads"]["overhead"][0]
+    has_plots = importlib.util.find_spec("matplotlib") is not None
+    assert page.with_name("page-time-per-node.png").exists() == has_plots
+    assert ("![Time per node against graph size](page-time-per-node.png)" in text) == has_plots
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -54,14 +63,52 @@ def test_bad_arguments(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def small_run(samples, **remarks):
+    """A run of one case of ``overhead``."""
+    remarks = {**dict.fromkeys(samples, ""), **remarks}
+    result = CaseResult("small", "ms", ["torch"], [], samples, remarks, Point("chain", 100))
+    machine = {"commit": "new", "processor": "one"}
+    return Run(machine, "", False, results={"overhead": [result]})
+
+
 def test_a_page_compares_with_an_earlier_run():
     """By the speed relative to a peer, which milliseconds of another run do not disturb."""
-    samples = {"torch": [4.0, 4.0], "mpgrad local": [2.0, 2.0]}
-    result = CaseResult("small", "ms", ["torch"], [], samples)
-    run = Run({"commit": "new"}, "", False, results={"overhead": [result]})
+    run = small_run({"torch": [4.0, 4.0], "mpgrad local": [2.0, 2.0]})
     earlier = json.loads(json.dumps(as_json(run)))
     earlier["machine"]["commit"] = "old"
     earlier["workloads"]["overhead"][0]["speed_up"]["torch"]["mpgrad local"][0] = 2.5
     (change,) = changes(earlier, run)
     assert change == ("overhead, small", "mpgrad local", "torch", 2.5, 2.0)
     assert change.factor == 0.8
+
+
+@pytest.mark.parametrize(
+    ("now", "code", "said"),
+    [
+        ({"torch": [4.0], "mpgrad local": [2.4]}, 0, "0 of 1 have lost"),
+        ({"torch": [4.0], "mpgrad local": [2.6]}, 1, "1 of 1 have lost"),
+        ({"torch": [8.0], "mpgrad local": [5.2]}, 1, "1 of 1 have lost"),
+        ({"torch": [4.0]}, 1, "1 of 1 have lost"),
+        ({"mpgrad local": [2.0]}, 2, "Nothing to compare"),
+    ],
+    ids=["within a fifth", "slower", "slower on a slower day", "no figure any more", "no peer"],
+)
+def test_a_regression_is_an_exit_code(now, code, said, tmp_path, monkeypatch, capsys):
+    before = tmp_path / "before.json"
+    committed = small_run({"torch": [4.0], "mpgrad local": [2.0]})
+    before.write_text(json.dumps(as_json(committed, has_samples=False)))
+    run = small_run(now, **{"mpgrad local": "left out"})
+    monkeypatch.setattr(cli, "_run", lambda *_, **__: run)
+    assert main(["overhead", "--compare", "--against", str(before)]) == code
+    assert said in capsys.readouterr().out
+
+
+def test_figures_that_are_not_there_are_found_out_before_measuring(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "_run", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(SystemExit, match="cannot read"):
+        main(["--compare", "--against", str(tmp_path / "none.json")])
+
+
+def test_the_page_names_peers_that_are_not_there():
+    text = document(small_run({"torch": [4.0], "mpgrad local": [2.0]}, jax="not installed"))
+    assert "- jax: not installed." in text
