@@ -17,7 +17,7 @@ from mpgrad.scheduler.bundling import bundle
 from mpgrad.scheduler.fusion import MESSAGE_US, group
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 from mpgrad.scheduler.progress import publish_early
-from mpgrad.scheduler.split import split
+from mpgrad.scheduler.split import has_branches_for, split
 from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
 #: Tasks expected to be shorter than this are handed out and answered several at a time.
@@ -119,11 +119,10 @@ def plan(spec: GraphSpec, *, fuse: bool = True, workers: int = 1) -> Plan:
         workers: how many could run at once; where the graph has too few branches for them,
             expensive Nodes are split.
     """
-    whole = _plan(spec, fuse, workers, None)
-    if whole.work_us >= workers * whole.critical_path_us:
-        return whole
     halved, origin = split(spec)
-    return whole if len(origin) == len(spec.nodes) else _plan(halved, fuse, workers, origin)
+    if len(origin) == len(spec.nodes) or has_branches_for(spec, workers):
+        return _plan(spec, fuse, workers, None)
+    return _plan(halved, fuse, workers, origin)
 
 
 def _plan(spec: GraphSpec, fuse: bool, workers: int, origin: tuple[int, ...] | None) -> Plan:

@@ -36,6 +36,19 @@ def split(spec: GraphSpec) -> tuple[GraphSpec, tuple[int, ...]]:
     return spec._replace(nodes=tuple(nodes), order=tuple(order)), tuple(origin)
 
 
+def has_branches_for(spec: GraphSpec, workers: int) -> bool:
+    """Whether so many could be busy anyway: the longest path is a small part of the work."""
+    behind_us = [0.0] * len(spec.nodes)
+    for index in reversed(spec.order):
+        node = spec.nodes[index]
+        longest = max(
+            [behind_us[target[0]] for target in node.edges if target is not None], default=0.0
+        )
+        behind_us[index] = longest + node.cost_us
+    work_us = sum([node.cost_us for node in spec.nodes])
+    return work_us >= workers * max(behind_us, default=0.0)
+
+
 def _is_worth_it(node: NodeSpec, is_rest: list[bool]) -> bool:
     """Whether both halves have something to do and no sum mixes them."""
     if not node.is_splittable or node.on_client or node.cost_us < SPLIT_ABOVE_US:

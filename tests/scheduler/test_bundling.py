@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from mpgrad.scheduler.bundling import WORTH_A_MESSAGE_US, bundle
-from mpgrad.scheduler.fusion import MESSAGE_US, chain_limit_us, group
+from mpgrad.scheduler.bundling import BUNDLE_CHAINS, WORTH_A_MESSAGE_US, bundle
+from mpgrad.scheduler.fusion import CHAIN_MAX_US, MESSAGE_US, chain_limit_us, group
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import Plan, plan
 from mpgrad.testing.random_graphs import random_graph
@@ -55,11 +55,12 @@ def test_bundles_of_any_graph_are_sound(seed: int) -> None:
         assert all(bundle_of[node] == number for node in nodes)
         assert nodes == sorted(nodes, key=position.__getitem__)
         on_client += [number for node in nodes[:1] if spec.nodes[node].on_client]
-        # What needs no message of its own may join beyond the limit.
+        # Parts need not be equal, and what is not worth a message may join beyond the limit.
         groups = {grouping.group_of[node] for node in nodes}
         largest = max(grouping.total_us[group] for group in groups)
         total = sum(spec.nodes[node].cost_us for node in nodes)
-        assert total <= max(chain_limit_us(spec), largest) * 1.5 + WORTH_A_MESSAGE_US
+        limit = min(BUNDLE_CHAINS * chain_limit_us(spec), CHAIN_MAX_US)
+        assert total <= max(1.5 * limit, largest) + WORTH_A_MESSAGE_US
     for producer, node in enumerate(spec.nodes):
         for target in node.edges:
             # Bundles are numbered in a topological order: no cycle.
