@@ -74,7 +74,7 @@ class CoordinatorState:
                 and what that peer held is taken back as if it had died.
         """
         self._handlers[type(event)](event)
-        self._dispatcher.dispatch_ready()
+        self._dispatcher.dispatch_ready(getattr(event, "peer", ""))
         out = self._out.copy()
         self._out.clear()
         return out

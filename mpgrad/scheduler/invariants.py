@@ -12,7 +12,7 @@ from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING
-from mpgrad.scheduler.membership import SHORT_CREDIT, WORKER_CREDIT, FlightKey
+from mpgrad.scheduler.membership import SHORT_CREDIT, WORKER_CREDIT, FlightKey, MemberRecord
 
 
 def check_invariants(state: CoordinatorState) -> None:
@@ -163,8 +163,24 @@ def _check_flights(state: CoordinatorState, dispatched: list[tuple[int, int]]) -
             raise InvariantViolated(f"{worker.peer} was given {len(keys)} tasks")
         if len(keys) > 1 and any(_is_suspect(state, key) for key in keys):
             raise InvariantViolated(f"{worker.peer} has a suspect task and others: {keys}")
+        _check_counts(state, worker)
 
 
 def _is_suspect(state: CoordinatorState, key: FlightKey) -> bool:
     """Whether a worker has died in this task before it was dispatched."""
     return key.attempt > 1 and state.graphs[key.graph].deaths.get(key.task, 0) > 0
+
+
+def _check_counts(state: CoordinatorState, worker: MemberRecord) -> None:
+    """What a worker's record says of its flights is so, and nothing urgent has to wait there."""
+    suspects = sum(flight.is_suspect for flight in worker.flights.values())
+    specs = [state.graphs[key.graph].specs[key.task] for key in worker.flights]
+    long = sum(not spec.is_short for spec in specs)
+    behind = 0.0
+    for spec in specs:
+        if not spec.is_short and spec.priority < behind:
+            raise InvariantViolated(f"{worker.peer} was given a task that others should pass")
+        behind = max(behind, spec.behind)
+    counted = (worker.suspects, worker.long, worker.behind)
+    if counted != (suspects, long, behind):
+        raise InvariantViolated(f"{worker.peer} holds {(suspects, long, behind)}, not {counted}")

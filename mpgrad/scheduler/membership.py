@@ -30,6 +30,8 @@ class Flight(NamedTuple):
     #: True while it runs alone, because workers died under it before.
     is_suspect: bool
     is_short: bool
+    #: The longest path behind the task (see ``NodeTaskSpec``).
+    behind: float = 0.0
 
     def owned(self) -> frozenset[Block]:
         """The blocks that its reply may name."""
@@ -61,24 +63,47 @@ class MemberRecord:
     def __init__(self, peer: str, *, is_worker: bool) -> None:
         self.peer = peer
         self.is_worker = is_worker
-        #: Dispatched and not answered, in dispatch order.
+        #: Dispatched and not answered, in dispatch order. Changed by begin() and end() alone.
         self.flights: dict[FlightKey, Flight] = {}
+        #: How many of them are suspects, how many are not short, and the longest path behind one.
+        self.suspects = self.long = 0
+        self.behind = 0.0
         #: Blocks that its user code still looks at, with how often each was reported.
         self.kept: Counter[Block] = Counter()
 
-    @property
-    def slot(self) -> int:
-        """The worker's slot number: "w3.1" is the second process in slot 3."""
-        return int(self.peer[1:].partition(".")[0])
+        #: The worker's slot number: "w3.1" is the second process in slot 3.
+        self.slot = int(peer[1:].partition(".")[0]) if is_worker else -1
 
-    def has_credit(self, *, for_suspect: bool, for_short: bool) -> bool:
-        """Whether it may be given one more task; a suspect needs a worker to itself."""
-        if for_suspect:
-            return not self.flights
-        if any(flight.is_suspect for flight in self.flights.values()):
+    def begin(self, key: FlightKey, flight: Flight) -> None:
+        """A task is on its way to this member."""
+        self.flights[key] = flight
+        self.suspects += flight.is_suspect
+        self.long += not flight.is_short
+        self.behind = max(self.behind, flight.behind)
+
+    def end(self, key: FlightKey) -> Flight:
+        """The task is answered or lost."""
+        flight = self.flights.pop(key)
+        self.suspects -= flight.is_suspect
+        self.long -= not flight.is_short
+        self.behind = max((left.behind for left in self.flights.values()), default=0.0)
+        return flight
+
+    def has_credit(self, *, for_suspect: bool, for_short: bool, priority: float) -> bool:
+        """Whether it may be given one more task; a suspect needs a worker to itself.
+
+        A long task does not wait at a worker where something more urgent will be ready when the
+        worker has done what it holds: the rest of a chain would have to wait for it, or move to
+        another worker's cache.
+        """
+        held = len(self.flights)
+        if held == 0:
+            return True
+        if for_suspect or self.suspects:
             return False
-        only_short = for_short and all(flight.is_short for flight in self.flights.values())
-        return len(self.flights) < (SHORT_CREDIT if only_short else WORKER_CREDIT)
+        if for_short:
+            return held < (WORKER_CREDIT if self.long else SHORT_CREDIT)
+        return held < WORKER_CREDIT and priority >= self.behind
 
 
 class Membership:
@@ -86,28 +111,51 @@ class Membership:
 
     def __init__(self) -> None:
         self.members: dict[str, MemberRecord] = {}
+        #: Those that are workers, by slot.
+        self._workers: list[MemberRecord] = []
 
     def join(self, peer: str, *, is_worker: bool) -> MemberRecord:
-        self.members[peer] = MemberRecord(peer, is_worker=is_worker)
-        return self.members[peer]
+        member = self.members[peer] = MemberRecord(peer, is_worker=is_worker)
+        if is_worker:
+            self._workers.append(member)
+            self._workers.sort(key=lambda worker: worker.slot)
+        return member
 
     def leave(self, peer: str) -> MemberRecord | None:
-        return self.members.pop(peer, None)
+        member = self.members.pop(peer, None)
+        if member is not None and member.is_worker:
+            self._workers.remove(member)
+        return member
 
     def get(self, peer: str) -> MemberRecord | None:
         return self.members.get(peer)
 
     def workers(self) -> list[MemberRecord]:
-        return [member for member in self.members.values() if member.is_worker]
+        """All workers by slot; not to be changed."""
+        return self._workers
 
     def sessions(self) -> list[MemberRecord]:
         return [member for member in self.members.values() if not member.is_worker]
 
-    def choose_worker(self, *, for_suspect: bool, for_short: bool) -> MemberRecord | None:
-        """The least busy worker that may take a task; the lowest slot among equals."""
-        free = [
-            worker
-            for worker in self.workers()
-            if worker.has_credit(for_suspect=for_suspect, for_short=for_short)
-        ]
-        return min(free, key=lambda worker: (len(worker.flights), worker.slot), default=None)
+    def choose_worker(
+        self, *, for_suspect: bool, for_short: bool, priority: float, near: str
+    ) -> MemberRecord | None:
+        """The least busy worker that may take a task.
+
+        Among idle ones that is ``near``, which has just answered: it was probably its answer that
+        made the task ready, so what the task reads is in its cache. Else the lowest slot.
+        """
+        nearest = self.members.get(near)
+        if nearest is not None and nearest.is_worker and not nearest.flights:
+            return nearest
+        best, fewest = None, SHORT_CREDIT if for_short else WORKER_CREDIT
+        # Once or twice per message, and over all workers: a plain loop.
+        for worker in self._workers:
+            held = len(worker.flights)
+            if held < fewest and worker.has_credit(
+                for_suspect=for_suspect, for_short=for_short, priority=priority
+            ):
+                best, fewest = worker, held
+                if held == 0:
+                    break
+        return best

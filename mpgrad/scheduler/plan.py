@@ -18,7 +18,7 @@ from mpgrad.scheduler.fusion import MESSAGE_US, group
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 from mpgrad.scheduler.progress import publish_early
 from mpgrad.scheduler.split import has_branches_for, split
-from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
+from mpgrad.scheduler.wide_sums import Piece, WideSum, piece_us, width_for
 
 #: Tasks expected to be shorter than this are handed out and answered several at a time.
 SHORT_TASK_US = 150.0
@@ -65,6 +65,9 @@ class NodeTaskSpec(NamedTuple):
     inner_positions: tuple[int, ...] = ()
     #: True where some of its outputs are published before it ends.
     publishes: bool = False
+    #: Length in microseconds of the longest path behind its end: of all that it makes ready by
+    #: then, nothing is more urgent.
+    behind: float = 0.0
 
 
 class InnerTarget(NamedTuple):
@@ -139,10 +142,13 @@ def _plan(spec: GraphSpec, fuse: bool, workers: int, origin: tuple[int, ...] | N
         else publish_early(spec.nodes, wiring.members[at], outputs, costs[at])
         for at, outputs in enumerate(wiring.outputs)
     ]
-    priorities = _critical_paths(costs, wiring.outputs, leaves_us)
     wide = wiring.split_wide_sums()
-    tasks = _task_specs(spec, groups, wiring, costs, priorities)
-    tasks += [_piece_spec(tasks[consumer], piece, nbytes) for consumer, nbytes, piece in wide]
+    paths = _critical_paths(costs, wiring.outputs, leaves_us, wide)
+    tasks = _task_specs(spec, groups, wiring, costs, paths)
+    tasks += [
+        _piece_spec(tasks[consumer].position, piece, nbytes, paths, len(groups) + number)
+        for number, (consumer, nbytes, piece) in enumerate(wide)
+    ]
     return Plan(
         tuple(tasks),
         tuple(
@@ -154,7 +160,7 @@ def _plan(spec: GraphSpec, fuse: bool, workers: int, origin: tuple[int, ...] | N
         wiring.seeds,
         opens_alone=_opens_alone(tasks, costs, wiring.seeds),
         work_us=sum(costs),
-        critical_path_us=max(priorities, default=0.0),
+        critical_path_us=max((task.priority for task in tasks), default=0.0),
     )
 
 
@@ -187,7 +193,7 @@ def _task_specs(
     groups: list[list[int]],
     wiring: _Wiring,
     costs: list[float],
-    priorities: list[float],
+    paths: _Paths,
 ) -> list[NodeTaskSpec]:
     position = {node: at for at, node in enumerate(spec.order)}
     client_tasks = [g for g, nodes in enumerate(groups) if spec.nodes[nodes[0]].on_client]
@@ -198,7 +204,7 @@ def _task_specs(
     return [
         NodeTaskSpec(
             on_client=spec.nodes[nodes[0]].on_client,
-            priority=priorities[g],
+            priority=paths.longest[g],
             position=position[nodes[0]],
             dependencies=sum(wiring.places[g]) + (g in chained),
             places=tuple(wiring.places[g]),
@@ -207,20 +213,22 @@ def _task_specs(
             is_short=costs[g] < SHORT_TASK_US,
             inner_positions=tuple(position[m.node] for m in wiring.members[g][1:]),
             publishes=any(member.publishes for member in wiring.members[g]),
+            behind=paths.behind[g],
         )
         for g, nodes in enumerate(groups)
     ]
 
 
-def _piece_spec(consumer: NodeTaskSpec, piece: Piece, nbytes: int) -> NodeTaskSpec:
-    """The task of one piece of a wide sum; as urgent as what waits for it."""
+def _piece_spec(position: int, piece: Piece, nbytes: int, paths: _Paths, task: int) -> NodeTaskSpec:
+    """The task of one piece of a wide sum."""
     return NodeTaskSpec(
         on_client=False,
-        priority=consumer.priority,
-        position=consumer.position,
+        priority=paths.longest[task],
+        position=position,
         dependencies=piece.places,
         places=(piece.places,),
         outputs=(OutputSpec(nbytes, *piece.consumer, 0),),
+        behind=paths.behind[task],
     )
 
 
@@ -353,20 +361,43 @@ class _Wiring:
         self.members[group].append(Member(node, tuple(routes), captured))
 
 
+class _Paths(NamedTuple):
+    """For each task the longest path from its beginning, and from its end, in microseconds."""
+
+    longest: list[float]
+    behind: list[float]
+
+
 def _critical_paths(
-    costs: list[float], outputs: list[list[OutputSpec]], leaves_us: list[list[float]]
-) -> list[float]:
-    """For each group, the cost of the longest path from it to the end, itself included.
+    costs: list[float],
+    outputs: list[list[OutputSpec]],
+    leaves_us: list[list[float]],
+    wide: list[tuple[int, int, Piece]],
+) -> _Paths:
+    """The longest paths, of the groups and then of the pieces of wide sums.
+
+    Pieces are added one after another: what flows into the first of them is the most urgent.
 
     Args:
         costs: of each group.
         outputs: of each group.
         leaves_us: for each output, how long its group has run when others get it.
+        wide: of each piece the consumer, the bytes of the sum, and itself.
     """
-    longest = list(costs)
+    longest, behind = [*costs, *(0.0 for _ in wide)], [0.0] * (len(costs) + len(wide))
+    pieces_of: dict[int, list[int]] = {}
+    for number, (consumer, _, _) in enumerate(wide):
+        pieces_of.setdefault(consumer, []).append(number)
     # Groups are numbered in a topological order: consumers come later.
     for at in range(len(costs) - 1, -1, -1):
         for output, left_us in zip(outputs[at], leaves_us[at], strict=True):
             if output.task != CAPTURE:
                 longest[at] = max(longest[at], left_us + longest[output.task])
-    return longest
+                if left_us >= costs[at]:
+                    behind[at] = max(behind[at], longest[output.task])
+        for number in reversed(pieces_of.get(at, ())):
+            _, nbytes, piece = wide[number]
+            index = len(costs) + number
+            behind[index] = longest[piece.consumer[0]]
+            longest[index] = behind[index] + piece_us(piece, nbytes)
+    return _Paths(longest, behind)

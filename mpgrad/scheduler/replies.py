@@ -57,7 +57,7 @@ class Replies:
         if len(event.outputs) != wanted:
             raise ProtocolError(f"{event.peer} returned {len(event.outputs)} outputs, not {wanted}")
         flight.check_reply(member, event.outputs, event.kept)
-        del member.flights[key]
+        member.end(key)
         self._tables.deaths_without_progress = 0
         self._keep(member, event.kept)
         graph.finish(key.task)
@@ -99,7 +99,7 @@ class Replies:
         if not 0 <= event.step <= len(graph.specs[key.task].inner_positions):
             raise ProtocolError(f"{event.peer} blames Node {event.step} of a shorter task")
         flight.check_reply(member, (), event.kept)
-        del member.flights[key]
+        member.end(key)
         self._tables.deaths_without_progress = 0
         self._keep(member, event.kept)
         graph.finish(key.task)
@@ -122,7 +122,7 @@ class Replies:
 
     def abandon(self, member: MemberRecord, key: FlightKey) -> None:
         """A flight ends without a reply that counts: its task may be run again, elsewhere."""
-        flight = member.flights.pop(key)
+        flight = member.end(key)
         for block in flight.blocks:
             self._leases.release(block)
         graph = self._graphs[key.graph]

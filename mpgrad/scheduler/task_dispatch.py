@@ -36,13 +36,18 @@ class Dispatcher:
                     ReadyTask(-graph.depth, -spec.priority, spec.position, graph.number, task)
                 )
 
-    def dispatch_ready(self) -> None:
-        """Hand out ready tasks, most urgent first, as long as a worker has credit."""
+    def dispatch_ready(self, near: str) -> None:
+        """Hand out ready tasks, most urgent first, as long as a worker has credit for them.
+
+        ``near`` is the peer whose message made them ready.
+        """
         while (first := self._ready.peek()) is not None:
             graph = self._graphs[first.graph]
             is_suspect = graph.deaths.get(first.task, 0) > 0
-            is_short = graph.specs[first.task].is_short
-            worker = self._membership.choose_worker(for_suspect=is_suspect, for_short=is_short)
+            spec = graph.specs[first.task]
+            worker = self._membership.choose_worker(
+                for_suspect=is_suspect, for_short=spec.is_short, priority=spec.priority, near=near
+            )
             if worker is None:
                 return
             self._ready.pop()
@@ -60,7 +65,7 @@ class Dispatcher:
         inputs = buffer.inputs() if buffer is not None else ((),) * len(spec.places)
         published = graph.published.get(task)
         key = FlightKey(graph.number, task, graph.dispatch(task))
-        member.flights[key] = Flight(blocks, inputs, is_suspect, spec.is_short)
+        member.begin(key, Flight(blocks, inputs, is_suspect, spec.is_short, spec.behind))
         self._out.append(
             do.DispatchNodeTask(
                 member.peer,

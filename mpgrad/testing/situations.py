@@ -137,11 +137,13 @@ class Situations:
         if first is None:
             return
         graph, workers = self._core.graphs[first.graph], self._core.membership.workers()
-        is_suspect, is_short = first.task in graph.deaths, graph.specs[first.task].is_short
+        is_suspect, spec = first.task in graph.deaths, graph.specs[first.task]
         free = [
             worker.peer
             for worker in workers
-            if worker.has_credit(for_suspect=is_suspect, for_short=is_short)
+            if worker.has_credit(
+                for_suspect=is_suspect, for_short=spec.is_short, priority=spec.priority
+            )
         ]
         if is_memory_short:
             self.seen[MEMORY_AWAITED] += 1

@@ -481,3 +481,44 @@ def test_the_check_of_the_tables_finds_a_wrong_one(core: Core) -> None:
     with pytest.raises(InvariantViolated, match="leases do not add up"):
         check_invariants(core)
     core.leases.release(first.blocks[0])
+
+
+# ----------------------------------------------------------------------- what waits at a worker
+
+
+def test_a_worker_keeps_itself_free_for_the_rest_of_a_chain(core: Core) -> None:
+    """A weight gradient prefetched there would stand between two links."""
+    (first,) = core.submit(
+        task(to(1), to(2), priority=30.0),
+        task(to(CAPTURE), priority=20.0, behind=10.0),
+        task(to(CAPTURE, 1), priority=5.0),
+        captures=2,
+    )
+    (link,) = core.done(first, b"x", b"y")
+    assert (link.task, statistics_of(core).ready) == (1, 1)
+    (late,) = core.done(link, b"x")
+    assert late.task == 2
+
+
+def test_what_nothing_urgent_follows_does_not_keep_others_away(core: Core) -> None:
+    (first,) = core.submit(
+        task(to(1), to(2), priority=30.0),
+        task(to(CAPTURE), priority=20.0),
+        task(to(CAPTURE, 1), priority=5.0),
+        captures=2,
+    )
+    assert [dispatch.task for dispatch in core.done(first, b"x", b"y")] == [1, 2]
+
+
+def test_what_an_answer_makes_ready_stays_with_its_worker(core: Core) -> None:
+    core.handle_event(ev.WorkerJoined(OTHER))
+    a, b = core.submit(
+        task(to(2)),
+        task(to(2, place=1)),
+        task(to(CAPTURE), places=(2,)),
+        seeds=((0, 0, 0, b"s"), (1, 0, 0, b"s")),
+    )
+    assert (a.peer, b.peer) == (WORKER, OTHER)
+    core.done(a, b"x")
+    (joined,) = core.done(b, b"y")
+    assert joined.peer == OTHER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -303,3 +304,21 @@ def test_a_short_fork_opens_alone() -> None:
     assert not plan(graph(node(1, 2), large, large)).opens_alone
     # ... nor a hook, whose turn comes in serial order with the others.
     assert not plan(graph(node(1, 2, on_client=True), branch, branch)).opens_alone
+
+
+def test_what_flows_into_the_first_piece_of_a_wide_sum_goes_first() -> None:
+    """The pieces are added one after another, so the first has the longest way to go."""
+    branches = 40
+    nodes = [node(*range(1, branches + 1))]
+    nodes += [node(branches + 1, cost=1000.0) for _ in range(branches)]
+    spec = graph(*nodes, node(nbytes=1 << 20, is_sink=True), captures=(branches + 1,))
+    planned = plan(spec, fuse=False)
+    pieces = [at for at, members in enumerate(planned.groups) if members[0].piece_of is not None]
+    assert len(pieces) > 2
+    into = {
+        piece: [t.priority for t in planned.tasks if any(o.task == piece for o in t.outputs)]
+        for piece in pieces
+    }
+    for earlier, later in pairwise(pieces):
+        assert planned.tasks[earlier].priority > planned.tasks[later].priority
+        assert max(into[later]) < max(into[earlier])

@@ -1,17 +1,18 @@
 """A simulation that finds nothing proves nothing: each bug planted here, World must catch.
 
-One bug at a time goes into the cores or the planner. Some seed of the first 500 must fail with it,
-and that seed must pass without it.
+One bug at a time goes into the cores or the planner. Some seed of the first 2,000 must fail with
+it, and that seed must pass without it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.scheduler import bundling, fusion
+from mpgrad.scheduler import bundling, fusion, membership
 from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.deaths import Deaths
@@ -27,7 +28,7 @@ from mpgrad.scheduler.task_dispatch import Dispatcher
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.testing import Faults, World, WorldFailure, simulated_client
 
-SEEDS = 500
+SEEDS = 2000
 #: What a mistake in a planted bug itself would raise.
 MISTAKES = (TypeError, NameError, AttributeError)
 
@@ -370,7 +371,30 @@ def a_lost_task_is_not_run_again(patch):
 
 @bug
 def credit_has_no_limit(patch):
-    patch.setattr(MemberRecord, "has_credit", lambda self, *, for_suspect, for_short: True)
+    patch.setattr(MemberRecord, "has_credit", lambda self, **_: True)
+    patch.setattr(membership, "WORKER_CREDIT", 99)
+
+
+@bug
+def a_long_task_is_put_in_front_of_an_urgent_one(patch):
+    right = MemberRecord.has_credit
+    patch.setattr(
+        MemberRecord,
+        "has_credit",
+        lambda self, *, priority, **wanted: right(self, priority=math.inf, **wanted),
+    )
+
+
+@bug
+def what_a_worker_holds_is_counted_wrongly(patch):
+    right = MemberRecord.end
+
+    def wrong(self, key):
+        flight = right(self, key)
+        self.long += flight.is_short
+        return flight
+
+    patch.setattr(MemberRecord, "end", wrong)
 
 
 @bug
@@ -379,7 +403,7 @@ def a_suspect_task_gets_company(patch):
     patch.setattr(
         MemberRecord,
         "has_credit",
-        lambda self, *, for_suspect, for_short: right(self, for_suspect=False, for_short=for_short),
+        lambda self, *, for_suspect, **wanted: right(self, for_suspect=False, **wanted),
     )
 
 
@@ -388,7 +412,7 @@ def a_worker_is_left_idle(patch):
     """Seldom a deadlock, for the next event looks again; always a loss."""
     right = Dispatcher.dispatch_ready
 
-    def wrong(self):
+    def wrong(self, near):
         sent = []
 
         def choose(**wanted):
@@ -398,7 +422,7 @@ def a_worker_is_left_idle(patch):
             return Membership.choose_worker(self._membership, **wanted)
 
         self._membership.choose_worker = choose
-        right(self)
+        right(self, near)
         del self._membership.choose_worker
 
     patch.setattr(Dispatcher, "dispatch_ready", wrong)
