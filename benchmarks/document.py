@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks.comparison import changes
 from benchmarks.machine import is_busy
+from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.report import Run, cells_of, figure
 from benchmarks.rounds import CaseResult
 from benchmarks.statistics import Verdict, verdict
@@ -141,16 +142,22 @@ def _not_reached(run: Run) -> str:
     return "\n".join(line for _, line in sorted(missed, key=lambda item: -item[0]))
 
 
-def _not_measured(run: Run) -> str:
-    """What is missing from this run, and from all runs so far."""
-    absent = {
-        (contender, remark): None
-        for results in run.results.values()
+def _absent(run: Run) -> Iterable[str]:
+    """Contenders without figures: what is not installed once, all others with their case."""
+    return {
+        f"{contender}: {remark}"
+        if remark == NOT_INSTALLED
+        else f"{name}, {result.name}: {contender} {remark}": None
+        for name, results in run.results.items()
         for result in results
         for contender, remark in result.remarks.items()
         if contender not in result.samples
     }
-    lines = [f"- {contender}: {remark}." for contender, remark in absent]
+
+
+def _not_measured(run: Run) -> str:
+    """What is missing from this run, and from all runs so far."""
+    lines = [f"- {text}." for text in _absent(run)]
     lines += [f"- {name}: left out of this run." for name in WORKLOADS if name not in run.results]
     lines += [
         f"- {name}, {result.name}: {found.wanted} (a contender was not there)."

@@ -105,16 +105,22 @@ def _speed_ups(run: Run) -> Any:
 
 
 def _times_per_node(run: Run) -> Any:
-    # The first of two figures for one size counts: overhead's, from more rounds.
-    results = [*run.results.get("overhead", ()), *run.results.get("scale", ())]
-    panels = {shape: time_lines(results, shape) for shape in _SHAPES}
+    # A line is of one workload: overhead repeats a graph in one process, scale never does.
+    scale, overhead = (run.results.get(name, ()) for name in ("scale", "overhead"))
+    panels = {shape: time_lines(scale, shape) or time_lines(overhead, shape) for shape in _SHAPES}
     panels = {shape: lines for shape, lines in panels.items() if lines.get(_MINE)}
     if not panels:
         return None
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     figure, axes = _figure(len(panels), (3 + 3 * len(panels), 4.5))
     for axis, (shape, lines) in zip(axes, panels.items(), strict=True):
         _draw_lines(axis, lines)
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.set_title(shape)
         axis.set_xlabel("nodes")
     axes[0].set_ylabel("microseconds per node")

@@ -45,6 +45,7 @@ def test_pictures_are_written_beside_the_page(tmp_path):
         "page-speed-up.png",
         "page-time-per-node.png",
     }
+    assert "scale" in shown
     assert shown["gil_branches"] == "![Speed-up against task length](page-speed-up.png)"
 
 
