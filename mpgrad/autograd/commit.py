@@ -13,6 +13,7 @@ from typing import Any
 from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.nodes.accumulate_grad import first_grad, grad_lock
+from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.autograd.running.undo_log import UndoLog
@@ -46,7 +47,7 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
         if array is not None and not isinstance(sink, ResultSink)
     ]
     undo = _undo_log()
-    with interrupts_deferred(), grad_lock():
+    with interrupts_deferred(), grad_lock(), collector_held():
         for sink, _, _ in todo:
             if isinstance(sink, LeafSink):
                 sink.accumulator.check()

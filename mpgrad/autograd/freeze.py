@@ -35,6 +35,7 @@ from mpgrad.autograd.replay import (
     sequence_of,
     walk,
 )
+from mpgrad.autograd.running.collector import collector_held
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
 from mpgrad.tensor import Tensor
@@ -93,6 +94,7 @@ class FrozenGraph(NamedTuple):
         )
 
 
+@collector_held()
 def freeze(
     roots: Sequence[Edge],
     seeds: Sequence[Any],

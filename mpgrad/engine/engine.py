@@ -16,6 +16,7 @@ from mpgrad import config
 from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.freeze import FrozenGraph, freeze
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.autograd.running.collector import collector_held
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Choice, choose
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
@@ -27,6 +28,9 @@ from mpgrad.errors import EngineClosed
 from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena, default_limit_bytes
 from mpgrad.tensor import Tensor, gradient_edge
+
+#: From this size on a local backward of operators holds the garbage collector off.
+HELD_ABOVE_NODES = 1000
 
 _MODES = ("auto", "local", "process")
 
@@ -135,6 +139,9 @@ class Engine:
                 return self._process.execute(frozen)
             self._start_in_background()  # `auto` does not wait for it
         with self._counted_locally():
+            if len(frozen.nodes) >= HELD_ABOVE_NODES and has_only_operators(frozen):
+                with collector_held():
+                    return run_local(frozen)
             return run_local(frozen)
 
     def execute_recorded(

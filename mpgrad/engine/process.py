@@ -21,6 +21,7 @@ from mpgrad import config
 from mpgrad.autograd import profiler
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.engine.client_worker import ClientWorker
@@ -307,6 +308,7 @@ class ProcessEngine:
         client.warnings = session.warnings_of(graph)
         return outcome, client
 
+    @collector_held()
     def _open_results(
         self, session: Session, frozen: FrozenGraph, outcome: CompleteGraph, handover: Handover
     ) -> list[tuple[Any, bool]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.running.collector import collector_held
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
@@ -94,6 +95,7 @@ class Submission:
             packed = self._packed(start, self._sent)
             yield GraphExtended(peer, graph, packed, self._sent == count)
 
+    @collector_held()
     def _packed(self, start: int, stop: int, done: int = 0) -> tuple[NodeTaskSpec, ...]:
         """The tables of tasks ``start`` to ``stop``, before them those of the ``done`` ones."""
         tasks = self._planned.tasks[start:stop]

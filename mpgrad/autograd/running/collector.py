@@ -1,0 +1,49 @@
+"""Holds Python's cyclic garbage collector off while the engine works on its own tables.
+
+A backward of 10,000 Nodes makes hundreds of thousands of objects and no cycle. Left alone, the
+collector walks through the whole recorded graph several times meanwhile: 60 of 80 us per Node.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_holders = 0
+_was_enabled = False
+
+
+@contextmanager
+def collector_held() -> Iterator[None]:
+    """No collection while any thread is inside; not for code of the user, which may need one.
+
+    Where the user has switched the collector off, it stays off.
+    """
+    global _holders, _was_enabled
+    with _lock:
+        if _holders == 0:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _holders += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _holders -= 1
+            if _holders == 0 and _was_enabled:
+                gc.enable()
+
+
+def _start_anew_in_child() -> None:
+    # Another thread may have been inside at the fork.
+    global _lock, _holders
+    if _holders and _was_enabled:
+        gc.enable()
+    _lock, _holders = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_start_anew_in_child)
