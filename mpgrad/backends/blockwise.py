@@ -97,10 +97,16 @@ def blockwise(
         given.append(value)
     results = tuple(
         [
-            result.reshape(output.final_shape)
-            for result, output in zip(_run(plan, given, empty), plan.outputs, strict=True)
+            np.zeros(output.final_shape, output.dtype)
+            if output.is_total
+            else empty(output.final_shape, output.dtype)
+            for output in plan.outputs
         ]
     )
+    given += [
+        result.reshape(output.shape) for result, output in zip(results, plan.outputs, strict=True)
+    ]
+    _run(plan, given)
     return results if plan.program.several else results[0]
 
 
@@ -217,7 +223,8 @@ def _piece_length(length: int, unit: int) -> int:
 # ---------------------------------------------------------------------- running
 
 
-def _run(plan: _Plan, operands: Sequence[Array | None], empty: Empty) -> list[Array]:
+def _run(plan: _Plan, given: Sequence[Any]) -> None:
+    """Run the program on operands and results, which are ``given`` in the shapes of the plan."""
     try:
         scratch = _idle_scratch.pop()
     except IndexError:
@@ -225,7 +232,7 @@ def _run(plan: _Plan, operands: Sequence[Array | None], empty: Empty) -> list[Ar
     repeats_rows = len(plan.lengths) > 1 and plan.lengths[-1] >= _BUFFERED
     before = np.setbufsize(_BUFFERED) if repeats_rows else 0
     try:
-        return _run_pieces(plan, operands, empty, scratch)
+        _run_pieces(plan, given, scratch)
     finally:
         if repeats_rows:
             np.setbufsize(before)
@@ -233,15 +240,8 @@ def _run(plan: _Plan, operands: Sequence[Array | None], empty: Empty) -> list[Ar
             _idle_scratch.append(scratch)
 
 
-def _run_pieces(
-    plan: _Plan, operands: Sequence[Array | None], empty: Empty, scratch: _Scratch
-) -> list[Array]:
-    program, outputs = plan.program, [
-        np.zeros(output.shape, output.dtype) if output.is_total
-        else empty(output.shape, output.dtype)
-        for output in plan.outputs
-    ]  # fmt: skip
-    given = [*operands, *outputs]
+def _run_pieces(plan: _Plan, given: Sequence[Any], scratch: _Scratch) -> None:
+    program = plan.program
     slots: list[Any] = [*given, *program.constants, *program.buffers]
     first_buffer = len(slots) - len(program.buffers)
     moving: list[Any] = [(slot, given[slot]) for slot in plan.moving]
@@ -257,7 +257,6 @@ def _run_pieces(
             slots[first_buffer:] = scratch.buffers(program.buffers, plan.lengths, plan.cut, piece)
         for function, arguments, out in steps:
             function(*[slots[slot] for slot in arguments], slots[out])
-    return outputs
 
 
 class _Scratch:

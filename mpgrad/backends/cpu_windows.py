@@ -42,9 +42,10 @@ def conv2d(
     height, width = windows.shape[-2:]
     columns = windows.reshape(n, groups, -1, height * width)
     filters = weight.reshape(groups, out_channels // groups, -1)
-    out = xp.empty((n, groups, out_channels // groups, height * width), x.dtype)
-    np.matmul(filters, columns, out=out)
-    return out.reshape(n, out_channels, height, width)
+    out = xp.empty((n, out_channels, height, width), x.dtype)
+    pieces = out.reshape(n, groups, out_channels // groups, height * width)
+    np.matmul(filters, columns, out=pieces)
+    return out
 
 
 def conv2d_input_grad(
@@ -90,8 +91,9 @@ def conv2d_weight_grad(
     )
     by_image = grad.reshape(n, groups, out_channels // groups, -1)
     rows = by_image.transpose(1, 2, 0, 3).reshape(groups, out_channels // groups, -1)
-    out = xp.empty((groups, out_channels // groups, columns.shape[2]), grad.dtype)
-    return np.matmul(rows, columns, out=out).reshape(weight_shape)
+    out = xp.empty(weight_shape, grad.dtype)
+    np.matmul(rows, columns, out=out.reshape(groups, out_channels // groups, columns.shape[2]))
+    return out
 
 
 def max_pool2d(
@@ -111,7 +113,7 @@ def max_pool2d(
     for tap in taps[1:]:
         np.maximum(values, tap, out=values)
     winners = _first_equal(taps, values, _taps_inside(x.shape, kernel, stride, padding, dilation))
-    return values, _flat_positions(winners, x.shape, kernel, stride, padding, dilation)
+    return values, _flat_positions(xp, winners, x.shape, kernel, stride, padding, dilation)
 
 
 def _first_equal(taps: list[Array], values: Array, inside: list[Array]) -> Array:
@@ -139,6 +141,7 @@ def _taps_inside(
 
 
 def _flat_positions(
+    xp: CpuBackend,
     number: Array,
     shape: tuple[int, ...],
     kernel: Pair,
@@ -153,7 +156,8 @@ def _flat_positions(
     offsets = np.add.outer(
         np.arange(kernel[0]) * dilation[0] * width, np.arange(kernel[1]) * dilation[1]
     )
-    return np.add(offsets.ravel()[number], np.add.outer(rows, columns))
+    out = np.take(offsets.ravel(), number, out=xp.empty(number.shape, np.int64), mode="clip")
+    return np.add(out, np.add.outer(rows, columns), out=out)
 
 
 def avg_pool2d(

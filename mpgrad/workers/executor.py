@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from mpgrad.autograd.anomaly_mode import refuse_nan
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.validate_outputs import validate_output
@@ -78,29 +80,11 @@ class Placement:
     def settle(self, step: Step, grads: list[Any]) -> None:
         """``step`` has run: no result may lie where another output will be written."""
 
+    def place_of_sum(self, step: int, input_nr: int) -> Any:
+        """An array for the sum of what flows into that input; None: anywhere."""
+
     def publish(self) -> None:
         """Others wait for what has left so far, and what runs next takes long."""
-
-
-class _Buffer:
-    """The gradients that have flowed into one step so far."""
-
-    __slots__ = ("owned", "values")
-
-    def __init__(self, count: int) -> None:
-        self.values: list[Any] = [None] * count
-        #: True where the value is a sum made here, which may be added to in place.
-        self.owned = [False] * count
-
-    def add(self, input_nr: int, value: Any, xp: Any) -> None:
-        old = self.values[input_nr]
-        if old is None:
-            self.values[input_nr] = value
-        elif self.owned[input_nr]:
-            old += value
-        else:
-            self.values[input_nr] = xp.asarray(old + value)
-            self.owned[input_nr] = True
 
 
 def run_steps(
@@ -125,14 +109,26 @@ def run_steps(
         timings: gets when each step that has a rule started and ended (``perf_counter``).
         on_failure: gets the number of the step that raised, before the error goes on.
     """
-    buffers: list[_Buffer | None] = [None] * len(steps)
+    #: For each step the gradients that have flowed into its inputs so far.
+    pending: list[list[Any] | None] = [None] * len(steps)
+    #: Inputs whose gradient is a sum made here, which may be added to in place.
+    sums: set[tuple[int, int]] = set()
 
     def add(target: int, input_nr: int, value: Any) -> None:
-        buffer = buffers[target]
-        if buffer is None:
-            buffer = buffers[target] = _Buffer(len(steps[target].inputs))
-        if value is not None:
-            buffer.add(input_nr, value, xp)
+        values = pending[target]
+        if values is None:
+            values = pending[target] = [None] * len(steps[target].inputs)
+        if value is None:
+            return
+        old = values[input_nr]
+        if old is None:
+            values[input_nr] = value
+        elif (target, input_nr) in sums:
+            old += value
+        else:
+            out = None if placement is None else placement.place_of_sum(target, input_nr)
+            values[input_nr] = xp.asarray(old + value if out is None else np.add(old, value, out))
+            sums.add((target, input_nr))
 
     value: Any = None
     results: Any = None
@@ -142,9 +138,8 @@ def run_steps(
     # A step may change in place what nobody else holds, so this frame lets go what it passed on.
     value = None
     for index, step in enumerate(steps):
-        buffer = buffers[index]
-        values = buffer.values if buffer is not None else [None] * len(step.inputs)
-        buffers[index] = None
+        values = pending[index] or [None] * len(step.inputs)
+        pending[index] = None
         for input_nr, number in step.captures:
             emit(number, values[input_nr])
         if step.publishes and placement is not None:
@@ -161,7 +156,7 @@ def run_steps(
             raise
         if timings is not None:
             timings += (started, perf_counter())
-        del buffer, values
+        del values
         for route, result in zip(step.routes, results, strict=True):
             if type(route) is int:
                 emit(route, result)

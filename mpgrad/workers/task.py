@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.profiler import pack_times
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.errors import ProtocolError
@@ -78,6 +80,7 @@ class TaskRunner:
             self._times = [] if program.is_timed else None
             publication = self.publication(self._memory, dispatch)
             publication.report = self._report
+            publication.note_captures(steps, program.slots)
             if program.numpy_errors:
                 with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
                     self._run_steps(steps, program.slots, dispatch, publication)
@@ -160,7 +163,35 @@ class Publication(Placement):
         self._lent: dict[int, Array] = {}
         #: Outputs that have left since the last report.
         self._unreported: list[int] = []
+        #: Inputs inside the task that one gradient flows into, and that are an output, too.
+        self._captured: dict[tuple[int, int], int] = {}
+        #: The same where several flow in: output number and metadata of their sum.
+        self._summed: dict[tuple[int, int], tuple[int, InputMetadata]] = {}
+        #: Arrays that were copied into a block.
+        self._sources: list[Array] = []
         self.copied_bytes = 0
+
+    def note_captures(self, steps: Sequence[Step], slots: Slots) -> None:
+        """What flows inside the task and leaves it as well is born in its block, too.
+
+        Not where a user's backward gets it, which may hold on to it.
+        """
+        captures = {
+            (at, input_nr): (number, step.inputs[input_nr])
+            for at, step in enumerate(steps)
+            for input_nr, number in step.captures
+            if self._blocks[number] is not None and not step.takes_undefined
+        }
+        if not captures:
+            return
+        flows = Counter(slots)
+        for step in steps:
+            flows.update(route for route in step.routes if isinstance(route, tuple))
+        for target, (number, meta) in captures.items():
+            if flows[target] == 1:
+                self._captured[target] = number
+            else:
+                self._summed[target] = number, meta
 
     # ------------------------------------------------------------------ results are born
 
@@ -170,8 +201,20 @@ class Publication(Placement):
         if step.takes_undefined:
             return  # a user's backward may hold on to what it computes
         for route, meta in zip(step.routes, step.outputs, strict=True):
-            if type(route) is int and meta is not None and self._blocks[route] is not None:
-                self._free[route] = (meta.shape, meta.dtype)
+            output = self._output_of(route)
+            if output is not None and meta is not None and self._blocks[output] is not None:
+                self._free[output] = (meta.shape, meta.dtype)
+
+    def _output_of(self, route: Any) -> int | None:
+        """The output of the task that what flows along ``route`` becomes, as it is."""
+        return route if type(route) is int else self._captured.get(route)
+
+    def place_of_sum(self, step: int, input_nr: int) -> Array | None:
+        number, meta = self._summed.get((step, input_nr), (None, None))
+        block = None if number is None else self._blocks[number]
+        if block is None or meta is None:
+            return None
+        return self._memory.open_output(block, meta.shape, meta.dtype)
 
     def empty(self, shape: Any, dtype: Any) -> Array:
         """A fresh array, in the block of an output that looks like it if there is one."""
@@ -194,7 +237,8 @@ class Publication(Placement):
             if grad is None:
                 continue
             for output, array in self._lent.items():
-                if step.routes[index] != output and np.may_share_memory(grad, array):
+                own = self._output_of(step.routes[index])
+                if own != output and np.may_share_memory(grad, array):
                     grads[index] = grad.copy()
                     break
 
@@ -221,6 +265,10 @@ class Publication(Placement):
                 target = self._memory.open_output(block, array.shape, array.dtype)
                 np.copyto(target, array)
                 self.copied_bytes += array.nbytes
+                # An operator may pass one array on to several outputs. It is kept, so that none
+                # of a later Node can lie at its address.
+                self._sources.append(array)
+                self._final[start] = block
         self._memory.seal(block)
         self._final[self._memory.address(block)] = block
         self._refs[output] = block
