@@ -87,6 +87,42 @@ class Placement:
         """Others wait for what has left so far, and what runs next takes long."""
 
 
+class _Inflow:
+    """The gradients that have flowed into the steps so far."""
+
+    __slots__ = ("_placement", "_steps", "_sums", "_values", "_xp")
+
+    def __init__(self, steps: Sequence[Step], xp: Any, placement: Placement | None) -> None:
+        self._steps, self._xp, self._placement = steps, xp, placement
+        self._values: list[list[Any] | None] = [None] * len(steps)
+        #: Inputs whose gradient is a sum made here, which may be added to in place.
+        self._sums: set[tuple[int, int]] = set()
+
+    def add(self, step: int, input_nr: int, value: Any) -> None:
+        """One more contribution; None: nothing, but it has come."""
+        values = self._values[step]
+        if values is None:
+            values = self._values[step] = [None] * len(self._steps[step].inputs)
+        if value is None:
+            return
+        old = values[input_nr]
+        if old is None:
+            values[input_nr] = value
+        elif (step, input_nr) in self._sums:
+            old += value
+        else:
+            place = self._placement
+            out = None if place is None else place.place_of_sum(step, input_nr)
+            total = old + value if out is None else np.add(old, value, out)
+            values[input_nr] = self._xp.asarray(total)
+            self._sums.add((step, input_nr))
+
+    def take(self, step: int) -> list[Any]:
+        """The inputs of ``step``, which are complete; they are forgotten here."""
+        values, self._values[step] = self._values[step], None
+        return [None] * len(self._steps[step].inputs) if values is None else values
+
+
 def run_steps(
     steps: Sequence[Step],
     contributions: Iterable[tuple[int, int, Any]],
@@ -109,27 +145,8 @@ def run_steps(
         timings: gets when each step that has a rule started and ended (``perf_counter``).
         on_failure: gets the number of the step that raised, before the error goes on.
     """
-    #: For each step the gradients that have flowed into its inputs so far.
-    pending: list[list[Any] | None] = [None] * len(steps)
-    #: Inputs whose gradient is a sum made here, which may be added to in place.
-    sums: set[tuple[int, int]] = set()
-
-    def add(target: int, input_nr: int, value: Any) -> None:
-        values = pending[target]
-        if values is None:
-            values = pending[target] = [None] * len(steps[target].inputs)
-        if value is None:
-            return
-        old = values[input_nr]
-        if old is None:
-            values[input_nr] = value
-        elif (target, input_nr) in sums:
-            old += value
-        else:
-            out = None if placement is None else placement.place_of_sum(target, input_nr)
-            values[input_nr] = xp.asarray(old + value if out is None else np.add(old, value, out))
-            sums.add((target, input_nr))
-
+    inflow = _Inflow(steps, xp, placement)
+    add = inflow.add
     value: Any = None
     results: Any = None
     result: Any = None
@@ -138,8 +155,7 @@ def run_steps(
     # A step may change in place what nobody else holds, so this frame lets go what it passed on.
     value = None
     for index, step in enumerate(steps):
-        values = pending[index] or [None] * len(step.inputs)
-        pending[index] = None
+        values = inflow.take(index)
         for input_nr, number in step.captures:
             emit(number, values[input_nr])
         if step.publishes and placement is not None:
