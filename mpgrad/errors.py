@@ -14,6 +14,10 @@ class WorkerLost(MpgradError):
     """A worker process died while it ran a NodeTask, and the task may not be retried again."""
 
 
+class TaskTimedOut(WorkerLost, TimeoutError):
+    """A NodeTask took longer than ``Engine(task_timeout=...)`` allows, also when it was retried."""
+
+
 class CoordinatorLost(MpgradError):
     """The coordinator process died; the engine is started again by the next call.
 

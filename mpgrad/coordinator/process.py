@@ -9,10 +9,12 @@ from __future__ import annotations
 import hmac
 import os
 import shutil
+import time
 from typing import Any
 
 from mpgrad.coordinator.perform import send_instruction
 from mpgrad.coordinator.supervisor import Supervisor
+from mpgrad.coordinator.watchdog import Watchdog
 from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -43,6 +45,7 @@ class Coordinator:
         self._waiting: list[str] = []
         self._sessions: set[str] = set()
         self._unavailable: str | None = None
+        self._watchdog = Watchdog(setup.task_timeout_s)
         self._stopping = False
 
     def run(self, client: int, workers: list[int]) -> None:
@@ -56,12 +59,13 @@ class Coordinator:
         for descriptor in (client, *workers):
             self._hub.watch(descriptor)
         while not self._stopping:
-            received = self._hub.receive(None)
+            received = self._hub.receive(self._watchdog.wait_ms(time.monotonic()))
             # Messages before deaths: a reply that was sent before its sender died still counts.
             for arrival in received.arrivals:
                 self._receive(arrival)
             for descriptor in received.readable:
                 self._on_death(descriptor)
+            self._watch(bool(received.arrivals))
             for peer in self._hub.flush():
                 self._on_unreachable(peer)
 
@@ -157,10 +161,23 @@ class Coordinator:
         for instruction in self._state.handle_event(event):
             if isinstance(instruction, do.StartWorker):
                 self._start_worker(instruction.slot)
+            elif isinstance(instruction, do.FenceWorker):
+                self._supervisor.fence(instruction.peer)
             else:
                 send_instruction(self._hub, instruction)
 
-    # ------------------------------------------------------------------ deaths
+    # ------------------------------------------------------------------ deaths and hangs
+
+    def _watch(self, has_arrivals: bool) -> None:
+        """Look after the busy workers, if it is time."""
+        now_s = time.monotonic()
+        if self._watchdog.is_due(now_s):
+            busy = [worker.peer for worker in self._state.membership.workers() if worker.flights]
+            sights = [self._supervisor.sight(peer) for peer in busy]
+            for hung in self._watchdog.look(now_s, sights):
+                self._handle(hung)
+        elif has_arrivals:
+            self._watchdog.wake(now_s)
 
     def _start_worker(self, slot: int) -> None:
         try:

@@ -11,6 +11,7 @@ import subprocess
 import time
 from typing import NamedTuple
 
+from mpgrad.coordinator.watchdog import Sight
 from mpgrad.exits import describe_exit
 from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
 from mpgrad.shm.status_board import StatusBoard
@@ -125,10 +126,16 @@ class Supervisor:
         return peer in self._by_peer
 
     def fence(self, peer: str) -> None:
-        """Kill a worker that broke the protocol; its death is reported as any other."""
+        """Kill a worker that broke the protocol or hangs; its death is reported as any other."""
         worker = self._by_peer.get(peer)
         if worker is not None:
             worker.process.kill()
+
+    def sight(self, peer: str) -> Sight:
+        """What worker ``peer`` is doing right now."""
+        worker = self._by_peer[peer]
+        running = self.board.read(worker.slot)
+        return Sight(peer, _name(worker), running, _is_stopped(worker.process.pid))
 
     def bury(self, pidfd: int) -> WorkerLost | WorkerUnavailable | int:
         """A worker has died: the event for the core, or the slot to start again.
@@ -164,4 +171,16 @@ class Supervisor:
 
 
 def _describe(worker: WorkerProcess, status: int) -> str:
-    return f"worker {worker.peer} (pid {worker.process.pid}) {describe_exit(status)}"
+    return f"{_name(worker)} {describe_exit(status)}"
+
+
+def _name(worker: WorkerProcess) -> str:
+    return f"worker {worker.peer} (pid {worker.process.pid})"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a child has got SIGSTOP and no SIGCONT since; asking changes nothing."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False

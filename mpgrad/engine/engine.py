@@ -52,6 +52,9 @@ class Engine:
         recover: "worker" replaces workers that die and runs their tasks again; "all" also starts
             the engine again when the coordinator dies, and runs the backward once more (unless
             hooks or Functions have already run in this process: those never run twice).
+        task_timeout: seconds that a worker may take for one NodeTask. If it takes longer, the
+            worker is killed and the task run again; the second time the backward fails with
+            ``errors.TaskTimedOut``. What runs in this process is not limited. Default: no limit.
 
     Raises:
         ValueError: an argument is out of range.
@@ -66,11 +69,13 @@ class Engine:
         shm_limit: int | None = None,
         blas_threads: int = 1,
         recover: str = "worker",
+        task_timeout: float | None = None,
     ) -> None:
         self.mode = config.engine_mode() if mode is None else mode
         _check_choice("mode", self.mode, _MODES)
         _check_choice("recover", recover, ("worker", "all"))
         self.recover = recover
+        self.task_timeout = _seconds("task_timeout", task_timeout)
         if gpus not in ("auto", "none", (), []):
             raise ValueError(f"Engine(gpus={gpus!r}): GPU workers are not supported yet")
         self.cpu_workers = _count(
@@ -118,7 +123,13 @@ class Engine:
             self._restart_in_child()
 
     def _new_process_engine(self) -> ProcessEngine:
-        return ProcessEngine(self.cpu_workers, self._shm_limit, self.blas_threads, self.recover)
+        return ProcessEngine(
+            self.cpu_workers,
+            self._shm_limit,
+            self.blas_threads,
+            recover=self.recover,
+            task_timeout_s=self.task_timeout,
+        )
 
     def _restart_in_child(self) -> None:
         """After a fork the processes belong to the parent; the child starts its own when needed."""
@@ -269,6 +280,13 @@ def _count(name: str, value: int | None, default: int, largest: int) -> int:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
         raise ValueError(f"Engine({name}={value!r}): it must be an integer from 1 to {largest:,}")
+    return value
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value < float("inf")):
+        raise ValueError(f"Engine({name}={value!r}): it must be a positive number of seconds")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpgrad.autograd.anomaly_mode import explain_failure
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.errors import EngineClosed, SharedMemoryExhausted, WorkerLost
+from mpgrad.errors import EngineClosed, SharedMemoryExhausted, TaskTimedOut, WorkerLost
 from mpgrad.scheduler.instructions import FailGraph
 from mpgrad.scheduler.plan import Plan
 from mpgrad.wire.remote_error import decode_error
@@ -35,6 +35,11 @@ def cause_of(
     if outcome.kind == "lost":
         return WorkerLost(
             f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed.{_advice(text)}"
+        )
+    if outcome.kind == "hung":
+        return TaskTimedOut(
+            f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed. "
+            "Engine(task_timeout=...) says how long a task may take."
         )
     return EngineClosed(f"the backward was cancelled: {text}")
 

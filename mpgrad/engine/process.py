@@ -67,11 +67,17 @@ class ProcessEngine:
     """Thread-safe: each calling thread borrows a session of its own."""
 
     def __init__(
-        self, cpu_workers: int, shm_limit: int, blas_threads: int, recover: str = "worker"
+        self,
+        cpu_workers: int,
+        shm_limit: int,
+        blas_threads: int,
+        *,
+        recover: str = "worker",
+        task_timeout_s: float | None = None,
     ) -> None:
         self._arguments = (cpu_workers, shm_limit, blas_threads)
         self._blas_threads = blas_threads
-        self._recover = recover
+        self._recover, self._task_timeout_s = recover, task_timeout_s
         self._has_started = False
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
@@ -107,7 +113,9 @@ class ProcessEngine:
             self._end()
             let_idle_threads_sleep()
             kill = "" if self._has_started else config.kill()
-            self._coordinator = CoordinatorProcess(*self._arguments, kill=kill)
+            self._coordinator = CoordinatorProcess(
+                *self._arguments, kill=kill, task_timeout_s=self._task_timeout_s
+            )
             self._has_started = True
             try:
                 self._idle.append(self._open_session())

@@ -32,12 +32,20 @@ class CoordinatorProcess:
         cpu_workers: how many CPU workers it starts.
         shm_limit: bytes that the engine's arena may hold.
         blas_threads: BLAS threads in each worker.
+        task_timeout_s: seconds that one NodeTask may take; None for ever.
         kill: kill points, see ``mpgrad.kill_points``.
     """
 
-    def __init__(self, cpu_workers: int, shm_limit: int, blas_threads: int, kill: str = "") -> None:
+    def __init__(
+        self,
+        cpu_workers: int,
+        shm_limit: int,
+        blas_threads: int,
+        kill: str = "",
+        task_timeout_s: float | None = None,
+    ) -> None:
         self.passages = Passages(kill_points(kill, "client"))
-        self._kill = kill
+        self._kill, self._task_timeout_s = kill, task_timeout_s
         self.token = secrets.token_bytes(32)
         self._is_killed = False
         #: The engine was closed; whoever still waits for an answer gets none.
@@ -88,6 +96,7 @@ class CoordinatorProcess:
                 blas_threads=blas_threads,
                 executable=sys.executable,
                 python_path=python_path,
+                task_timeout_s=self._task_timeout_s,
                 kill=self._kill,
             ),
         )

@@ -58,6 +58,7 @@ class CoordinatorState:
             ev.BlocksReleased: self._on_blocks_released,
             ev.WorkerJoined: self._on_worker_joined,
             ev.WorkerLost: deaths.on_worker_lost,
+            ev.WorkerHung: deaths.on_worker_hung,
             ev.WorkerUnavailable: deaths.on_worker_unavailable,
             ev.NodeTaskProgress: replies.on_node_task_progress,
             ev.NodeTaskDone: replies.on_node_task_done,

@@ -1,4 +1,4 @@
-"""Deaths: what follows when a worker or a session is gone.
+"""Deaths: what follows when a worker or a session is gone, or a worker hangs and has to go.
 
 What it held is released, its tasks go back to the queue or fail their graph, and a worker's slot
 gets a new process as long as there is hope.
@@ -13,7 +13,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.graph_endings import GraphEndings
 from mpgrad.scheduler.graph_task import GraphTask
-from mpgrad.scheduler.membership import MemberRecord
+from mpgrad.scheduler.membership import FlightKey, MemberRecord
 from mpgrad.scheduler.replies import Replies
 
 #: Workers that may die under one task by its own fault, and by SIGKILL (which usually comes from
@@ -49,16 +49,30 @@ class Deaths:
         if member is None:
             return
         self._release_row(member)
+        kind = "lost"
+        if member.hung is not None:
+            event = _fenced(event, member.hung)
+            kind = "lost" if member.hung.running is None else "hung"
         touched = {}
         for key in list(member.flights):
             self._replies.abandon(member, key)
             graph = self._graphs[key.graph]
             touched[graph.number] = graph
             if key == event.running:
-                self._blame(graph, key.task, event)
+                self._blame(graph, key.task, event, kind)
         for graph in touched.values():
             self._endings.close_if_drained(graph)
         self._replace_worker(member.slot, event.cause)
+
+    def on_worker_hung(self, event: ev.WorkerHung) -> None:
+        """Have it killed; until it is dead, its tasks stay with it, and a late reply counts."""
+        member = self._membership.get(event.peer)
+        if member is None or member.hung is not None:
+            return
+        if event.running is not None and FlightKey(*event.running) not in member.flights:
+            return  # it has answered meanwhile
+        member.hung = event
+        self._out.append(do.FenceWorker(event.peer))
 
     def on_worker_unavailable(self, event: ev.WorkerUnavailable) -> None:
         self._give_up(event.reason)
@@ -81,17 +95,28 @@ class Deaths:
                 self._endings.drain(graph, "lost", -1, reason.encode())
                 self._endings.close_if_drained(graph)
 
-    def _blame(self, graph: GraphTask, task: int, event: ev.WorkerLost) -> None:
+    def _blame(self, graph: GraphTask, task: int, event: ev.WorkerLost, kind: str) -> None:
         """The worker died while it ran this very task: a few times is the task's fault."""
         graph.deaths[task] = deaths = graph.deaths.get(task, 0) + 1
         kills = graph.kills.get(task, 0)
         if event.killed:
             graph.kills[task] = kills = kills + 1
         if kills >= KILLS_MAX or deaths - kills >= DEATHS_MAX:
-            self._endings.drain(graph, "lost", task, f"{event.cause} ({deaths} times)".encode())
+            self._endings.drain(graph, kind, task, f"{event.cause} ({deaths} times)".encode())
 
     def _release_row(self, member: MemberRecord) -> None:
         for block, count in member.kept.items():
             for _ in range(count):
                 self._leases.release(block)
         member.kept.clear()
+
+
+def _fenced(event: ev.WorkerLost, hung: ev.WorkerHung) -> ev.WorkerLost:
+    """The death of a worker that was killed because it hung.
+
+    If a task took too long, that task and no other is to blame, as if it had crashed; if the
+    process was stopped, the kill came from outside.
+    """
+    if hung.running is None:
+        return event._replace(cause=hung.cause, killed=True)
+    return event._replace(cause=hung.cause, killed=False, running=hung.running)

@@ -162,6 +162,18 @@ class WorkerUnavailable(NamedTuple):
     reason: str
 
 
+class WorkerHung(NamedTuple):
+    """The shell has seen a living worker make no progress for longer than is allowed.
+
+    ``running`` is the task that takes too long (graph, task, attempt), or None where the process
+    itself stands still (somebody stopped it) and no task is to blame.
+    """
+
+    peer: str
+    cause: str
+    running: tuple[int, int, int] | None
+
+
 class NodeTaskFinished(NamedTuple):
     """A worker's (or the client's) shell has run the task that its core told it to run."""
 

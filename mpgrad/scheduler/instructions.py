@@ -65,9 +65,10 @@ class CompleteGraph(NamedTuple):
 class FailGraph(NamedTuple):
     """The graph ended without a result and holds nothing any more.
 
-    ``kind`` is "error" (``error`` as in NodeTaskFailed), "lost", "memory" or "cancelled"
-    (``error`` is UTF-8 text; for "memory": bytes asked for, used and allowed). ``task`` is -1 where
-    no single task is to blame; ``step`` is the Node of the task whose rule raised.
+    ``kind`` is "error" (``error`` as in NodeTaskFailed), "lost", "hung" (a task took too long),
+    "memory" or "cancelled" (``error`` is UTF-8 text; for "memory": bytes asked for, used and
+    allowed). ``task`` is -1 where no single task is to blame; ``step`` is the Node of the task
+    whose rule raised.
     """
 
     peer: str
@@ -96,6 +97,13 @@ class StartWorker(NamedTuple):
     slot: int
 
 
+class FenceWorker(NamedTuple):
+    """Kill this worker. Nothing that it holds is given to others before WorkerLost says it is dead,
+    because until then it may write."""
+
+    peer: str
+
+
 class ExecuteNodeTask(NamedTuple):
     """Run a task in this very process; NodeTaskFinished follows."""
 
@@ -109,5 +117,5 @@ class StopProcess(NamedTuple):
 Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
 ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ShutDown
 ToClient: TypeAlias = DispatchNodeTask | CancelGraph | CompleteGraph | FailGraph | ForwardOutput
-CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker
+CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker
 WorkerInstruction: TypeAlias = Reply | ExecuteNodeTask | StopProcess

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.scheduler.events import WorkerHung
 
 #: Tasks that a worker holds at most: one running, one prefetched, so that priority is decided here
 #: and not in its queue. Of short tasks it may hold more: a message costs more than such a task.
@@ -70,6 +71,8 @@ class MemberRecord:
         self.behind = 0.0
         #: Blocks that its user code still looks at, with how often each was reported.
         self.kept: Counter[Block] = Counter()
+        #: Why this worker is being killed; it gets no tasks any more. Set once, until it is dead.
+        self.hung: WorkerHung | None = None
 
         #: The worker's slot number: "w3.1" is the second process in slot 3.
         self.slot = int(peer[1:].partition(".")[0]) if is_worker else -1
@@ -89,6 +92,11 @@ class MemberRecord:
         self.behind = max((left.behind for left in self.flights.values()), default=0.0)
         return flight
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be given any task at all, and has none."""
+        return not self.flights and self.hung is None
+
     def has_credit(self, *, for_suspect: bool, for_short: bool, priority: float) -> bool:
         """Whether it may be given one more task; a suspect needs a worker to itself.
 
@@ -96,6 +104,8 @@ class MemberRecord:
         worker has done what it holds: the rest of a chain would have to wait for it, or move to
         another worker's cache.
         """
+        if self.hung is not None:
+            return False
         held = len(self.flights)
         if held == 0:
             return True
@@ -146,7 +156,7 @@ class Membership:
         made the task ready, so what the task reads is in its cache. Else the lowest slot.
         """
         nearest = self.members.get(near)
-        if nearest is not None and nearest.is_worker and not nearest.flights:
+        if nearest is not None and nearest.is_worker and nearest.is_idle:
             return nearest
         best, fewest = None, SHORT_CREDIT if for_short else WORKER_CREDIT
         # Once or twice per message, and over all workers: a plain loop.

@@ -109,7 +109,7 @@ class Expectations:
                 for at, (node, task, step) in found.items()
                 if ended_early or at == min(found)
             )
-        if end.kind == "lost":
+        if end.kind in ("lost", "hung"):
             return (number, end.task) in self._fatal or (end.task == -1 and self.has_given_up)
         if end.kind == "memory":
             return self.is_memory_short

@@ -20,8 +20,9 @@ class Faults:
         crash_after_reply: per reply; what is underway may be lost or arrive after the death.
         kill: per worker: SIGKILL from outside at any time.
         die_at_start: per worker process: it dies before it is ready.
-        stall: per task: it hangs until the shell fences the worker.
-        late_reply: per stall: the reply was sent after all, just before the fence.
+        stall: per task: it hangs until its worker is fenced.
+        late_reply: per stall: it ends after all, when the fence is on its way.
+        stop: per task: SIGSTOP from outside while it runs or soon after, SIGCONT much later.
         duplicate_progress: per publication of a task that goes on.
         duplicate_reply: per reply of a worker.
         forge: per task: the reply names somebody else's block.
@@ -44,6 +45,7 @@ class Faults:
     stall: float = 0.0
     late_reply: float = 0.0
     duplicate_progress: float = 0.0
+    stop: float = 0.0
     duplicate_reply: float = 0.0
     forge: float = 0.0
     raise_rule: float = 0.0
@@ -67,9 +69,10 @@ ALL_FAULTS = Faults(
     stall=0.02,
     late_reply=0.5,
     duplicate_progress=0.1,
+    stop=0.02,
     duplicate_reply=0.1,
     forge=0.01,
-    raise_rule=0.2,
+    raise_rule=0.35,
     cancel=0.2,
     vanish=0.2,
     rejoin=0.7,
@@ -87,6 +90,7 @@ OF_TASKS = (
     "crash_after_progress",
     "crash_after_reply",
     "stall",
+    "stop",
     "duplicate_progress",
     "duplicate_reply",
     "forge",

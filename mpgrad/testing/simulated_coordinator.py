@@ -42,6 +42,8 @@ class SimulatedCoordinator:
         self._dead: set[str] = set()
         #: Workers that broke the protocol: nothing that they have sent counts any more.
         self._cut: set[str] = set()
+        #: Workers that are being killed because they hung, and in which task (None: stopped).
+        self._hung: dict[str, do.DispatchNodeTask | None] = {}
         self._deaths = 0
 
     # ------------------------------------------------------------------ messages
@@ -112,7 +114,11 @@ class SimulatedCoordinator:
             if isinstance(instruction, do.CompleteGraph | do.FailGraph):
                 self._check_ending(instruction)
             world.clients[instruction.peer].lane.send(encode(instruction))
+        elif isinstance(instruction, do.FenceWorker):
+            worker = self.workers[instruction.peer]
+            world.time.after(world.rng.randint(0, 3), worker.die, "hung and was fenced")
         elif isinstance(instruction, do.DispatchNodeTask):
+            require(instruction.peer not in self._hung, f"{instruction.peer} is being killed")
             worker = self.workers[instruction.peer]
             (worker.urgent if instruction.depth else worker.tasks).send(encode(instruction))
         else:
@@ -154,6 +160,17 @@ class SimulatedCoordinator:
             if self.may_die() and worker.peer.startswith(f"w{slot}."):
                 worker.die("was killed from outside", killed=True)
 
+    def on_hang(self, worker: SimulatedWorker, dispatch: do.DispatchNodeTask | None) -> None:
+        """A worker's task takes too long, or (None) it is stopped; an idle one may be."""
+        member = self.core.membership.get(worker.peer)
+        if member is None or not member.flights or (dispatch is None and not self.may_die()):
+            return
+        key = None if dispatch is None else (dispatch.graph, dispatch.task, dispatch.attempt)
+        event = ev.WorkerHung(worker.peer, "hung", key)
+        self._tell(event)
+        if self.core.membership.members[worker.peer].hung is event:
+            self._hung[worker.peer] = dispatch
+
     def may_die(self) -> bool:
         """Whether one more death stays below what the core takes for a hopeless case."""
         return self._deaths < DEATHS_MAX
@@ -175,8 +192,20 @@ class SimulatedCoordinator:
             slot = int(worker.peer[1:].partition(".")[0])
             self._world.time.after(self._world.rng.randint(50, 3000), self.start_worker, slot)
             return
-        self._world.expected.on_death(event, running)
+        self._world.expected.on_death(*self._blamed(event, running))
         self._tell(event)
+
+    def _blamed(
+        self, event: ev.WorkerLost, running: do.DispatchNodeTask | None
+    ) -> tuple[ev.WorkerLost, do.DispatchNodeTask | None]:
+        """What a death has to be counted as: a fence is the fault of the task that took too long,
+        unless its reply has arrived since."""
+        late = self._hung.get(event.peer)
+        if late is None:
+            return event, running
+        key = (late.graph, late.task, late.attempt)
+        is_open = key in self.core.membership.members[event.peer].flights
+        return event._replace(killed=False), late if is_open else None
 
     def stop_workers(self) -> None:
         for worker in [w for w in self.workers.values() if w.is_alive]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from mpgrad.testing.world import World
 
 TO_WORKER = get_args(do.ToWorker)
-#: The shell kills a worker whose task hangs for this long.
+#: The shell takes a worker for hung whose task lasts this long, or that is stopped so long.
 HANG_LIMIT_US = 50_000
 TASK_US_MAX = 300
 #: The slowest task still ends long before a hang is assumed.
@@ -91,6 +92,9 @@ class SimulatedWorker:
         self.peer, self._world = peer, world
         self.core = WorkerState(peer)
         self.is_alive = True
+        self._is_stopped = False
+        #: What it does as soon as it goes on.
+        self._put_off: list[Callable[[], None]] = []
         #: How much longer everything takes on a host that is busy with other things.
         self._slowness = SLOW_FACTOR if world.dice.strikes("slow") else 1
         #: What really executes, as the slot in shared memory says it.
@@ -105,7 +109,7 @@ class SimulatedWorker:
         self.control, self.urgent, self.tasks = (Lane(time, self._receive) for _ in range(3))
 
     def start(self) -> None:
-        if self.is_alive:
+        if self.is_alive and not self._puts_off(self.start):
             self._send(Hello(self.peer, b"", PROTOCOL_VERSION))
 
     def holds(self, program: int) -> bool:
@@ -115,7 +119,7 @@ class SimulatedWorker:
             tasks.append(self.core.running)
         return any(task.payload[0] == program for task in tasks)
 
-    def die(self, cause: str, *, killed: bool) -> None:
+    def die(self, cause: str, *, killed: bool = True) -> None:
         """The process is gone; what it sent last may be lost."""
         if not self.is_alive:
             return
@@ -132,7 +136,7 @@ class SimulatedWorker:
         self.outbox.send(encode(message))
 
     def _receive(self, frame: bytes) -> None:
-        if self.is_alive:
+        if self.is_alive and not self._puts_off(self._receive, frame):
             self._perform(self.core.handle_event(decode(frame, TO_WORKER)))
 
     def _perform(self, instructions: list[do.WorkerInstruction]) -> None:
@@ -171,12 +175,14 @@ class SimulatedWorker:
         points = self._count_publications(dispatch)
         for point, at in enumerate(sorted(world.rng.randint(0, duration) for _ in range(points))):
             world.time.after(at, self._progress, dispatch, point)
+        if world.dice.strikes("stop"):
+            world.time.after(int(1.2 * duration * world.rng.random()), self.stop)
         if world.coordinator.may_die() and world.dice.strikes("crash_before_reply"):
             world.time.after(world.rng.randint(0, duration), self._crash, dispatch)
         elif world.coordinator.may_die() and world.dice.strikes("stall"):
             if world.dice.strikes("late_reply"):
-                world.time.after(HANG_LIMIT_US - 1, self._finish, dispatch, duration)
-            world.time.after(HANG_LIMIT_US, self._fence, dispatch)
+                world.time.after(HANG_LIMIT_US + 1, self._finish, dispatch, duration)
+            world.time.after(HANG_LIMIT_US, self._look_at_board, dispatch)
         else:
             world.time.after(duration, self._finish, dispatch, duration)
 
@@ -188,11 +194,44 @@ class SimulatedWorker:
                     self._world.memory.write(block, GARBAGE)
             self.die("crashed in its task", killed=False)
 
-    def _fence(self, dispatch: do.DispatchNodeTask) -> None:
-        self.die("hung and was fenced", killed=True)
+    def _look_at_board(self, dispatch: do.DispatchNodeTask) -> None:
+        """The shell sees the same task there for too long."""
+        if self.is_alive and self._executing is dispatch:
+            self._world.coordinator.on_hang(self, dispatch)
+
+    # ------------------------------------------------------------------ stopped
+
+    def stop(self) -> None:
+        """SIGSTOP; the shell sees it, and SIGCONT comes after a while."""
+        world = self._world
+        if self.is_alive and not self._is_stopped:
+            self._is_stopped = True
+            world.note(self.peer, "is stopped")
+            world.time.after(HANG_LIMIT_US, self._look_at_state)
+            world.time.after(world.rng.randint(1000, 3 * HANG_LIMIT_US), self._go_on)
+
+    def _look_at_state(self) -> None:
+        if self.is_alive and self._is_stopped:
+            self._world.coordinator.on_hang(self, None)
+
+    def _go_on(self) -> None:
+        if self.is_alive:
+            self._is_stopped = False
+            self._world.note(self.peer, "goes on")
+            put_off, self._put_off = self._put_off, []
+            for action in put_off:
+                action()
+
+    def _puts_off(self, action: Callable[..., None], *arguments: Any) -> bool:
+        """Whether ``action`` has to wait until the process goes on."""
+        if self._is_stopped:
+            self._put_off.append(partial(action, *arguments))
+        return self._is_stopped
+
+    # ------------------------------------------------------------------ a task ends
 
     def _finish(self, dispatch: do.DispatchNodeTask, duration_us: int) -> None:
-        if not self.is_alive:
+        if not self.is_alive or self._puts_off(self._finish, dispatch, duration_us):
             return
         self._executing = None
         reply: ev.NodeTaskDone | ev.NodeTaskFailed
@@ -222,7 +261,7 @@ class SimulatedWorker:
 
     def _progress(self, dispatch: do.DispatchNodeTask, point: int) -> None:
         """Publish what had left the task at one of its points."""
-        if not self.is_alive:
+        if not self.is_alive or self._puts_off(self._progress, dispatch, point):
             return
         stages: list[dict[int, Value | None]] = []
         with suppress(RuleRaised):
@@ -296,7 +335,7 @@ class SimulatedWorker:
 
     def _release(self) -> None:
         """Some view dies; what it showed must not have changed meanwhile."""
-        if self.is_alive and self._kept:
+        if self.is_alive and self._kept and not self._puts_off(self._release):
             at = self._world.rng.randrange(len(self._kept))
             block, content = self._kept.pop(at)
             self._world.check_unchanged(self.peer, block, content)

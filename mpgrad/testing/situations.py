@@ -31,6 +31,8 @@ EARLIER_ERROR = "an error came after a later one and took its place"
 ERROR_OF_DRAINING = "a task failed in a graph that was ending already"
 CANCELLED_TOO_LATE = "a graph had ended when its caller cancelled it"
 EARLY_ARRIVAL = "a gradient arrived before the tables of its task"
+STOPPED_FENCED = "a stopped worker was fenced"
+FENCE_OVERTAKEN = "a hung task ended between the fence and the death"
 NO_WORKER = "tasks waited because no worker was there"
 
 ALL_SITUATIONS = frozenset(
@@ -47,6 +49,8 @@ ALL_SITUATIONS = frozenset(
         ERROR_OF_DRAINING,
         CANCELLED_TOO_LATE,
         EARLY_ARRIVAL,
+        STOPPED_FENCED,
+        FENCE_OVERTAKEN,
         NO_WORKER,
     }
 )
@@ -71,6 +75,8 @@ class Situations:
                 self.seen[DEAD_INCARNATION] += 1
             elif FlightKey(event.graph, event.task, event.attempt) not in member.flights:
                 self.seen[SECOND_REPLY] += 1
+            elif member.hung is not None and member.hung.running == event[1:4]:
+                self.seen[FENCE_OVERTAKEN] += 1
             elif isinstance(event, ev.NodeTaskFailed):
                 graph = core.graphs[event.graph]
                 self._note(ERROR_OF_DRAINING, graph.failure is not None)
@@ -86,6 +92,8 @@ class Situations:
             member = core.membership.get(event.peer)
             if member is not None:
                 self._note(PREFETCHED_LOST, any(key != event.running for key in member.flights))
+        elif isinstance(event, ev.WorkerHung):
+            self._note(STOPPED_FENCED, event.running is None)
         elif isinstance(event, ev.GraphCancelled):
             self._note(CANCELLED_TOO_LATE, core.graph_of(event.peer, event.graph) is None)
 

@@ -34,6 +34,8 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     #: The client's settings for children: ``sys.executable`` and PYTHONPATH.
     executable: str
     python_path: str
+    #: Seconds that one NodeTask may take.
+    task_timeout_s: float | None = None
     #: ``MPGRAD_KILL``, for tests.
     kill: str = ""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.scheduler import bundling, fusion, membership
+from mpgrad.scheduler import bundling, deaths, fusion, membership
 from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.deaths import Deaths
@@ -208,13 +208,63 @@ def a_kill_from_outside_is_the_fault_of_the_task(patch):
     patch.setattr(
         Deaths,
         "_blame",
-        lambda self, graph, task, event: right(self, graph, task, event._replace(killed=False)),
+        lambda self, graph, task, event, kind: right(
+            self, graph, task, event._replace(killed=False), kind
+        ),
     )
 
 
 @bug
 def nobody_is_blamed_for_a_death(patch):
     forget(patch, Deaths, "_blame")
+
+
+@bug
+def a_fence_is_taken_for_a_kill_from_outside(patch):
+    right = deaths._fenced
+    patch.setattr(deaths, "_fenced", lambda *args: right(*args)._replace(killed=True))
+
+
+@bug
+def a_stop_is_the_fault_of_the_task(patch):
+    right = deaths._fenced
+    patch.setattr(deaths, "_fenced", lambda *args: right(*args)._replace(killed=False))
+
+
+@bug
+def what_runs_when_the_fence_strikes_is_blamed(patch):
+    patch.setattr(deaths, "_fenced", lambda event, hung: event._replace(killed=False))
+
+
+@bug
+def a_hung_worker_gets_more_tasks(patch):
+    def wrong(self, **wanted):
+        hung, self.hung = self.hung, None
+        try:
+            return right(self, **wanted)
+        finally:
+            self.hung = hung
+
+    right = MemberRecord.has_credit
+    patch.setattr(MemberRecord, "has_credit", wrong)
+
+
+@bug
+def a_hung_worker_is_left_alone(patch):
+    forget(patch, Deaths, "on_worker_hung")
+
+
+@bug
+def a_hung_task_is_given_to_others_before_its_worker_is_dead(patch):
+    right = Deaths.on_worker_hung
+
+    def wrong(self, event):
+        right(self, event)
+        member = self._membership.get(event.peer)
+        for key in list(member.flights):
+            self._replies.abandon(member, key)
+
+    patch.setattr(Deaths, "on_worker_hung", wrong)
 
 
 # ----------------------------------------------------------------------- the end of graphs
@@ -251,7 +301,7 @@ def a_graph_fails_with_tasks_in_flight(patch):
 
 @bug
 def ready_tasks_of_a_failed_graph_stay_queued(patch):
-    forget(patch, ReadyQueue, "drop_graph")
+    patch.setattr(ReadyQueue, "drop_graph", lambda *_, **__: 0)
 
 
 @bug
@@ -561,7 +611,7 @@ def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failure_with_chosen_faults_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS["inputs_are_not_released"](monkeypatch)
     with pytest.raises(WorldFailure) as caught:
-        World(4, workers=1, faults=Faults(kill=1.0)).run()
+        World(3, workers=1, faults=Faults(kill=1.0)).run()
     again = str(caught.value).splitlines()[-1].partition('"')[2].rstrip('"')
     with pytest.raises(WorldFailure) as repeated:
         exec(again, {})

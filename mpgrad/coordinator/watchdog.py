@@ -1,0 +1,95 @@
+"""Watchdog: notices workers that live and do not get on. Deaths are seen by pidfd.
+
+A heartbeat of the worker itself would tell nothing, since a rule may hold the GIL for an hour. So
+the coordinator looks at what each busy worker does, as the status board and the kernel show it,
+once per tick, and not at all while there are no tasks: an idle engine sleeps. Ages are counted in
+ticks and not read from the clock, so that the time for which the coordinator itself was stopped
+(Ctrl-Z, a suspended machine) is held against nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from mpgrad.scheduler.events import WorkerHung
+
+#: Seconds between two looks; of a task with a timeout at least so many are taken.
+TICK_S, LOOKS_PER_TIMEOUT = 1.0, 4
+#: Seconds for which a worker that has tasks may be stopped (SIGSTOP). Whoever stops the whole
+#: process group stops the coordinator too; a debugger's stop is not seen as one.
+STOPPED_LIMIT_S = 3.0
+#: Seconds for which a worker that has tasks may run none of them.
+IDLE_LIMIT_S = 60.0
+
+
+class Sight(NamedTuple):
+    """What a look shows of one worker that has tasks."""
+
+    peer: str
+    #: "worker w0.1 (pid 123)".
+    who: str
+    #: The task that it really executes (graph, task, attempt), if any.
+    running: tuple[int, int, int] | None
+    is_stopped: bool
+
+
+class Watchdog:
+    """Knows since when each worker has been seen doing the same.
+
+    Args:
+        task_timeout_s: seconds that one task may take; None for ever.
+    """
+
+    def __init__(self, task_timeout_s: float | None) -> None:
+        self._timeout_s = math.inf if task_timeout_s is None else task_timeout_s
+        self._tick_s = min(TICK_S, self._timeout_s / LOOKS_PER_TIMEOUT)
+        #: When to look next; None while there is nothing to see.
+        self._next_s: float | None = None
+        #: By peer what it was seen doing, and for how many ticks.
+        self._seen: dict[str, tuple[Sight, int]] = {}
+
+    def wait_ms(self, now_s: float) -> int | None:
+        """How long the loop may sleep; None for ever."""
+        if self._next_s is None:
+            return None
+        return max(0, math.ceil((self._next_s - now_s) * 1000))
+
+    def wake(self, now_s: float) -> None:
+        """Something has arrived, so that there may be tasks."""
+        if self._next_s is None:
+            self._next_s = now_s + self._tick_s
+
+    def is_due(self, now_s: float) -> bool:
+        return self._next_s is not None and now_s >= self._next_s
+
+    def look(self, now_s: float, sights: list[Sight]) -> list[WorkerHung]:
+        """Compare with the last look; the workers that have not got on for too long.
+
+        Args:
+            now_s: the time of this look.
+            sights: all workers that have tasks.
+        """
+        self._next_s = now_s + self._tick_s if sights else None
+        seen = {}
+        for sight in sights:
+            before, ticks = self._seen.get(sight.peer, (None, -1))
+            seen[sight.peer] = (sight, ticks + 1 if sight == before else 0)
+        self._seen = seen
+        return [hung for hung in map(self._judge, seen.values()) if hung is not None]
+
+    def _judge(self, seen: tuple[Sight, int]) -> WorkerHung | None:
+        sight, ticks = seen
+        age_s = ticks * self._tick_s
+        if sight.is_stopped:
+            if age_s >= STOPPED_LIMIT_S:
+                cause = f"was stopped (SIGSTOP) for {STOPPED_LIMIT_S:g} s and killed"
+                return WorkerHung(sight.peer, f"{sight.who} {cause}", None)
+        elif sight.running is None:
+            if age_s >= IDLE_LIMIT_S:
+                cause = f"began none of its tasks for {IDLE_LIMIT_S:g} s and was killed"
+                return WorkerHung(sight.peer, f"{sight.who} {cause}", None)
+        elif age_s >= self._timeout_s:
+            cause = f"had not finished it after {self._timeout_s:g} s and was killed"
+            return WorkerHung(sight.peer, f"{sight.who} {cause}", sight.running)
+        return None
