@@ -113,27 +113,30 @@ class Plan(NamedTuple):
     critical_path_us: float
 
 
-def plan(spec: GraphSpec, *, fuse: bool = True, workers: int = 1) -> Plan:
+def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: int = 1) -> Plan:
     """Group the nodes of ``spec`` into NodeTasks and wire them up.
 
     Args:
         spec: the graph.
         fuse: False makes a task of every Node.
+        bundles: False makes a task of every group that ``fusion`` finds.
         workers: how many could run at once; where the graph has too few branches for them,
             expensive Nodes are split.
     """
     halved, origin = split(spec)
     if len(origin) == len(spec.nodes) or has_branches_for(spec, workers):
-        return _plan(spec, fuse, workers, None)
-    return _plan(halved, fuse, workers, origin)
-
-
-def _plan(spec: GraphSpec, fuse: bool, workers: int, origin: tuple[int, ...] | None) -> Plan:
-    """The plan of ``spec``; ``origin`` says which Node each half was part of."""
-    grouping = group(spec, fuse=fuse)
+        halved, origin = spec, ()
+    grouping = group(halved, fuse=fuse)
     group_of, groups = grouping.group_of, grouping.groups
-    if fuse:
-        group_of, groups = bundle(spec, grouping, workers)
+    if fuse and bundles:
+        group_of, groups = bundle(halved, grouping, workers)
+    return _plan(halved, group_of, groups, origin)
+
+
+def _plan(
+    spec: GraphSpec, group_of: list[int], groups: list[list[int]], origin: tuple[int, ...]
+) -> Plan:
+    """The plan of ``spec``; where Nodes are halved, ``origin`` says which one each was part of."""
     wiring = _Wiring(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
     leaves_us = [
@@ -151,10 +154,7 @@ def _plan(spec: GraphSpec, fuse: bool, workers: int, origin: tuple[int, ...] | N
     ]
     return Plan(
         tuple(tasks),
-        tuple(
-            tuple(members if origin is None else _originals(members, origin))
-            for members in wiring.members
-        ),
+        tuple(map(tuple, _originals(wiring.members, origin) if origin else wiring.members)),
         tuple(map(tuple, wiring.slots)),
         tuple(group_of),
         wiring.seeds,
@@ -164,12 +164,15 @@ def _plan(spec: GraphSpec, fuse: bool, workers: int, origin: tuple[int, ...] | N
     )
 
 
-def _originals(members: list[Member], origin: tuple[int, ...]) -> Iterator[Member]:
+def _originals(groups: list[list[Member]], origin: tuple[int, ...]) -> Iterator[list[Member]]:
     """Members that name the Nodes they are halves of."""
-    halved = set(origin[len(set(origin)) :])
-    for member in members:
-        node = origin[member.node]
-        yield member._replace(node=node, is_half=node in halved)
+    halved = set(origin[max(origin) + 1 :])
+    for members in groups:
+        nodes = [origin[member.node] for member in members]
+        yield [
+            member._replace(node=node, is_half=node in halved)
+            for member, node in zip(members, nodes, strict=True)
+        ]
 
 
 def _opens_alone(tasks: list[NodeTaskSpec], costs: list[float], seeds: Sequence[Seed]) -> bool:

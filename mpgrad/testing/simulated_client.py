@@ -92,7 +92,12 @@ class SimulatedClient:
             return
         world, rng = self._world, self._world.rng
         graph = self.graphs[name]
-        planned = plan(graph.spec, fuse=rng.random() < 0.7, workers=rng.choice((1, 4, 64)))
+        planned = plan(
+            graph.spec,
+            fuse=rng.random() < 0.7,
+            bundles=rng.random() < 0.5,
+            workers=rng.choice((1, 4, 64)),
+        )
         if rng.random() < 0.5:
             planned = _publish_anywhere(planned, rng)
         self._plans[name] = planned
@@ -225,7 +230,7 @@ class SimulatedClient:
         )
         self._last_position[dispatch.name] = position
         later = [name for name in range(len(self.graphs)) if name not in self._plans]
-        if later and world.rng.random() < 0.5:
+        if later and world.rng.random() < 0.8:
             self._nested.append((later[0], dispatch))
             self._submit(later[0], dispatch.depth + 1)
         else:

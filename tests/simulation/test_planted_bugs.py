@@ -588,12 +588,17 @@ def hooks_run_in_any_order(patch):
 # ----------------------------------------------------------------------- the test
 
 
-def first_failure() -> tuple[int, WorldFailure] | None:
-    for seed in range(SEEDS):
-        try:
-            World.drawn(seed).run()
-        except WorldFailure as failure:
-            return seed, failure
+#: Options of the Worlds that are tried: those of the seed, then many backwards inside backwards.
+CHOSEN: tuple[dict[str, int], ...] = ({}, {"graphs": 4, "sessions": 1})
+
+
+def first_failure() -> tuple[int, dict[str, int], WorldFailure] | None:
+    for chosen in CHOSEN:
+        for seed in range(SEEDS):
+            try:
+                World.drawn(seed, **chosen).run()
+            except WorldFailure as failure:
+                return seed, chosen, failure
     return None
 
 
@@ -603,9 +608,9 @@ def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         PLANTS[name](patch)
         found = first_failure()
     assert found is not None, f"{SEEDS} worlds did not notice that {name.replace('_', ' ')}"
-    seed, failure = found
+    seed, chosen, failure = found
     assert not isinstance(failure.__cause__, MISTAKES), failure
-    World.drawn(seed).run()
+    World.drawn(seed, **chosen).run()
 
 
 def test_a_failure_with_chosen_faults_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,7 +627,7 @@ def test_a_failure_tells_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) ->
     PLANTS["inputs_are_not_released"](monkeypatch)
     found = first_failure()
     assert found is not None
-    seed, failure = found
+    seed, _, failure = found
     lines = str(failure).splitlines()
     assert lines[0].startswith("InvariantViolated: leases do not add up")
     assert lines[1].startswith(f"World({seed}, workers=")
