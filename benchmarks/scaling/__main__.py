@@ -1,0 +1,60 @@
+"""``scripts/simulate``: record, measure, simulate, print; ``--write`` makes the page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.scaling.calibration import calibrate
+from benchmarks.scaling.experiments import (
+    GPU_BATCH,
+    cpu_outcomes,
+    gpu_outcomes,
+    saturation_outcomes,
+)
+from benchmarks.scaling.networks import NETWORKS
+from benchmarks.scaling.page import Results, draw, page
+from benchmarks.scaling.recording import record
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
+    options = _parser().parse_args(arguments)
+    start = time.perf_counter()
+    chosen = [n for n in NETWORKS if not options.networks or n.name in options.networks]
+    results = Results(machine.describe(), calibrate())
+    results.saturation = saturation_outcomes(results.costs)
+    for network in chosen:
+        print(f"recording {network.name}: {network.about}", file=sys.stderr, flush=True)
+        recording = record(network)
+        results.about[network.name] = network.about
+        results.cpu[network.name] = cpu_outcomes(recording, results.costs)
+        results.gpu[network.name] = gpu_outcomes(recording, results.costs, GPU_BATCH)
+    results.seconds = time.perf_counter() - start
+    picture = "" if options.write is None else draw(results, options.write)
+    text = page(results, picture)
+    print(text)
+    if options.write is not None:
+        options.write.write_text(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
+    parser.add_argument(
+        "networks",
+        nargs="*",
+        choices=[[], *(network.name for network in NETWORKS)],
+        metavar="network",
+        help=f"any of {', '.join(repr(network.name) for network in NETWORKS)} (default: all)",
+    )
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there as well")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""calibrate(): what messages, tasks and memory cost on this machine, measured here and now."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from struct import Struct
+from time import perf_counter, thread_time
+from typing import Any
+
+import numpy as np
+
+import mpgrad as mg
+from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.roots import gradient_edge
+from mpgrad.engine.handover import Handover
+from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.handles import Block
+from mpgrad.scheduler.events import NodeTaskDone
+from mpgrad.scheduler.instructions import DispatchNodeTask
+from mpgrad.scheduler.plan import plan
+from mpgrad.shm.arena import client_arena
+from mpgrad.shm.segment import Segment
+from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.transport import TASK
+from mpgrad.wire.zeromq import ZmqHub, ZmqSpoke
+from mpgrad.workers.memory import WorkerMemory
+from mpgrad.workers.task import TaskRunner
+
+MB = 1 << 20
+ROUNDS, BATCH = 300, 32
+PEER = "w0.1"
+_stamp = Struct("<d")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def calibrate() -> Costs:
+    """A few seconds of measurements; the coordinator's core is timed by the simulation itself."""
+    read, add, touch = _memory_us_per_mb()
+    task_us, node_us = _task_us()
+    return Costs(_message_costs(), WorkerCosts(task_us, node_us, read, touch), {}, add)
+
+
+# ----------------------------------------------------------------------- messages
+
+
+def _message_costs() -> MessageCosts:
+    asleep, _ = _one_way_us(spins=False)
+    wire, processor = _one_way_us(spins=True)
+    send, receive, poll = processor
+    small, large = _codec_us(1), _codec_us(65)
+    per_kb = max(large[0] - small[0], 0.0) / max(large[1] - small[1], 1) * 1024
+    return MessageCosts(wire, max(asleep, wire), send, receive, poll, small[0], per_kb)
+
+
+def _one_way_us(*, spins: bool) -> tuple[float, tuple[float, float, float]]:
+    """From the end of a send to its receiver; and processor time of sending, taking, looking."""
+    with tempfile.TemporaryDirectory() as directory:
+        hub = ZmqHub(directory)
+        command = [sys.executable, "-m", "benchmarks.scaling.calibration", directory]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        child = subprocess.Popen(
+            command + ["spin"] * spins, cwd=_ROOT, env=environment, stdin=subprocess.PIPE
+        )
+        try:
+            hub.receive(None)  # it is there
+            delays = [_ping(hub) for _ in range(ROUNDS)]
+            costs = _processor_us(hub)
+        finally:
+            hub.send(TASK, PEER, b"")
+            hub.flush()
+            child.wait()
+            hub.close()
+    return median(delays), costs
+
+
+def _ping(hub: ZmqHub) -> float:
+    hub.send(TASK, PEER, b"one")
+    hub.flush()
+    sent = perf_counter()  # one clock for all processes of the machine
+    (arrival,) = hub.receive(None).arrivals
+    (received,) = _stamp.unpack(arrival.frame)
+    return (received - sent) * 1e6
+
+
+def _processor_us(hub: ZmqHub) -> tuple[float, float, float]:
+    """Per send to one peer, per message taken, per look in vain."""
+    sends, takes, looks = [], [], []
+    for _ in range(ROUNDS // 10):
+        start = thread_time()
+        for _ in range(BATCH):
+            hub.send(TASK, PEER, b"x" * 100)
+            hub.flush()
+        sends.append((thread_time() - start) / BATCH)
+        taken = 0
+        spent = 0.0
+        while taken < BATCH:
+            start = thread_time()
+            found = len(hub.receive(None).arrivals)
+            spent += thread_time() - start
+            taken += found
+        takes.append(spent / BATCH)
+        start = thread_time()
+        for _ in range(BATCH):
+            hub.receive(0)
+        looks.append((thread_time() - start) / BATCH)
+    return median(sends) * 1e6, median(takes) * 1e6, median(looks) * 1e6
+
+
+def echo(directory: str, *, spins: bool) -> None:
+    """The other process: answers each message with the time at which it came."""
+    spoke = ZmqSpoke.worker(directory, PEER)
+    spoke.send([b"here"])
+    while True:
+        spoke.wait(0 if spins else None)
+        received = perf_counter()
+        for frame in spoke.receive():
+            if not frame:
+                spoke.close()
+                return
+            spoke.send([_stamp.pack(received)])
+
+
+def _codec_us(outputs: int) -> tuple[float, int]:
+    """Encoding (decoding takes as long within a factor of two; the mean), and the bytes."""
+    refs = tuple(Block(1, number << 20, 1 << 20, number) for number in range(outputs))
+    done = NodeTaskDone(PEER, 1, 1, 1, refs)
+    frame = encode(done)
+    both = _us(lambda: encode(done)) + _us(lambda: decode(frame))
+    return both / 2, len(frame)
+
+
+def _us(action: Callable[[], Any], count: int = 2000) -> float:
+    """Microseconds of processor time per call; the median of nine series."""
+    series = []
+    for _ in range(9):
+        start = thread_time()
+        for _ in range(count):
+            action()
+        series.append((thread_time() - start) / count)
+    return median(series) * 1e6
+
+
+# ----------------------------------------------------------------------- tasks and memory
+
+
+def _task_us() -> tuple[float, float]:
+    """What a worker's TaskRunner takes for a task of one small Node, and per further Node.
+
+    The Nodes multiply 16 numbers; what `local` takes for each is left out.
+    """
+    short, long = _run_task_us(1), _run_task_us(33)
+    x, y = np.ones(16, np.float32), np.ones(16, np.float32)
+    rule = _us(lambda: x * y)
+    per_node = max((long - short) / 32 - rule, 0.0)
+    return max(short - rule, 0.0), per_node
+
+
+def _run_task_us(nodes: int) -> float:
+    x = mg.ones(16, requires_grad=True)
+    y = x
+    for _ in range(nodes):
+        y = y * 2.0
+    seed = np.ones(16, np.float32)
+    frozen = freeze([gradient_edge(y)], [seed], keep_graph=True, cost=lambda node: 1.0)
+    graph = PreparedGraph(frozen.spec, plan(frozen.spec))
+    handover = Handover()
+    (payload,) = handover.programs(frozen, graph, range(1), {})
+    engine_arena = Segment.create(MB, "calibration")
+    runner = TaskRunner(
+        WorkerMemory(os.dup(client_arena().segment.fd), os.dup(engine_arena.fd)),
+        "the calibration",
+        lambda progress: None,
+    )
+    blocks = (None,) * len(graph.plan.tasks[0].outputs)
+    dispatch = DispatchNodeTask(PEER, 0, 0, 1, 0, 0, payload, ((seed.tobytes(),),), blocks)
+    reply, _ = runner.run(dispatch)
+    if not isinstance(reply, NodeTaskDone):
+        raise RuntimeError(f"the calibration's task failed: {reply!r}")
+    cost = _us(lambda: runner.run(dispatch), 200)
+    handover.close()
+    return cost
+
+
+def _memory_us_per_mb() -> tuple[float, float, float]:
+    """Reading what is in no cache, adding one array to another, and the first touch of pages."""
+    cold = np.ones(128 * MB // 4, np.float32)
+    start = perf_counter()
+    cold.sum()
+    read = (perf_counter() - start) / 128
+    total, part = np.ones(4 * MB // 4, np.float32), np.ones(4 * MB // 4, np.float32)
+    add = _us(lambda: np.add(total, part, out=total), 20) / 4
+    fd = os.memfd_create("calibration")
+    os.ftruncate(fd, 64 * MB)
+    os.posix_fallocate(fd, 0, 64 * MB)
+    with mmap.mmap(fd, 64 * MB) as memory:
+        array = np.frombuffer(memory, np.uint8)
+        passes = []
+        for _ in range(2):
+            start = perf_counter()
+            array[:] = 1
+            passes.append(perf_counter() - start)
+        del array
+    os.close(fd)
+    return read * 1e6, add, max(passes[0] - passes[1], 0.0) * 1e6 / 64
+
+
+if __name__ == "__main__":
+    echo(sys.argv[1], spins="spin" in sys.argv[2:])

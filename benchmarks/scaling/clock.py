@@ -1,0 +1,79 @@
+"""Clock and Loop: computed time, and a process that sleeps until a message wakes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from benchmarks.scaling.costs import Costs
+from mpgrad.wire.codec import encode
+
+
+class Clock:
+    """What happens when, in microseconds; of two things at one time the first asked for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._asked = 0
+        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def at(self, time_us: float, action: Callable[..., None], *arguments: Any) -> None:
+        """Call ``action(*arguments)`` then."""
+        self._asked += 1
+        heappush(self._agenda, (time_us, self._asked, action, arguments))
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        while self._agenda:
+            self.now, _, action, arguments = heappop(self._agenda)
+            action(*arguments)
+
+
+class Loop:
+    """One process: asleep until frames come, then busy with them until none is left."""
+
+    def __init__(self, clock: Clock, costs: Costs) -> None:
+        self.clock, self.costs = clock, costs
+        self.busy_us = 0.0
+        self._inbox: list[bytes] = []
+        self._is_asleep = True
+
+    def arrive(self, frames: Sequence[bytes]) -> None:
+        """Frames could be read from now on."""
+        self._inbox.extend(frames)
+        if self._is_asleep:
+            self._is_asleep = False
+            messages = self.costs.messages
+            self.clock.at(self.clock.now + messages.asleep_us - messages.wire_us, self.look)
+
+    def look(self) -> None:
+        """Take what has come."""
+        raise NotImplementedError
+
+    def take_all(self) -> list[bytes]:
+        frames, self._inbox = self._inbox, []
+        return frames
+
+    def rest(self) -> None:
+        """Nothing more to do: look once more, then sleep."""
+        if self._inbox:
+            self.look()
+        else:
+            self._is_asleep = True
+
+    def taking_us(self, frames: Sequence[bytes]) -> float:
+        """Processor time of receiving and decoding ``frames``."""
+        messages = self.costs.messages
+        return messages.poll_us + sum(
+            messages.receive_us + messages.coded_us(len(frame)) for frame in frames
+        )
+
+    def encoded(self, message: Any) -> tuple[bytes, float]:
+        """The frame, and the processor time of making it."""
+        frame = encode(message)
+        return frame, self.costs.messages.coded_us(len(frame))
+
+    def send(self, receiver: Loop, frames: Sequence[bytes], at_us: float) -> None:
+        """``frames`` leave at ``at_us``, in one piece."""
+        self.clock.at(at_us + self.costs.messages.wire_us, receiver.arrive, list(frames))

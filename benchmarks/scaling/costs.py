@@ -1,0 +1,81 @@
+"""What things cost in the simulation: one table per kind of worker, one for messages.
+
+Figures of CPU workers and of messages are measured (``calibration``). Figures of GPU workers are a
+model from data sheets; nothing of it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class MessageCosts(NamedTuple):
+    """Microseconds of the way of messages between two processes."""
+
+    #: From the end of a send until the receiver could have the message, were it looking.
+    wire_us: float
+    #: The same where the receiver sleeps and has to be woken.
+    asleep_us: float
+    #: Processor time of one send, of taking one message, and of looking whether there are any.
+    send_us: float
+    receive_us: float
+    poll_us: float
+    #: Encoding or decoding: per message, and per kilobyte on top.
+    codec_us: float
+    codec_us_per_kb: float
+
+    def coded_us(self, nbytes: int) -> float:
+        """Encoding or decoding a message of ``nbytes``."""
+        return self.codec_us + self.codec_us_per_kb * nbytes / 1024
+
+
+class WorkerCosts(NamedTuple):
+    """Microseconds that a worker needs beside the rules."""
+
+    #: Per task: reading its program, opening inputs and outputs, the reply.
+    task_us: float
+    #: Per further Node of the task.
+    node_us: float
+    #: Per megabyte of gradients that another worker has written.
+    fetch_us_per_mb: float
+    #: Per megabyte that is mapped into this process for the first time.
+    touch_us_per_mb: float
+
+
+class Costs(NamedTuple):
+    """All that the simulation needs to know of a machine."""
+
+    messages: MessageCosts
+    worker: WorkerCosts
+    #: Microseconds of the coordinator's core per event, by the event's name.
+    core_us: Mapping[str, float]
+    #: Adding a contribution to a sum, per megabyte.
+    add_us_per_mb: float
+
+
+class Accelerator(NamedTuple):
+    """A GPU by its data sheet."""
+
+    name: str
+    source: str
+    flops_per_us: float
+    bytes_per_us: float
+    #: To and from another GPU.
+    link_bytes_per_us: float
+    #: Start of one kernel from Python.
+    launch_us: float
+    #: Kernels that a rule starts.
+    kernels_per_node: int
+
+
+H100 = Accelerator(
+    "H100 SXM",
+    "NVIDIA H100 data sheet: 989 TFLOPS TF32 with sparsity, hence 494 dense; 3.35 TB/s; NVLink "
+    "900 GB/s, hence 450 GB/s each way",
+    494e6,
+    3.35e6,
+    450e3,
+    10.0,
+    3,
+)

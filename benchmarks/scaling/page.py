@@ -1,0 +1,205 @@
+"""The page ``docs/scaling.md`` and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.scaling.costs import H100, Costs
+from benchmarks.scaling.experiments import GPU_BATCH
+from benchmarks.scaling.simulation import Outcome
+
+#: What is asked of the mixture and of the simulators at so many workers.
+ASKED_SHARE, ASKED_WORKERS = 0.9, 16
+ASKED_OF = ("mixture", "simulators")
+#: A coordinator that is busy for more of the time than this makes others wait.
+FULL = 0.9
+_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7")
+
+
+@dataclass
+class Results:
+    """All that one run found."""
+
+    machine: dict[str, str]
+    costs: Costs
+    about: dict[str, str] = field(default_factory=dict)
+    cpu: dict[str, list[Outcome]] = field(default_factory=dict)
+    gpu: dict[str, list[Outcome]] = field(default_factory=dict)
+    #: By the length of the Nodes in microseconds, and whether they may be put together.
+    saturation: dict[tuple[float, bool], list[Outcome]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+_INTRODUCTION = """\
+# Scaling, on paper
+
+Written by `scripts/simulate --write docs/scaling.md`. **A simulation, not a measurement of so many
+workers**: the machine at hand has two cores. Client, coordinator and workers are the real cores of
+`mpgrad.scheduler`, the plans are the real ones, and every message goes through the real codec; only
+time is computed.
+
+* The graphs are recorded by mpgrad from real forward passes, and each Node takes what it took here
+  in `local` mode (median of three backwards).
+* What the coordinator's core needs for each event is timed while the simulation runs it.
+* The other constants stand below, all measured by the command itself.
+* Assumed, and kinder than reality: each worker has a core and the memory bandwidth of a core that
+  is alone; coordinator and client have cores of their own; nothing else runs. A figure is for a
+  backward of a training loop long after its start, when every page of the arenas is mapped
+  everywhere; the *first* one is given beside it.
+* *Bound*: work / workers or the critical path, whichever is longer; expensive Nodes count on a path
+  without their weight gradients, which may run beside it. No schedule is faster, most graphs admit
+  none that is as fast: what has to run alone before and after a wide part is in neither term.
+* Speed-up is against one process that does nothing but the rules.
+"""
+
+
+def page(results: Results, picture: str = "") -> str:
+    """The page as Markdown."""
+    parts = [_INTRODUCTION, picture, "## In short\n", _verdicts(results)]
+    parts += ["## CPU workers\n"]
+    for name, outcomes in results.cpu.items():
+        parts += [f"### {name}\n", f"{results.about[name]}; {_size(outcomes[0])}.\n"]
+        parts.append(_table(outcomes))
+    parts += ["## Where the coordinator is full\n", _saturation(results)]
+    parts += ["## GPUs (a model)\n", _gpus(results)]
+    parts += ["## Constants\n", _constants(results)]
+    return "\n".join(part for part in parts if part)
+
+
+def _size(outcome: Outcome) -> str:
+    bound = outcome.bound
+    path_ms = bound.critical_path_us / 1e3
+    return f"{bound.work_us / 1e3:,.0f} ms of work, critical path {path_ms:,.0f} ms"
+
+
+def _verdicts(results: Results) -> str:
+    lines = []
+    for name in ASKED_OF:
+        for outcome in results.cpu.get(name, ()):
+            if outcome.workers == ASKED_WORKERS:
+                verdict = "reached" if outcome.share_of_bound >= ASKED_SHARE else "NOT reached"
+                lines.append(
+                    f"* {name}, {ASKED_WORKERS} workers: {outcome.share_of_bound:.1%} of the bound "
+                    f"({ASKED_SHARE:.0%} asked: {verdict})."
+                )
+    for (task_us, fuse), outcomes in results.saturation.items():
+        full = [outcome.workers for outcome in outcomes if outcome.coordinator_load > FULL]
+        where = f"is full at {full[0]} workers" if full else "is not full with any of these numbers"
+        how = "as the engine plans them" if fuse else "each a message of its own"
+        lines.append(f"* Nodes of {task_us / 1e3:g} ms, {how}: the coordinator {where}.")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---:"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    header = (
+        "workers", "tasks", "ms", "speed-up", "bound", "share of bound", "workers compute",
+        "coordinator busy", "us per task there", "first, ms",
+    )  # fmt: skip
+    return _rows(
+        header,
+        [
+            (
+                str(found.workers),
+                str(found.tasks),
+                f"{found.makespan_us / 1e3:,.1f}",
+                f"{found.speed_up:.2f}",
+                f"{found.bound.work_us / found.bound.makespan_us(found.workers):.2f}",
+                f"{found.share_of_bound:.1%}",
+                f"{found.worker_load:.0%}",
+                f"{found.coordinator_load:.1%}",
+                f"{found.coordinator_us_per_task:.0f}",
+                f"{found.first_us / 1e3:,.1f}",
+            )
+            for found in outcomes
+        ],
+    )
+
+
+def _saturation(results: Results) -> str:
+    about = (
+        "Independent Nodes of equal length, 40 for each worker: share of the time in which the "
+        "coordinator is busy, and share of the bound that is reached. *Alone*: each is a task, the "
+        "worst case; else the engine's own plan, which puts short ones together.\n"
+    )
+    counts = [found.workers for found in next(iter(results.saturation.values()))]
+    header = ["Nodes of", *(f"{count} workers" for count in counts)]
+    rows = [
+        [
+            f"{task_us / 1e3:g} ms{'' if fuse else ', alone'}",
+            *(f"{found.coordinator_load:.0%}, {found.share_of_bound:.0%}" for found in outcomes),
+        ]
+        for (task_us, fuse), outcomes in results.saturation.items()
+    ]
+    return about + "\n" + _rows(header, rows)
+
+
+def _gpus(results: Results) -> str:
+    about = (
+        f"Nothing of this was measured, and mpgrad has no GPU workers yet. Times come from a "
+        f"roofline of the {H100.name} ({H100.source}); every Node starts {H100.kernels_per_node} "
+        f"kernels of {H100.launch_us:g} us (assumed). Batches are {GPU_BATCH} times those above. "
+        f"Messages cost what they cost here.\n"
+    )
+    parts = [about]
+    for name, outcomes in results.gpu.items():
+        parts += [f"### {name}, {GPU_BATCH} x {results.about[name]}\n", _table(outcomes)]
+    return "\n".join(parts)
+
+
+def _constants(results: Results) -> str:
+    costs = results.costs
+    names = {
+        "wire_us": "a message to a receiver that is looking, us",
+        "asleep_us": "a message to one that sleeps, us",
+        "send_us": "processor time of a send, us",
+        "receive_us": "of taking a message, us",
+        "poll_us": "of looking for messages, us",
+        "codec_us": "of encoding or decoding, us",
+        "codec_us_per_kb": "and per kilobyte, us",
+        "task_us": "a worker's time for a task beside its rules, us",
+        "node_us": "and for each further Node, us",
+        "fetch_us_per_mb": "reading a gradient that another worker wrote, us per MB",
+        "touch_us_per_mb": "first touch of a page that others have used, us per MB",
+    }
+    figures = {**costs.messages._asdict(), **costs.worker._asdict()}
+    rows = [(text, f"{figures[name]:.1f}") for name, text in names.items()]
+    rows.append(("adding a contribution to a sum, us per MB", f"{costs.add_us_per_mb:.1f}"))
+    machine = "\n".join(f"* {name}: {text}" for name, text in results.machine.items())
+    return f"{machine}\n* this run: {results.seconds:.0f} s\n\n" + _rows(("cost", "here"), rows)
+
+
+def draw(results: Results, target: Path) -> str:
+    """Write the picture beside ``target``; the Markdown that shows it, if matplotlib is here."""
+    if find_spec("matplotlib") is None:
+        return ""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    for colour, (name, outcomes) in zip(_COLOURS, results.cpu.items(), strict=False):
+        workers = [found.workers for found in outcomes]
+        axes.plot(workers, [found.speed_up for found in outcomes], "o-", color=colour, label=name)
+        bounds = [
+            found.bound.work_us / found.bound.makespan_us(found.workers) for found in outcomes
+        ]
+        axes.plot(workers, bounds, ":", color=colour, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(workers, [str(count) for count in workers])
+    axes.set_yticks(ticks := [1, 2, 4, 8, 16, 32, 64], [str(tick) for tick in ticks])
+    axes.set_xlabel("CPU workers")
+    axes.set_ylabel("speed-up of one backward")
+    axes.set_title("Simulated scaling; dotted: the bound")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = target.with_suffix(".png")
+    figure.savefig(path, dpi=144, metadata={"Software": None})
+    return f"![Speed-up against workers]({path.name})\n"

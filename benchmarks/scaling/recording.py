@@ -1,0 +1,140 @@
+"""record(): a network's backward graph as mpgrad freezes it, and what its Nodes took here.
+
+The Nodes run in `local` mode, one after another; the profiler says how long each took. The planner
+gets what the cost model has learned from that, as it would in an engine.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import mpgrad as mg
+from benchmarks.scaling.networks import Network
+from mpgrad.autograd import costs
+from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.roots import gradient_edge
+from mpgrad.dispatch import OperatorNode
+from mpgrad.engine.handover import Handover
+from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.plan import plan
+
+#: Backwards that are timed; each Node counts with its median.
+ROUNDS = 3
+#: Workers of the plan whose packing is timed; more workers make no more than twice the tasks.
+PACKED_FOR = 16
+
+
+class Recording(NamedTuple):
+    """A graph and its figures; all sequences have one entry per Node of ``spec``."""
+
+    name: str
+    about: str
+    #: ``cost_us`` is what the planner believes.
+    spec: GraphSpec
+    #: What each Node really took here, in microseconds.
+    took_us: tuple[float, ...]
+    #: Floating-point operations of its matrix products, and bytes that it reads and writes.
+    flops: tuple[float, ...]
+    nbytes: tuple[float, ...]
+    #: What the client needs to pack one task, in microseconds.
+    pack_us: float
+
+    @property
+    def work_us(self) -> float:
+        """What one process needs for the rules."""
+        return sum(self.took_us)
+
+
+def record(network: Network, rounds: int = ROUNDS) -> Recording:
+    """Run ``network`` forward once and backward ``rounds`` times."""
+    with mg.Engine(mode="local"):
+        loss = network.loss()
+        runs = [_node_times(loss) for _ in range(rounds)]
+    frozen = _freeze(loss)
+    took = [0.0] * len(frozen.nodes)
+    ran = [index for index in frozen.spec.order if frozen.runs[index]]
+    for index, times in zip(ran, zip(*runs, strict=True), strict=True):
+        took[index] = median(times)
+    recording = Recording(
+        network.name,
+        network.about,
+        frozen.spec,
+        tuple(took),
+        tuple(map(_flops, frozen.nodes)),
+        tuple(map(_nbytes, frozen.nodes)),
+        _pack_us(frozen, rounds),
+    )
+    del loss, frozen
+    gc.collect()
+    return recording
+
+
+def _node_times(loss: Any) -> list[float]:
+    """Microseconds of each Node that ran, in the order in which they did."""
+    with mg.profiler.profile() as profile:
+        loss.backward(retain_graph=True)
+    return [event.time_range.elapsed_us() for event in profile.events() if event.sequence_nr >= 0]
+
+
+def _freeze(loss: Any) -> FrozenGraph:
+    seed = mg.ones_like(loss).numpy()
+    return freeze([gradient_edge(loss)], [seed], keep_graph=True, cost=costs.estimate)
+
+
+def _pack_us(frozen: FrozenGraph, rounds: int) -> float:
+    """Microseconds per task to pack its program; custom Functions cost what the others do."""
+    graph = PreparedGraph(frozen.spec, plan(frozen.spec, workers=PACKED_FOR))
+    packable = [
+        task
+        for task, members in enumerate(graph.plan.groups)
+        if all(
+            isinstance(frozen.nodes[member.node], OperatorNode) or not frozen.runs[member.node]
+            for member in members
+        )
+    ]
+    seconds = []
+    for _ in range(1 + rounds):
+        handover = Handover()
+        start = perf_counter()
+        for task in packable:
+            handover.programs(frozen, graph, range(task, task + 1), {})
+        seconds.append(perf_counter() - start)
+        handover.close()
+    return median(seconds[1:]) * 1e6 / max(len(packable), 1)
+
+
+# ----------------------------------------------------------------------- for other machines
+
+
+def _flops(node: Node) -> float:
+    """2 x (elements of the result) x (length of the sum) for each gradient of a matrix product."""
+    if not isinstance(node, OperatorNode):
+        return 0.0
+    result = _elements(node.input_metadata[0].shape)
+    shapes = [info.shape for info in node.input_info if info is not None and len(info.shape) >= 2]
+    wanted = sum(edge is not None for edge in node.next_edges[:2])
+    if node.operator.name in ("matmul", "linear"):
+        return 2.0 * result * shapes[0][-1] * wanted
+    if node.operator.name == "conv2d":
+        return 2.0 * result * _elements(shapes[-1][1:]) * wanted
+    return 0.0
+
+
+def _nbytes(node: Node) -> float:
+    """Gradients in and out, and the operator's inputs, each once."""
+    arrived = sum(_elements(meta.shape) * meta.dtype.itemsize for meta in node.input_metadata)
+    if not isinstance(node, OperatorNode):
+        return float(arrived)
+    inputs = [info for info in node.input_info if info is not None]
+    return float(arrived + 2 * sum(4 * _elements(info.shape) for info in inputs))
+
+
+def _elements(shape: Sequence[int]) -> int:
+    return math.prod(shape)

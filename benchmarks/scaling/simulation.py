@@ -1,0 +1,131 @@
+"""simulate(): a graph's backward on a machine that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from benchmarks.scaling.clock import Clock
+from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.processes import SESSION, ClientLoop, CoordinatorLoop, WorkerLoop
+from benchmarks.scaling.task_times import Bound, TaskTimes, Work, bound
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.plan import Plan, plan
+
+#: A training loop's backwards: the first one, when every page is new, and one long after it.
+BACKWARDS = 2
+
+
+class Outcome(NamedTuple):
+    """One backward of a training loop that has been running for a while."""
+
+    workers: int
+    tasks: int
+    bound: Bound
+    makespan_us: float
+    #: The first backward, when every page is new to every process.
+    first_us: float
+    #: Share of the makespan in which the coordinator was busy, and what it spent on one task.
+    coordinator_load: float
+    coordinator_us_per_task: float
+    #: Share of the makespan in which workers computed, on average.
+    worker_load: float
+    #: Measured microseconds of the coordinator's core per event.
+    core_us: Mapping[str, float]
+
+    @property
+    def speed_up(self) -> float:
+        """Against one process that does nothing but the rules."""
+        return self.bound.work_us / self.makespan_us
+
+    @property
+    def share_of_bound(self) -> float:
+        """1 is a perfect schedule with free messages."""
+        return self.bound.makespan_us(self.workers) / self.makespan_us
+
+
+def simulate(
+    spec: GraphSpec,
+    work: Work,
+    costs: Costs,
+    workers: int,
+    *,
+    pack_us: float,
+    planned: Plan | None = None,
+    backwards: int = BACKWARDS,
+) -> Outcome:
+    """Run ``backwards`` backwards of ``spec`` on ``workers`` workers.
+
+    Args:
+        spec: with the costs that the planner believes.
+        work: what the Nodes really take.
+        costs: of messages and processes.
+        workers: how many; the coordinator and the client have processors of their own.
+        pack_us: the client's time per task.
+        planned: another plan than the engine's.
+        backwards: how many before and with the one that counts.
+    """
+    planned = plan(spec, workers=workers) if planned is None else planned
+    times = TaskTimes(spec, planned, work)
+    clock = Clock()
+    coordinator = CoordinatorLoop(clock, costs)
+    writers: dict[tuple[int, int], str] = {}
+    loops = [WorkerLoop(clock, costs, f"w{slot}.1", coordinator) for slot in range(workers)]
+    for worker in loops:
+        worker.times, worker.writers = times, writers
+        coordinator.peers[worker.peer] = worker
+        coordinator.core.handle_event(ev.WorkerJoined(worker.peer))
+    client = ClientLoop(
+        clock, costs, coordinator, planned, times, workers, pack_us=pack_us, backwards=backwards
+    )
+    coordinator.peers[SESSION] = client
+    coordinator.core.handle_event(ev.SessionOpened(SESSION))
+
+    def warm_up() -> None:
+        for worker in loops:
+            worker.is_warm = True
+        for loop in (coordinator, *loops):
+            loop.busy_us = 0.0
+        for worker in loops:
+            worker.computing_us = 0.0
+
+    client.after_each = warm_up
+    client.begin()
+    clock.run()
+    if len(client.took_us) != backwards:
+        raise RuntimeError("the simulated backward never ended")
+    total, dispatched = client.took_us[-1], len(planned.tasks)
+    return Outcome(
+        workers,
+        len(planned.tasks),
+        bound(spec, work),
+        client.took_us[-1],
+        client.took_us[0],
+        coordinator.busy_us / total,
+        coordinator.busy_us / dispatched,
+        sum(worker.computing_us for worker in loops) / workers / total,
+        {
+            name: coordinator.seconds[name] / count * 1e6
+            for name, count in coordinator.events.items()
+        },
+    )
+
+
+def simulate_measured(
+    spec: GraphSpec,
+    work: Work,
+    costs: Costs,
+    workers: int,
+    *,
+    pack_us: float,
+    planned: Plan | None = None,
+) -> Outcome:
+    """As :func:`simulate`, with the time that the coordinator's core needs on this very graph.
+
+    A first run counts what the core needs per event, the second one uses it.
+    """
+    planned = plan(spec, workers=workers) if planned is None else planned
+    first = simulate(spec, work, costs, workers, pack_us=pack_us, planned=planned)
+    measured = costs._replace(core_us=first.core_us)
+    return simulate(spec, work, measured, workers, pack_us=pack_us, planned=planned)

@@ -1,0 +1,159 @@
+"""TaskTimes: how long each NodeTask of a plan computes, and what no number of workers can beat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from benchmarks.scaling.costs import Accelerator
+from benchmarks.scaling.recording import Recording
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
+from mpgrad.scheduler.plan import Member, Plan
+
+MB = 1 << 20
+
+
+class Work(NamedTuple):
+    """Per Node of a graph: the time of its rule, and that of adding up what flows into it."""
+
+    rule_us: tuple[float, ...]
+    #: Per megabyte; see ``Costs``.
+    add_us_per_mb: float
+
+    def node_us(self, spec: GraphSpec, contributions: Counter[tuple[int, int]], node: int) -> float:
+        """The whole Node, sums included."""
+        return self.rule_us[node] + sum(
+            self.adding_us(nbytes, contributions[node, input_nr])
+            for input_nr, nbytes in enumerate(spec.nodes[node].input_nbytes)
+        )
+
+    def adding_us(self, nbytes: int, count: int) -> float:
+        """Adding up ``count`` gradients."""
+        return max(count - 1, 0) * nbytes / MB * self.add_us_per_mb
+
+
+def cpu_work(recording: Recording, add_us_per_mb: float) -> Work:
+    """What was measured."""
+    return Work(recording.took_us, add_us_per_mb)
+
+
+def gpu_work(recording: Recording, gpu: Accelerator, batch: int) -> Work:
+    """By the roofline (Williams et al., 2009): starting kernels, arithmetic or memory, whichever
+    takes longest, for ``batch`` times as many images or tokens as were recorded."""
+    launch_us = gpu.kernels_per_node * gpu.launch_us
+    rule_us = tuple(
+        0.0
+        if node.is_sink
+        else max(launch_us, batch * flops / gpu.flops_per_us, batch * nbytes / gpu.bytes_per_us)
+        for node, flops, nbytes in zip(
+            recording.spec.nodes, recording.flops, recording.nbytes, strict=True
+        )
+    )
+    return Work(rule_us, 3 * MB / gpu.bytes_per_us)
+
+
+def count_contributions(spec: GraphSpec) -> Counter[tuple[int, int]]:
+    """How many gradients flow into each input."""
+    counts = Counter(spec.seeds)
+    for node in spec.nodes:
+        counts.update(target for target in node.edges if target is not None)
+    return counts
+
+
+class Bound(NamedTuple):
+    """What no schedule can beat."""
+
+    work_us: float
+    critical_path_us: float
+
+    def makespan_us(self, workers: int) -> float:
+        """The least time that ``workers`` may take."""
+        return max(self.work_us / workers, self.critical_path_us)
+
+
+def bound(spec: GraphSpec, work: Work) -> Bound:
+    """The work, and the longest path.
+
+    A Node whose weight gradients can be computed apart counts on a path with half its rule, as
+    ``scheduler.split`` has it; whether the plan splits it or not.
+    """
+    contributions = count_contributions(spec)
+    total, longest = 0.0, [0.0] * len(spec.nodes)
+    for index in reversed(spec.order):
+        node = spec.nodes[index]
+        whole = work.node_us(spec, contributions, index)
+        total += whole
+        behind = max((longest[target[0]] for target in node.edges if target), default=0.0)
+        own = whole - work.rule_us[index] / 2 if _has_halves(spec, node) else whole
+        longest[index] = own + behind
+    return Bound(total, max(longest, default=0.0))
+
+
+def _has_halves(spec: GraphSpec, node: NodeSpec) -> bool:
+    to_leaf = {spec.nodes[target[0]].is_sink for target in node.edges if target is not None}
+    return node.is_splittable and len(to_leaf) == 2
+
+
+class TaskTimes:
+    """What the tasks of ``plan`` take; same index."""
+
+    def __init__(self, spec: GraphSpec, plan: Plan, work: Work) -> None:
+        self._spec, self._work = spec, work
+        self._contributions = count_contributions(spec)
+        for task, members in zip(plan.tasks, plan.groups, strict=True):
+            for member in members:
+                if member.piece_of is not None:
+                    # The piece adds all but one of its places, which the Node need not any more.
+                    moved = sum(task.places) - 1
+                    self._contributions[member.node, member.piece_of] -= moved
+        self.us = [
+            sum(self._member_us(member, sum(task.places)) for member in members)
+            for task, members in zip(plan.tasks, plan.groups, strict=True)
+        ]
+        self.nodes = [len(members) for members in plan.groups]
+        #: Outputs that leave before the task ends: after how long, and which.
+        self.early = [
+            self._early(plan, task) if spec.publishes else []
+            for task, spec in enumerate(plan.tasks)
+        ]
+        self.output_nbytes = [
+            self._output_nbytes(members, len(task.outputs))
+            for task, members in zip(plan.tasks, plan.groups, strict=True)
+        ]
+
+    def _member_us(self, member: Member, places: int) -> float:
+        if member.piece_of is not None:
+            nbytes = self._spec.nodes[member.node].input_nbytes[member.piece_of]
+            return self._work.adding_us(nbytes, places)
+        whole = self._work.node_us(self._spec, self._contributions, member.node)
+        return whole / 2 if member.is_half else whole
+
+    def _early(self, plan: Plan, task: int) -> list[tuple[float, list[int]]]:
+        """As ``scheduler.progress``: before a member that says so, all that is there and new."""
+        outputs, ran_us = plan.tasks[task].outputs, 0.0
+        waiting: list[int] = []
+        found: list[tuple[float, list[int]]] = []
+        for member in plan.groups[task]:
+            waiting += [output for _, output in member.captures if outputs[output].task >= 0]
+            if member.publishes and waiting:
+                found.append((ran_us, waiting))
+                waiting = []
+            waiting += [
+                route
+                for route in member.routes
+                if isinstance(route, int) and outputs[route].task >= 0
+            ]
+            ran_us += self._member_us(member, sum(plan.tasks[task].places))
+        return found
+
+    def _output_nbytes(self, members: tuple[Member, ...], count: int) -> list[int]:
+        found = [0] * count
+        for member in members:
+            node = self._spec.nodes[member.node]
+            for target, route in zip(node.edges, member.routes, strict=False):
+                if isinstance(route, int) and target is not None:
+                    found[route] = self._spec.nodes[target[0]].input_nbytes[target[1]]
+            for input_nr, output in member.captures:
+                piece = input_nr if member.piece_of is None else member.piece_of
+                found[output] = node.input_nbytes[piece]
+        return found

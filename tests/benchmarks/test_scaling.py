@@ -1,0 +1,90 @@
+"""The simulation of many workers: no schedule beats its bound, and the same costs give the same."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
+from benchmarks.scaling.experiments import branches
+from benchmarks.scaling.simulation import Outcome, simulate
+from benchmarks.scaling.task_times import Work, bound
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
+from mpgrad.testing.random_graphs import random_graph
+
+FREE = Costs(MessageCosts(*[0.0] * 7), WorkerCosts(*[0.0] * 4), {}, 0.0)
+USUAL = Costs(
+    MessageCosts(8.0, 30.0, 3.0, 5.0, 3.0, 0.3, 3.5),
+    WorkerCosts(14.0, 7.0, 170.0, 800.0),
+    {"NodeTaskDone": 15.0},
+    25.0,
+)
+
+
+def chain(*costs: float, nbytes: int = 1 << 20) -> tuple[GraphSpec, Work]:
+    """Layers, each with a weight gradient that may be computed apart."""
+    layers = len(costs)
+    nodes = [
+        NodeSpec(
+            "layer",
+            layers - at,
+            ((at + 1, 0) if at + 1 < layers else None, (layers + at, 0)),
+            (nbytes,),
+            cost,
+            is_splittable=True,
+        )
+        for at, cost in enumerate(costs)
+    ]
+    nodes += [NodeSpec("leaf", 0, (), (nbytes,), 0.0, is_sink=True) for _ in costs]
+    captures = tuple((layers + at, 0) for at in range(layers))
+    spec = GraphSpec(tuple(nodes), ((0, 0),), captures, serial_order(nodes, ((0, 0),)))
+    return spec, Work(tuple(node.cost_us for node in nodes), 0.0)
+
+
+def run(graph: tuple[GraphSpec, Work], workers: int, costs: Costs = USUAL) -> Outcome:
+    return simulate(*graph, costs, workers, pack_us=5.0)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 16])
+def test_no_schedule_beats_the_bound(workers: int) -> None:
+    rng = Random(workers)
+    for _ in range(12):
+        spec = random_graph(rng, client_share=0.0).spec
+        # The planner's costs are wrong by up to half.
+        took = tuple(
+            0.0 if node.is_sink else node.cost_us * rng.uniform(0.5, 1.5) for node in spec.nodes
+        )
+        for costs in (FREE, USUAL):
+            outcome = run((spec, Work(took, costs.add_us_per_mb)), workers, costs)
+            assert 0.0 < outcome.share_of_bound <= 1.0 + 1e-9
+            assert outcome.first_us >= outcome.makespan_us * 0.9
+            assert outcome.worker_load <= 1.0 + 1e-9
+
+
+def test_the_same_costs_give_the_same_history() -> None:
+    graph = branches(300, 700.0, nbytes=1 << 16)
+    first, second = run(graph, 7), run(graph, 7)
+    assert first._replace(core_us={}) == second._replace(core_us={})
+
+
+def test_with_free_messages_equal_branches_reach_the_bound() -> None:
+    outcome = run(branches(64, 5000.0), 16, FREE)
+    assert outcome.share_of_bound > 0.99
+
+
+def test_messages_cost_something() -> None:
+    graph = branches(64, 1000.0)
+    assert run(graph, 16).makespan_us > run(graph, 16, FREE).makespan_us
+
+
+def test_a_chain_is_bounded_by_half_its_rules() -> None:
+    spec, work = chain(*[4000.0] * 8)
+    found = bound(spec, work)
+    assert (found.work_us, found.critical_path_us) == (32_000.0, 7 * 2000.0 + 4000.0)
+
+
+def test_weight_gradients_run_beside_the_chain() -> None:
+    outcome = run(chain(*[4000.0] * 8), 2)
+    assert outcome.speed_up > 1.5
+    assert outcome.share_of_bound > 0.85
