@@ -12,13 +12,13 @@ from typing import Any
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.modes.operator_mode import MODES
-from mpgrad.autograd.nodes.node import FREED_MESSAGE, InputMetadata, Node
+from mpgrad.autograd.nodes.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.autograd.views.view import share_memory
 from mpgrad.backends.cpu import CpuBackend
-from mpgrad.ops.registry import Operator, when_registered
+from mpgrad.ops.registry import Operator, Source, when_registered
 from mpgrad.storage import empty
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
@@ -34,17 +34,15 @@ class OperatorNode(Node):
     __slots__ = ("_saved", "has_packed", "input_info", "operator", "plain")
 
     def __init__(self, operator: Operator, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
-        edges = [
-            gradient_edge(value) if needed else None
-            for value, needed in zip(inputs, needs, strict=True)
-        ]
+        edges: list[Edge | None] = []
+        info: list[InputMetadata | None] = []
+        for value, needed in zip(inputs, needs, strict=True):
+            edges.append(gradient_edge(value) if needed else None)
+            info.append(metadata_of(value) if needed else None)
         super().__init__(edges)
         self.operator = operator
         #: For each input the metadata of its gradient, or None where it gets none.
-        self.input_info: tuple[InputMetadata | None, ...] = tuple(
-            metadata_of(value) if needed else None
-            for value, needed in zip(inputs, needs, strict=True)
-        )
+        self.input_info: tuple[InputMetadata | None, ...] = tuple(info)
         #: What the formulas ask for and is no tensor: shapes, dtypes, attributes, scalars.
         self.plain: dict[str, Any] = {}
         self._saved: dict[str, Any] | None = {}
@@ -155,9 +153,9 @@ def record_call(
     node.input_metadata = tuple(metadata_of(tensor) for tensor in differentiable)
     for output_nr, tensor in enumerate(differentiable):
         tensor._grad_fn, tensor._output_nr, tensor._requires_grad = node, output_nr, True
-    for name in operator.wanted_names(needs):
-        if not (results_follow and name in _RESULTS):
-            _save(node, name, inputs, outputs, attributes)
+    for source in operator.sources(needs):
+        if not (results_follow and source.kind in _RESULTS):
+            _save(node, source, inputs, outputs, attributes)
     if HOOKS.entered:
         node.note_hooks()
 
@@ -165,45 +163,45 @@ def record_call(
 def save_results(node: OperatorNode, outputs: list[Tensor]) -> None:
     """Save the outputs that the formulas ask for, where ``record_call`` had to leave that open."""
     needs = [info is not None for info in node.input_info]
-    for name in node.operator.wanted_names(needs):
-        if name in _RESULTS:
-            _save(node, name, (), outputs, {})
+    for source in node.operator.sources(needs):
+        if source.kind in _RESULTS:
+            _save(node, source, (), outputs, {})
     if HOOKS.entered:
         node.note_hooks()
 
 
 def _save(
     node: OperatorNode,
-    name: str,
+    source: Source,
     inputs: Sequence[Any],
     outputs: list[Tensor],
     attributes: dict[str, Any],
 ) -> None:
-    """Save the one thing called ``name`` that a formula asked for."""
-    operator, saved = node.operator, node.saved
-    if name in attributes:
-        node.plain[name] = attributes[name]
-    elif name == "result":
-        saved[name] = SavedTensor(outputs[0], is_output=True)
-    elif name == "results":
-        saved[name] = tuple(SavedTensor(tensor, is_output=True) for tensor in outputs)
-    elif name in operator.inputs:
-        value = _named_input(operator, name, inputs)
+    """Save the one thing that a formula asked for."""
+    name, kind, position = source
+    if kind == "attribute":
+        if name in attributes:
+            node.plain[name] = attributes[name]
+    elif kind == "result":
+        node.saved[name] = SavedTensor(outputs[0], is_output=True)
+    elif kind == "results":
+        node.saved[name] = tuple(SavedTensor(tensor, is_output=True) for tensor in outputs)
+    elif kind == "input":
+        value = _input_at(node.operator, position, inputs)
         if isinstance(value, Tensor):
-            saved[name] = SavedTensor(value, is_output=False)
+            node.saved[name] = SavedTensor(value, is_output=False)
         elif isinstance(value, tuple) and value:
-            saved[name] = tuple(
+            node.saved[name] = tuple(
                 SavedTensor(v, is_output=False) if isinstance(v, Tensor) else v for v in value
             )
         else:
             node.plain[name] = value
-    elif name.endswith(("_shape", "_dtype")):
-        base, _, what = name.rpartition("_")
-        node.plain[name] = _describe(_named_input(operator, base, inputs), what)
+    else:
+        node.plain[name] = _describe(_input_at(node.operator, position, inputs), kind)
 
 
-def _named_input(operator: Operator, name: str, inputs: Sequence[Any]) -> Any:
-    position = operator.inputs.index(name)
+def _input_at(operator: Operator, position: int, inputs: Sequence[Any]) -> Any:
+    """An input, or the tuple of all that a variadic one stands for; None for one left out."""
     if operator.variadic and position == len(operator.inputs) - 1:
         return tuple(inputs[position:])
     return inputs[position] if position < len(inputs) else None

@@ -39,7 +39,7 @@ This file knows neither Nodes nor arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Formula = Callable[..., Any]
 
@@ -54,6 +54,16 @@ _VARARGS = 0x04
 _listeners: list[Callable[[Operator], None]] = []
 
 _PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "index", "needs"})
+
+
+class Source(NamedTuple):
+    """Where something comes from that a formula asks for."""
+
+    name: str
+    #: "attribute", "input", "result", "results", or "shape" or "dtype" of an input.
+    kind: str
+    #: Which input; -1 for what is none.
+    position: int
 
 
 class Operator:
@@ -90,7 +100,9 @@ class Operator:
             self._wants["joint"] = _wanted(joint)
         #: All that any of the formulas asks forward for.
         self.wanted = frozenset[str]().union(*self._wants.values()) - _PASSED_BY_ENGINE
-        self._wanted_names: dict[tuple[bool, ...], tuple[str, ...]] = {}
+        self._sources: dict[tuple[bool, ...], tuple[Source, ...]] = {}
+        #: Whether a formula exists for each input (for a variadic one: for all of them).
+        self._differentiable = tuple(joint is not None or at in derivatives for at in self.inputs)
         self._check()
         #: Whether complex gradients are conjugated before and after. Formulas that ask for no
         #: values have real factors only, so that it would change nothing.
@@ -112,23 +124,38 @@ class Operator:
 
     def is_differentiable(self, position: int) -> bool:
         """Whether a formula exists for the input at ``position``."""
-        return self.joint is not None or self.input_name(position) in self.derivatives
+        last = len(self._differentiable) - 1
+        return self._differentiable[last if self.variadic and position > last else position]
 
     def input_name(self, position: int) -> str:
         last = len(self.inputs) - 1
         return self.inputs[min(position, last) if self.variadic else position]
 
-    def wanted_names(self, needs: Sequence[bool]) -> tuple[str, ...]:
+    def sources(self, needs: Sequence[bool]) -> tuple[Source, ...]:
         """What the formulas of the needed inputs ask for, in that order: all that forward saves."""
         key = tuple(needs)
-        found = self._wanted_names.get(key)
+        found = self._sources.get(key)
         if found is None:
             formulas = ["joint"] if self.joint is not None else self._needed_formulas(key)
             names = dict.fromkeys(name for formula in formulas for name in self._wants[formula])
-            found = tuple(name for name in names if name not in _PASSED_BY_ENGINE)
+            found = tuple(self._source(name) for name in names if name not in _PASSED_BY_ENGINE)
             if not self.variadic:  # there may be any number of inputs, and so of keys
-                self._wanted_names[key] = found
+                self._sources[key] = found
         return found
+
+    def wanted_names(self, needs: Sequence[bool]) -> tuple[str, ...]:
+        """The names of :meth:`sources`."""
+        return tuple([source.name for source in self.sources(needs)])
+
+    def _source(self, name: str) -> Source:
+        if name in self.attributes:
+            return Source(name, "attribute", -1)
+        if name in ("result", "results"):
+            return Source(name, name, -1)
+        if name in self.inputs:
+            return Source(name, "input", self.inputs.index(name))
+        base, _, what = name.rpartition("_")
+        return Source(name, what, self.inputs.index(base))
 
     def _needed_formulas(self, needs: tuple[bool, ...]) -> list[str]:
         inputs = [self.input_name(at) for at, needed in enumerate(needs) if needed]
@@ -142,7 +169,7 @@ class Operator:
         Args:
             xp: the array namespace.
             grads: gradients of the differentiable outputs, all defined.
-            saved: by name, everything in :meth:`wanted_names`, attributes included.
+            saved: by name, everything in :meth:`sources`, attributes included.
             needs: for each input, whether its gradient is wanted.
         """
         conjugates = self.conjugates and grads[0].dtype.kind == "c"
@@ -164,9 +191,8 @@ class Operator:
         return gradients
 
     def _call(self, key: str, formula: Formula, xp: Any, offered: dict[str, Any]) -> Any:
-        if self.elementwise:
-            return xp.blockwise(formula, *[offered[name] for name in self._wants[key]])
-        return formula(xp, **{name: offered[name] for name in self._wants[key]})
+        operands = [offered[name] for name in self._wants[key]]
+        return xp.blockwise(formula, *operands) if self.elementwise else formula(xp, *operands)
 
     def __repr__(self) -> str:
         return f"<operator {self.name}({', '.join(self.inputs)})>"
@@ -241,4 +267,6 @@ def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool, tup
 
 def _wanted(formula: Formula) -> tuple[str, ...]:
     code = formula.__code__
-    return code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    if code.co_kwonlyargcount:
+        raise ValueError("the parameters of a formula are positional")
+    return code.co_varnames[1 : code.co_argcount]
