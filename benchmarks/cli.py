@@ -61,7 +61,10 @@ def _figures(path: Path | None) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SystemExit(f"scripts/bench: cannot read {path}: {error}") from None
+        raise SystemExit(
+            f"scripts/bench: cannot read {path}: {error}; "
+            f"scripts/bench --write {path.with_suffix('.md')} makes it"
+        ) from None
     return found
 
 

@@ -33,6 +33,7 @@ PROCESS = "mpgrad process"
 LOCAL = "mpgrad local"
 TORCH_2 = "torch 2 threads"
 HIPS_1 = "HIPS autograd, 1 BLAS thread"
+HIPS_2 = "HIPS autograd, 2 BLAS threads"
 #: By norm. Another order of summation moves a few of the activations nearest to 0 across relu's
 #: kink, and each then adds its whole gradient or nothing.
 TOLERANCE = 1e-2
@@ -45,6 +46,7 @@ def branches(quick: bool) -> Generator[Case, None, None]:
         Target(PROCESS, TORCH_2, at_most=1.15),
         Target(PROCESS, LOCAL, at_least=1.7),
         Target(PROCESS, HIPS_1, at_least=2.5),
+        Target(PROCESS, HIPS_2, at_least=2.5),
     )
     shape = Perceptrons(8, 4, 512)
     yield from _backward("8 x 4 layers", shape, 2 if quick else 15, targets)
@@ -98,7 +100,7 @@ def _whole(name: str, shape: Perceptrons, rounds: int) -> Generator[Case, None, 
 def _peers(stack: ExitStack, shape: Perceptrons, *, is_whole: bool) -> list[Contender]:
     """HIPS autograd with one BLAS thread and with two, and jax."""
     contenders = []
-    for threads, name in ((1, HIPS_1), (_THREADS, "HIPS autograd, 2 BLAS threads")):
+    for threads, name in ((1, HIPS_1), (_THREADS, HIPS_2)):
         peer = stack.enter_context(PeerProcess(name, "autograd"))
         contenders.append(peer.contender("hips_autograd.perceptrons", shape, threads, is_whole))
     jax = stack.enter_context(PeerProcess("jax", "jax"))

@@ -33,7 +33,7 @@ _WHO = (
     ("HIPS autograd", "autograd", "hips"),
 )
 #: Rounds by number of nodes.
-_ROUNDS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
+_ROUNDS = {1_000: 5, 10_000: 3, 100_000: 2, 1_000_000: 1}
 _QUICK = (1_000, 10_000)
 #: The smallest graph whose bytes are shown.
 _BYTES_FROM = 100_000
