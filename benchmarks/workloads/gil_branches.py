@@ -99,7 +99,9 @@ def cases(quick: bool) -> Generator[Case, None, None]:
             loops = loops_for(grain.milliseconds)
             work = (BRANCHES, loops, grain.elements)
             contenders = _contenders(runners, grain, loops)
-            contenders += [peer.contender(program, *work) for peer, program in peers]
+            contenders += [
+                peer.contender(program, *work, repeats=grain.repeats) for peer, program in peers
+            ]
             rounds = 2 if quick else _TASK_SYSTEM_ROUNDS
             yield _case(grain, f"{grain.name}, task systems", contenders, (TORCH,), rounds)
 
