@@ -17,7 +17,10 @@ TASK_US = 120.0
 SUBMIT_US = 580.0
 #: How much better the prediction for ``process`` must be.
 MARGIN = 1.2
-
+#: Weight of the newest backward in what a mode takes; how many must have run in workers.
+NEWEST, SEEN_MIN = 0.3, 3
+#: Workers that were slower than predicted are tried again once in so many backwards.
+TRY_AGAIN_EVERY = 64
 
 MakePlan: TypeAlias = Callable[[FrozenGraph], Plan]
 
@@ -49,6 +52,42 @@ def choose(frozen: FrozenGraph, workers: int, plan: MakePlan) -> Choice:
     return Choice(
         "process", f"workers take about {predicted:.0f} us, this process {work_us:.0f} us"
     )
+
+
+class Experience:
+    """What the backwards of one graph took in each mode, by the clock; overrules a prediction."""
+
+    def __init__(self) -> None:
+        self._took_us: dict[str, float] = {}
+        self._seen: dict[str, int] = {}
+        self._overruled = 0
+
+    def note(self, mode: str, microseconds: float) -> None:
+        """One more backward, all of it but freezing and committing."""
+        seen = self._seen[mode] = self._seen.get(mode, 0) + 1
+        if seen <= 2:  # much is made in the first one that serves all others
+            self._took_us[mode] = microseconds
+        else:
+            self._took_us[mode] += NEWEST * (microseconds - self._took_us[mode])
+
+    def correct(self, choice: Choice, work_us: float) -> Choice:
+        """``choice``, or ``local`` where workers were predicted to be faster and were not.
+
+        They are tried again now and then: what slowed them down may have passed.
+
+        Args:
+            choice: what was predicted.
+            work_us: what this process would take, if it has not run the graph yet.
+        """
+        if choice.mode != "process" or self._seen.get("process", 0) < SEEN_MIN:
+            return choice
+        local_us, process_us = self._took_us.get("local", work_us), self._took_us["process"]
+        if process_us <= local_us:
+            return choice
+        self._overruled += 1
+        if self._overruled % TRY_AGAIN_EVERY == 0:
+            return choice
+        return Choice("local", f"workers took {process_us:.0f} us, this process {local_us:.0f} us")
 
 
 def predict_process_us(planned: Plan, workers: int) -> float:

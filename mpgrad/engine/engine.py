@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 from mpgrad import config
@@ -18,7 +19,7 @@ from mpgrad.autograd.freeze import FrozenGraph, freeze
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.engine.blas import blas_limit
-from mpgrad.engine.choice import Choice, choose
+from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.local import run_local
 from mpgrad.engine.placement import place
@@ -147,9 +148,10 @@ class Engine:
             _report(frozen, choice, self.cpu_workers)
         if choice.mode == "process":
             if self._effective_mode() == "process" or self._process.is_running:
-                return self._process.execute(frozen)
+                with self._timed("process", frozen):
+                    return self._process.execute(frozen)
             self._start_in_background()  # `auto` does not wait for it
-        with self._counted_locally():
+        with self._counted_locally(), self._timed("local", frozen):
             if len(frozen.nodes) >= HELD_ABOVE_NODES and has_only_operators(frozen):
                 with collector_held():
                     return run_local(frozen)
@@ -190,7 +192,21 @@ class Engine:
         mode = self._effective_mode()
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self.mode}")')
-        return choose(frozen, self.cpu_workers, self._process.plan)
+        choice = choose(frozen, self.cpu_workers, self._process.plan)
+        if choice.mode == "process" and frozen.may_recur:
+            graph = self._process.prepare(frozen)
+            return graph.experience.correct(choice, graph.plan.work_us)
+        return choice
+
+    @contextmanager
+    def _timed(self, mode: str, frozen: FrozenGraph) -> Iterator[None]:
+        """``auto`` remembers what a backward took, where one like it may come again."""
+        started = perf_counter()
+        yield
+        if self.mode == "auto" and frozen.may_recur:
+            took_us = (perf_counter() - started) * 1e6
+            if took_us >= WORTH_A_LOOK_US:
+                self._process.prepare(frozen).experience.note(mode, took_us)
 
     def _start_in_background(self) -> None:
         """Start the processes beside this and the next local backward."""

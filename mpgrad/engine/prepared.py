@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.engine.choice import Experience
 from mpgrad.engine.local import output_metadata
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import InnerTarget, Member, Plan
@@ -30,6 +31,7 @@ class PreparedGraph:
         #: Kept, so that its identity stands for it.
         self.spec = spec
         self.plan = plan
+        self.experience = Experience()
         self._wirings: list[tuple[bytes, ...] | None] = [None] * len(plan.tasks)
         self._uses = 0
 

@@ -234,9 +234,10 @@ class ProcessEngine:
 
     def plan(self, frozen: FrozenGraph) -> Plan:
         """The plan of a graph, from the cache if one like it ran before."""
-        return self._prepare(frozen).plan
+        return self.prepare(frozen).plan
 
-    def _prepare(self, frozen: FrozenGraph) -> PreparedGraph:
+    def prepare(self, frozen: FrozenGraph) -> PreparedGraph:
+        """What was made of a graph's tables, now or in an earlier step."""
         with self._plans_lock:
             return self._prepared.of(frozen.spec, may_recur=frozen.may_recur)
 
@@ -267,7 +268,7 @@ class ProcessEngine:
         handover.is_timed = profile is not None
         try:
             with self._session() as session:
-                graph = self._prepare(frozen)
+                graph = self.prepare(frozen)
                 planned = graph.plan
                 outcome, client = self._submit(session, frozen, graph, code, handover)
                 self._note(frozen, graph, handover, outcome)

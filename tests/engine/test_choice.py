@@ -9,7 +9,16 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph, freeze
-from mpgrad.engine.choice import MARGIN, WORTH_A_LOOK_US, choose, predict_process_us
+from mpgrad.engine.choice import (
+    MARGIN,
+    SEEN_MIN,
+    TRY_AGAIN_EVERY,
+    WORTH_A_LOOK_US,
+    Choice,
+    Experience,
+    choose,
+    predict_process_us,
+)
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import Plan, plan
 from mpgrad.tensor import gradient_edge
@@ -161,3 +170,41 @@ def test_explain_reads_well() -> None:
 def test_explain_wants_a_graph() -> None:
     with pytest.raises(RuntimeError, match="does not require grad"):
         mg.Engine("local").explain(mg.ones(1))
+
+
+PROCESS = Choice("process", "predicted")
+
+
+def experienced(process_us: float, local_us: float | None = None) -> Experience:
+    experience = Experience()
+    experience.note("process", 1e6)  # the first one, in which all is made
+    for _ in range(SEEN_MIN):
+        experience.note("process", process_us)
+    if local_us is not None:
+        experience.note("local", local_us)
+    return experience
+
+
+def test_workers_that_were_slower_than_this_process_are_not_chosen_again() -> None:
+    assert experienced(5000.0).correct(PROCESS, 4000.0).mode == "local"
+    assert experienced(5000.0).correct(PROCESS, 6000.0) is PROCESS
+    assert experienced(5000.0, local_us=4000.0).correct(PROCESS, 6000.0).mode == "local"
+    assert experienced(5000.0, local_us=6000.0).correct(PROCESS, 4000.0) is PROCESS
+
+
+def test_a_prediction_stands_while_little_is_known() -> None:
+    experience = Experience()
+    for _ in range(SEEN_MIN - 1):
+        experience.note("process", 5000.0)
+        assert experience.correct(PROCESS, 4000.0) is PROCESS
+    local = Choice("local", "predicted")
+    assert experienced(1.0).correct(local, 4000.0) is local
+
+
+def test_workers_are_tried_again_now_and_then_and_may_have_become_faster() -> None:
+    experience = experienced(5000.0)
+    chosen = [experience.correct(PROCESS, 4000.0).mode for _ in range(2 * TRY_AGAIN_EVERY)]
+    assert chosen.count("process") == 2
+    for _ in range(20):
+        experience.note("process", 1000.0)
+    assert experience.correct(PROCESS, 4000.0) is PROCESS
