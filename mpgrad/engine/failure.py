@@ -7,6 +7,7 @@ from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.errors import EngineClosed, SharedMemoryExhausted, TaskTimedOut, WorkerLost
 from mpgrad.scheduler.instructions import FailGraph
 from mpgrad.scheduler.plan import Plan
+from mpgrad.wire.programs import name_of
 from mpgrad.wire.remote_error import decode_error
 
 
@@ -58,4 +59,4 @@ def _names(frozen: FrozenGraph, planned: Plan, task: int) -> str:
     if task < 0:
         return "the backward could not be finished"
     nodes = [frozen.spec.nodes[member.node].name for member in planned.groups[task]]
-    return f"the task {' -> '.join(nodes)} could not be run"
+    return f"the task {name_of(nodes)} could not be run"

@@ -139,7 +139,8 @@ def _errors(graph: TracedGraph, plan: Plan) -> Iterator[tuple[int, int, int, int
             continue
         step = _first_raising(graph, plan.groups[task])
         if step is not None:
-            raised[task] = step, _published(plan.groups[task], step)
+            gives = not plan.tasks[task].on_client
+            raised[task] = step, _published(plan.groups[task], step) if gives else set()
             # Both halves of a Node may raise: the plan says which of them comes first.
             spec = plan.tasks[task]
             position = (spec.position, *spec.inner_positions)[step]
@@ -158,14 +159,12 @@ def _gives(plan: Plan, producer: int, task: int, raised: dict[int, tuple[int, se
 
 
 def _published(members: Sequence[Member], step: int) -> set[int]:
-    """Outputs that a task has published when its Node ``step`` raises."""
-    left: set[int] = set()
+    """Outputs that a worker has published when Node ``step`` of its task has raised: all so far."""
     published: set[int] = set()
-    for member in members[: step + 1]:
-        left.update(output for _, output in member.captures)
-        if member.publishes:
-            published = set(left)
-        left.update(route for route in member.routes if type(route) is int)
+    for at, member in enumerate(members[: step + 1]):
+        published.update(output for _, output in member.captures)
+        if at < step:
+            published.update(route for route in member.routes if type(route) is int)
     return published
 
 

@@ -133,7 +133,8 @@ def run_members(
         inputs: what flows in there.
         output_count: how many outputs the task has.
         on_node: is told of each Node before its rule runs.
-        on_publish: gets all outputs so far by number, where the plan says that they are published.
+        on_publish: gets all outputs so far by number, where the plan says that they are published,
+            and before a rule raises.
     """
     sums: list[list[Value | None]] = [
         [None] * len(graph.spec.nodes[member.node].input_nbytes) for member in members
@@ -146,7 +147,7 @@ def run_members(
     for at, member in enumerate(members):
         for input_nr, output in member.captures:
             outputs[output] = sums[at][input_nr]
-        if member.publishes:
+        if member.publishes or member.node in graph.raising:
             on_publish(dict(outputs))
         on_node(member.node)
         values = run_rule(graph, member.node, sums[at])

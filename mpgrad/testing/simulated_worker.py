@@ -254,7 +254,7 @@ class SimulatedWorker:
         _, _, graph, plan = self._world.expected.programs[number]
         count = 0
         for member in plan.groups[task]:
-            count += member.publishes
+            count += 1 if member.node in graph.raising else member.publishes
             if member.node in graph.raising:
                 break
         return count

@@ -7,6 +7,7 @@ differently for another memory layout.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -108,6 +109,18 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     is_timed: bool = False
     #: What the caller's ``np.errstate`` has changed, for as long as the task runs.
     numpy_errors: dict[str, str] = {}
+
+
+#: Nodes by which a task is named in messages; of longer ones the ends are.
+NAMED_MAX = 8
+
+
+def name_of(nodes: Sequence[str]) -> str:
+    """What a task is called in messages: its Nodes in the order in which they run."""
+    if len(nodes) <= NAMED_MAX:
+        return " -> ".join(nodes)
+    half = NAMED_MAX // 2
+    return " -> ".join([*nodes[:half], f"({len(nodes) - 2 * half} more)", *nodes[-half:]])
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -18,7 +18,7 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.wire.programs import decode_program
+from mpgrad.wire.programs import decode_program, name_of
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.workers.executor import Placement, Step, run_steps
 from mpgrad.workers.memory import WorkerMemory
@@ -69,11 +69,11 @@ class TaskRunner:
 
     def _try(self, dispatch: DispatchNodeTask) -> tuple[tuple[GradientRef, ...], int, bytes | None]:
         """Outputs and copied bytes, or the error; no reference to an array survives this frame."""
-        nodes = "a NodeTask"
+        steps: list[Step] = []
+        publication: Publication | None = None
         try:
             program = decode_program(self._memory.read_bytes(*dispatch.payload))
             steps = [self._rules.step(node) for node in program.nodes]
-            nodes = " -> ".join([step.name for step in steps])
             if program.checks_nan:
                 for step in steps:
                     step.blamed = step.name
@@ -88,6 +88,10 @@ class TaskRunner:
                 self._run_steps(steps, program.slots, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None
         except BaseException as error:  # sys.exit() too is the caller's, as in `local`
+            if publication is not None:
+                # What left before is good: behind it there may be an error that came first.
+                publication.publish()
+            nodes = name_of([step.name for step in steps]) or "a NodeTask"
             return (), 0, encode_error(error, f"{nodes} on {self._where}")
 
     def _run_steps(

@@ -16,6 +16,7 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import TensorHandle
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
+    NAMED_MAX,
     CaptureRule,
     FunctionRule,
     InlineArray,
@@ -31,6 +32,7 @@ from mpgrad.wire.programs import (
     encode_plain,
     encode_program,
     encode_wiring,
+    name_of,
 )
 from mpgrad.workers.memory import WorkerMemory, open_inline
 
@@ -98,6 +100,15 @@ def test_programs() -> None:
 def test_what_is_no_program(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="malformed task program"):
         decode_program(data)
+
+
+def test_long_tasks_are_named_by_their_ends() -> None:
+    assert name_of(["A", "B"]) == "A -> B"
+    nodes = [f"Node{at}" for at in range(1000)]
+    assert name_of(nodes[:NAMED_MAX]).count("Node") == NAMED_MAX
+    assert name_of(nodes).startswith("Node0 -> Node1 -> ")
+    assert "(992 more)" in name_of(nodes)
+    assert name_of(nodes).endswith("-> Node999")
 
 
 def test_wirings() -> None:
