@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -126,6 +127,12 @@ def simulate_measured(
     A first run counts what the core needs per event, the second one uses it.
     """
     planned = plan(spec, workers=workers) if planned is None else planned
-    first = simulate(spec, work, costs, workers, pack_us=pack_us, planned=planned)
+    # A full collection here walks the recorded models, which no coordinator has.
+    gc.collect()
+    gc.disable()
+    try:
+        first = simulate(spec, work, costs, workers, pack_us=pack_us, planned=planned)
+    finally:
+        gc.enable()
     measured = costs._replace(core_us=first.core_us)
     return simulate(spec, work, measured, workers, pack_us=pack_us, planned=planned)

@@ -29,26 +29,33 @@ FUSE_GROUP_BELOW_US = 400.0
 #: What one task costs beside its work: handing it over and hearing of its end, with everybody
 #: asleep in between (measured as the round trip of one task, ``scripts/bench transport``).
 MESSAGE_US = 650.0
+#: The same where more than two workers share it: most of it passes while they run what they have
+#: prefetched (``scripts/simulate``; from 100 to 200 it makes little difference).
+HIDDEN_MESSAGE_US = 200.0
 #: Bounds of the length of a chain that is one task, see chain_limit_us.
-CHAIN_MIN_US, CHAIN_MAX_US = 400.0, 20_000.0
+CHAIN_MIN_US, CHAIN_MAX_US = MESSAGE_US, 20_000.0
 #: The same of a chain of Nodes whose other halves fill the other workers, so that cutting it would
 #: balance nothing: so much is run again when its worker dies.
 SPINE_MAX_US = 100_000.0
 
 
-def chain_limit_us(spec: GraphSpec) -> float:
+def chain_limit_us(spec: GraphSpec, workers: int = 2) -> float:
     """How long a chain may become before it is cut.
 
     Cutting W of work into pieces of length b costs W / b messages; leaving them long costs, at the
-    end, about half a piece on a worker that has nothing else. The sum is least at sqrt(2 W m).
+    end, about half a piece on a worker that has nothing else. The sum is least at sqrt(2 W m). More
+    workers have less work each, and messages that disturb them less.
     """
     work_us = sum(node.cost_us for node in spec.nodes)
-    return min(max(math.sqrt(2.0 * work_us * MESSAGE_US), CHAIN_MIN_US), CHAIN_MAX_US)
+    message_us = MESSAGE_US
+    if workers > 2:
+        work_us, message_us = work_us * 2 / workers, HIDDEN_MESSAGE_US
+    return min(max(math.sqrt(2.0 * work_us * message_us), CHAIN_MIN_US), CHAIN_MAX_US)
 
 
-def group(spec: GraphSpec, *, fuse: bool) -> Grouping:
+def group(spec: GraphSpec, *, fuse: bool, workers: int = 2) -> Grouping:
     """Assign each node to a group; groups and their nodes are in serial order."""
-    grouping = Grouping(spec)
+    grouping = Grouping(spec, workers)
     for index in spec.order:
         grouping.place(index, grouping.home_for(index) if fuse else -1)
     return grouping
@@ -65,9 +72,9 @@ class Grouping:
         second: second halves of Nodes, which are there to run beside the first.
     """
 
-    def __init__(self, spec: GraphSpec) -> None:
+    def __init__(self, spec: GraphSpec, workers: int) -> None:
         self._spec = spec
-        self._chain_limit_us = chain_limit_us(spec)
+        self._chain_limit_us = chain_limit_us(spec, workers)
         self.producers: list[list[int]] = [[] for _ in spec.nodes]
         for index, node in enumerate(spec.nodes):
             for target in node.edges:

@@ -126,7 +126,7 @@ def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: i
     halved, origin = split(spec)
     if len(origin) == len(spec.nodes) or has_branches_for(spec, workers):
         halved, origin = spec, ()
-    grouping = group(halved, fuse=fuse)
+    grouping = group(halved, fuse=fuse, workers=workers)
     group_of, groups = grouping.group_of, grouping.groups
     if fuse and bundles:
         group_of, groups = bundle(halved, grouping, workers)
