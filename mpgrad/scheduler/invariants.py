@@ -181,6 +181,9 @@ def _check_counts(state: CoordinatorState, worker: MemberRecord) -> None:
         if not spec.is_short and spec.priority < behind:
             raise InvariantViolated(f"{worker.peer} was given a task that others should pass")
         behind = max(behind, spec.behind)
-    counted = (worker.suspects, worker.long, worker.behind)
-    if counted != (suspects, long, behind):
-        raise InvariantViolated(f"{worker.peer} holds {(suspects, long, behind)}, not {counted}")
+    load_us = sum([flight.cost_us for flight in worker.flights.values()])
+    publishing = sum([flight.publications > 0 for flight in worker.flights.values()])
+    counted = (worker.suspects, worker.long, worker.behind, worker.load_us, worker.publishing)
+    held = (suspects, long, behind, load_us, publishing)
+    if counted != held:
+        raise InvariantViolated(f"{worker.peer} holds {held}, not {counted}")

@@ -33,6 +33,10 @@ class Flight(NamedTuple):
     is_short: bool
     #: The longest path behind the task (see ``NodeTaskSpec``).
     behind: float = 0.0
+    #: Expected run time in microseconds.
+    cost_us: int = 0
+    #: How often it will still publish outputs before it ends.
+    publications: int = 0
 
     def owned(self) -> frozenset[Block]:
         """The blocks that its reply may name."""
@@ -69,6 +73,8 @@ class MemberRecord:
         #: How many of them are suspects, how many are not short, and the longest path behind one.
         self.suspects = self.long = 0
         self.behind = 0.0
+        #: Their expected run time in microseconds, and how many of them will still publish.
+        self.load_us = self.publishing = 0
         #: Blocks that its user code still looks at, with how often each was reported.
         self.kept: Counter[Block] = Counter()
         #: Why this worker is being killed; it gets no tasks any more. Set once, until it is dead.
@@ -82,6 +88,8 @@ class MemberRecord:
         self.flights[key] = flight
         self.suspects += flight.is_suspect
         self.long += not flight.is_short
+        self.load_us += flight.cost_us
+        self.publishing += flight.publications > 0
         self.behind = max(self.behind, flight.behind)
 
     def end(self, key: FlightKey) -> Flight:
@@ -89,6 +97,8 @@ class MemberRecord:
         flight = self.flights.pop(key)
         self.suspects -= flight.is_suspect
         self.long -= not flight.is_short
+        self.load_us -= flight.cost_us
+        self.publishing -= flight.publications > 0
         self.behind = max((left.behind for left in self.flights.values()), default=0.0)
         return flight
 
@@ -97,19 +107,27 @@ class MemberRecord:
         """Whether it may be given any task at all, and has none."""
         return not self.flights and self.hung is None
 
+    def note_publication(self, key: FlightKey) -> None:
+        """The task has published something, and goes on."""
+        flight = self.flights[key]
+        if flight.publications > 0:
+            self.flights[key] = flight._replace(publications=flight.publications - 1)
+            self.publishing -= flight.publications == 1
+
     def has_credit(self, *, for_suspect: bool, for_short: bool, priority: float) -> bool:
         """Whether it may be given one more task; a suspect needs a worker to itself.
 
         A long task does not wait at a worker where something more urgent will be ready when the
         worker has done what it holds: the rest of a chain would have to wait for it, or move to
-        another worker's cache.
+        another worker's cache. And nothing waits behind a task that still publishes: what it
+        publishes is for the others.
         """
         if self.hung is not None:
             return False
         held = len(self.flights)
         if held == 0:
             return True
-        if for_suspect or self.suspects:
+        if for_suspect or self.suspects or self.publishing:
             return False
         if for_short:
             return held < (WORKER_CREDIT if self.long else SHORT_CREDIT)
@@ -153,7 +171,8 @@ class Membership:
         """The least busy worker that may take a task.
 
         Among idle ones that is ``near``, which has just answered: it was probably its answer that
-        made the task ready, so what the task reads is in its cache. Else the lowest slot.
+        made the task ready, so what the task reads is in its cache. Else the lowest slot, or the
+        one that has less to do before.
         """
         nearest = self.members.get(near)
         if nearest is not None and nearest.is_worker and nearest.is_idle:
@@ -162,7 +181,10 @@ class Membership:
         # Once or twice per message, and over all workers: a plain loop.
         for worker in self._workers:
             held = len(worker.flights)
-            if held < fewest and worker.has_credit(
+            is_better = held < fewest or (
+                best is not None and held == fewest and worker.load_us < best.load_us
+            )
+            if is_better and worker.has_credit(
                 for_suspect=for_suspect, for_short=for_short, priority=priority
             ):
                 best, fewest = worker, held

@@ -63,8 +63,10 @@ class NodeTaskSpec(NamedTuple):
     is_short: bool = False
     #: Serial positions of the further Nodes: which of two errors is the first one.
     inner_positions: tuple[int, ...] = ()
-    #: True where some of its outputs are published before it ends.
-    publishes: bool = False
+    #: How often it publishes outputs before it ends.
+    publications: int = 0
+    #: Expected run time in microseconds.
+    cost_us: int = 0
     #: Length in microseconds of the longest path behind its end: of all that it makes ready by
     #: then, nothing is more urgent.
     behind: float = 0.0
@@ -141,7 +143,7 @@ def _plan(
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
     leaves_us = [
         [costs[at]] * len(outputs)
-        if spec.nodes[groups[at][0]].on_client
+        if spec.nodes[groups[at][0]].on_client or workers == 1
         else publish_early(spec.nodes, wiring.members[at], outputs, costs[at])
         for at, outputs in enumerate(wiring.outputs)
     ]
@@ -215,8 +217,9 @@ def _task_specs(
             unlocks=(successor[g],) if g in successor else (),
             is_short=costs[g] < SHORT_TASK_US,
             inner_positions=tuple(position[m.node] for m in wiring.members[g][1:]),
-            publishes=any(member.publishes for member in wiring.members[g]),
             behind=paths.behind[g],
+            publications=sum([member.publishes for member in wiring.members[g]]),
+            cost_us=int(costs[g]),
         )
         for g, nodes in enumerate(groups)
     ]

@@ -42,6 +42,7 @@ class Replies:
         if not all(0 <= number < count for number, _ in event.outputs):
             raise ProtocolError(f"{event.peer} published an output that its task does not have")
         flight.check_reply(member, tuple(ref for _, ref in event.outputs), ())
+        member.note_publication(key)
         if graph.phase is GraphPhase.RUNNING:
             published = graph.published.setdefault(key.task, set())
             fresh = {number: ref for number, ref in event.outputs if number not in published}

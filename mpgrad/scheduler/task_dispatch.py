@@ -65,7 +65,10 @@ class Dispatcher:
         inputs = buffer.inputs() if buffer is not None else ((),) * len(spec.places)
         published = graph.published.get(task)
         key = FlightKey(graph.number, task, graph.dispatch(task))
-        member.begin(key, Flight(blocks, inputs, is_suspect, spec.is_short, spec.behind))
+        flight = Flight(
+            blocks, inputs, is_suspect, spec.is_short, spec.behind, spec.cost_us, spec.publications
+        )
+        member.begin(key, flight)
         self._out.append(
             do.DispatchNodeTask(
                 member.peer,

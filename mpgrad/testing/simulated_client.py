@@ -356,7 +356,7 @@ def _publish_anywhere(planned: Plan, rng: Random) -> Plan:
         for task, members in zip(planned.tasks, planned.groups, strict=True)
     ]
     tasks = tuple(
-        task._replace(publishes=any(member.publishes for member in members))
+        task._replace(publications=sum(member.publishes for member in members))
         for task, members in zip(planned.tasks, groups, strict=True)
     )
     return planned._replace(tasks=tasks, groups=tuple(groups))

@@ -109,6 +109,26 @@ def test_progress_of_a_cancelled_graph_is_nothing(core: Core) -> None:
     assert len(core.leases) == 0
 
 
+def test_nothing_waits_behind_a_task_that_still_publishes(core: Core) -> None:
+    tasks = (
+        task(*(to(number) for number in range(1, 6)), publications=2, cost_us=9000),
+        *(task(to(CAPTURE, number), cost_us=1000) for number in range(5)),
+    )
+    (chain,) = core.submit(*tasks, captures=5)
+    given = progress(core, chain, (0, b"0"), (1, b"1"), (2, b"2"))
+    assert [(do_.peer, do_.task) for do_ in given] == [(SECOND, 1), (SECOND, 2)]
+    # Its last publication: now it may have a task to go on with.
+    given = progress(core, chain, (3, b"3"))
+    assert [(do_.peer, do_.task) for do_ in given] == [(FIRST, 3)]
+
+
+def test_a_task_is_prefetched_behind_the_shorter_one(core: Core) -> None:
+    tasks = [task(to(CAPTURE, number), cost_us=cost) for number, cost in enumerate((9, 2, 2))]
+    seeds = tuple((number, 0, 0, b"seed") for number in range(3))
+    given = core.submit(*tasks, captures=3, seeds=seeds)
+    assert [do_.peer for do_ in given] == [FIRST, SECOND, SECOND]
+
+
 # ----------------------------------------------------------------------- the plan
 
 
@@ -117,8 +137,8 @@ def test_the_halves_of_a_chain_are_one_task_that_publishes() -> None:
     critical = planned.groups[0]
     assert [member.is_half for member in critical] == [True, True, True, False]
     assert all(member.publishes for member in critical[:3])
-    assert planned.tasks[0].publishes
-    assert not any(task.publishes for task in planned.tasks[1:])
+    assert planned.tasks[0].publications == 3
+    assert not any(task.publications for task in planned.tasks[1:])
 
 
 def test_nothing_is_published_before_a_short_node() -> None:
@@ -130,4 +150,4 @@ def test_nothing_is_published_before_a_short_node() -> None:
 def test_results_of_the_caller_are_not_waited_for() -> None:
     planned = plan(layers(3, is_splittable=False, cost_us=2 * PUBLISH_BEFORE_US))
     assert [output.task for output in planned.tasks[0].outputs] == [CAPTURE] * 3
-    assert not planned.tasks[0].publishes
+    assert planned.tasks[0].publications == 0
