@@ -132,18 +132,26 @@ def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: i
     group_of, groups = grouping.group_of, grouping.groups
     if fuse and bundles:
         group_of, groups = bundle(halved, grouping, workers)
-    return _plan(halved, group_of, groups, origin)
+    return _plan(halved, group_of, groups, origin, publishes=workers > 1)
 
 
 def _plan(
-    spec: GraphSpec, group_of: list[int], groups: list[list[int]], origin: tuple[int, ...]
+    spec: GraphSpec,
+    group_of: list[int],
+    groups: list[list[int]],
+    origin: tuple[int, ...],
+    *,
+    publishes: bool,
 ) -> Plan:
-    """The plan of ``spec``; where Nodes are halved, ``origin`` says which one each was part of."""
+    """The plan of ``spec``; where Nodes are halved, ``origin`` says which one each was part of.
+
+    With ``publishes``, others get outputs of a task before it ends, if that is worth a message.
+    """
     wiring = _Wiring(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
     leaves_us = [
         [costs[at]] * len(outputs)
-        if spec.nodes[groups[at][0]].on_client or workers == 1
+        if spec.nodes[groups[at][0]].on_client or not publishes
         else publish_early(spec.nodes, wiring.members[at], outputs, costs[at])
         for at, outputs in enumerate(wiring.outputs)
     ]
