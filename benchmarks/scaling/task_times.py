@@ -113,7 +113,7 @@ class TaskTimes:
         self.nodes = [len(members) for members in plan.groups]
         #: Outputs that leave before the task ends: after how long, and which.
         self.early = [
-            self._early(plan, task) if spec.publishes else []
+            self._early(plan, task) if spec.publications else []
             for task, spec in enumerate(plan.tasks)
         ]
         self.output_nbytes = [
