@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -140,6 +141,15 @@ def freeze(
 COSTS_CHANGED = 0.1
 
 _memory = Memory()
+
+
+def _begin_anew_in_child() -> None:
+    # A thread that does not exist in the child may have been changing it.
+    global _memory
+    _memory = Memory()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)
 
 
 def _key(

@@ -7,7 +7,9 @@ restore "what was before" would undo each other, so one counter serves all threa
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,8 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 _lock = threading.Lock()
-_holders = 0
+#: How often each thread is inside.
+_holders: Counter[int] = Counter()
 _controllers: list[Any] | None = None
 _before: list[int] = []
 
@@ -23,18 +26,20 @@ _before: list[int] = []
 @contextmanager
 def blas_limit(threads: int) -> Iterator[None]:
     """Hold BLAS to ``threads`` threads in this process while any holder is inside."""
-    global _holders
+    thread = threading.get_ident()
     with _lock:
-        if _holders == 0:
+        if not _holders:
             _before[:] = [library.num_threads for library in _libraries()]
             _set([threads] * len(_before))
-        _holders += 1
+        _holders[thread] += 1
     try:
         yield
     finally:
         with _lock:
-            _holders -= 1
-            if _holders == 0:
+            _holders[thread] -= 1
+            if not _holders[thread]:
+                del _holders[thread]
+            if not _holders:
                 _set(_before)
 
 
@@ -51,3 +56,19 @@ def _set(threads: list[int]) -> None:
     for library, count in zip(_libraries(), threads, strict=True):
         if library.num_threads != count:
             library.set_num_threads(count)
+
+
+def _leave_others_in_child() -> None:
+    """Of the threads inside only the one that forked exists here, and nobody has the lock."""
+    global _lock
+    _lock = threading.Lock()
+    thread, was_limited = threading.get_ident(), bool(_holders)
+    own = _holders[thread]
+    _holders.clear()
+    if own:
+        _holders[thread] = own
+    elif was_limited:
+        _set(_before)
+
+
+os.register_at_fork(after_in_child=_leave_others_in_child)

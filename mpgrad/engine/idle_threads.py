@@ -59,3 +59,12 @@ def _others_wait() -> bool:
         for thread, frame in sys._current_frames().items()
         if thread != own
     )
+
+
+def _forget_lock_in_child() -> None:
+    # A thread that does not exist in the child may have it.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock_in_child)

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import io
 import logging
+import os
 import pickle
 import sys
 import threading
@@ -333,3 +334,12 @@ class _LeftOut:
 
 def _left_out(name: str) -> _LeftOut:
     return _LeftOut(name)
+
+
+def _forget_lock_in_child() -> None:
+    # A thread that does not exist in the child may have it.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock_in_child)
