@@ -19,6 +19,7 @@ from mpgrad.kill_points import parse_kill_points
 T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
+JOURNAL_MODES = ("errors", "always", "off")
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,19 @@ def parse_debug(text: str) -> int:
     return int(text)
 
 
+def parse_journal_mode(text: str) -> str:
+    """``errors``, ``always`` or ``off``."""
+    mode = text.lower()
+    if mode not in JOURNAL_MODES:
+        raise ValueError(f"expected one of {', '.join(JOURNAL_MODES)}")
+    return mode
+
+
+def parse_directory(text: str) -> str:
+    """A directory; ``~`` is the user's home."""
+    return os.path.abspath(os.path.expanduser(text))
+
+
 ENGINE: Setting[str] = Setting(
     "MPGRAD_ENGINE",
     "auto",
@@ -152,8 +166,35 @@ KILL: Setting[str] = Setting(
     "nobody dies",
 )
 
+JOURNAL: Setting[str] = Setting(
+    "MPGRAD_JOURNAL",
+    "errors",
+    parse_journal_mode,
+    "`errors`, `always`, `off`",
+    "When a process of the engine writes its last events to a file: after an internal error, also "
+    "when it ends, or never. `mpgrad replay FILE` runs them again.",
+    "`errors`",
+)
+JOURNAL_DIR: Setting[str | None] = Setting(
+    "MPGRAD_JOURNAL_DIR",
+    None,
+    parse_directory,
+    "a directory",
+    "Where these files go.",
+    "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
+)
+
 #: All settings, in the order in which the table shows them.
-SETTINGS: tuple[Setting[Any], ...] = (ENGINE, CPU_WORKERS, GPUS, SHM_LIMIT, DEBUG, KILL)
+SETTINGS: tuple[Setting[Any], ...] = (
+    ENGINE,
+    CPU_WORKERS,
+    GPUS,
+    SHM_LIMIT,
+    DEBUG,
+    JOURNAL,
+    JOURNAL_DIR,
+    KILL,
+)
 
 
 def engine_mode() -> str:
@@ -184,6 +225,17 @@ def debug() -> int:
 def kill() -> str:
     """MPGRAD_KILL, empty while unset."""
     return KILL.get()
+
+
+def journal() -> str:
+    """MPGRAD_JOURNAL: ``errors``, ``always`` or ``off``."""
+    return JOURNAL.get()
+
+
+def journal_directory() -> str:
+    """MPGRAD_JOURNAL_DIR, else the XDG base directory for state."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return JOURNAL_DIR.get() or parse_directory(os.path.join(state, "mpgrad"))
 
 
 def default_cpu_workers() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import shutil
+import sys
 import time
 from typing import Any
 
@@ -19,13 +20,18 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.journal import AllocatorRecorder
 from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.segment import Segment
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Hub
+
+#: The journal keeps no longer text.
+OUTPUT_KEPT_BYTES = 16 * 1024
 
 
 class Coordinator:
@@ -38,7 +44,10 @@ class Coordinator:
             os.fstat(setup.engine_arena_fd).st_size, setup.shm_limit, "engine arena"
         )
         segment = Segment.attach(os.dup(setup.engine_arena_fd))
-        self._state = CoordinatorState(Backing(segment, self._arena, map_here=False))
+        recorder = AllocatorRecorder(Backing(segment, self._arena, map_here=False))
+        self._state = state = CoordinatorState(recorder)
+        self.journal = JournalKeeper(setup.journal, "coordinator", "")
+        self._handle_event = self.journal.keep(state.handle_event, state.tables, recorder)
         #: Lanes on which a worker has said Hello; it is ready when it has on all of them.
         self._greeted: dict[str, set[str]] = {}
         #: Sessions that wait for their Welcome until the workers are ready.
@@ -69,6 +78,12 @@ class Coordinator:
             for peer in self._hub.flush():
                 self._on_unreachable(peer)
 
+    def on_error(self, error: BaseException) -> None:
+        """Something that must not happen ends this process, or a peer: leave a trace."""
+        where = self.journal.on_error(error)
+        text = f"mpgrad: the coordinator (pid {os.getpid()}) met an internal error: {error}."
+        print(f"{text} {where}", file=sys.stderr, flush=True)
+
     def close(self) -> None:
         """Let the workers go, and remove the socket directory."""
         for peer in self._greeted:
@@ -94,7 +109,10 @@ class Coordinator:
             elif from_client and arrival.peer in self._sessions:
                 self._on_client_message(message)
             elif not from_client and self._is_ready(arrival.peer):
-                self._handle(message)
+                if isinstance(message, ev.OutputEmitted):
+                    self._forward_output(message)
+                else:
+                    self._handle(message)
         except (ProtocolError, InvariantViolated, LookupError) as error:
             # LookupError: a task, slot or place that the sender's own tables do not have.
             self._cut_off(arrival, error)
@@ -158,7 +176,17 @@ class Coordinator:
         self._hub.send(CLIENT, peer, encode(schema.Processes(peer, pids, restarts, figures)))
 
     def _handle(self, event: Any) -> None:
-        for instruction in self._state.handle_event(event):
+        self._perform(self._handle_event(event))
+
+    def _forward_output(self, event: ev.OutputEmitted) -> None:
+        """What a worker printed; very long texts are not kept."""
+        if len(event.data) > OUTPUT_KEPT_BYTES:
+            self._perform(self.journal.handle_unrecorded(event, self._state.handle_event))
+        else:
+            self._handle(event)
+
+    def _perform(self, instructions: list[do.CoordinatorInstruction]) -> None:
+        for instruction in instructions:
             if isinstance(instruction, do.StartWorker):
                 self._start_worker(instruction.slot)
             elif isinstance(instruction, do.FenceWorker):
@@ -218,6 +246,8 @@ class Coordinator:
         self._handle(ev.SessionClosed(peer))
 
     def _cut_off(self, arrival: Arrival, error: Exception) -> None:
+        if not isinstance(error, ProtocolError):
+            self.on_error(error)  # tables that contradict themselves, or a bug
         if arrival.lane == CLIENT:
             if arrival.peer in self._sessions:
                 refusal = schema.Refused(arrival.peer, f"protocol error: {error}")

@@ -15,6 +15,7 @@ from mpgrad.coordinator.watchdog import Sight
 from mpgrad.exits import describe_exit
 from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
 from mpgrad.shm.status_board import StatusBoard
+from mpgrad.wire.journal_keeper import words_about
 from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
 
 #: Workers that may die in a row before they are ready, by their own fault and by SIGKILL, which
@@ -94,6 +95,7 @@ class Supervisor:
                 board_fd=self.board.fd,
                 slot=worker.slot,
                 environment=setup.worker_environment,
+                journal=setup.journal,
                 kill=setup.kill,
             ),
         )
@@ -148,6 +150,8 @@ class Supervisor:
         status = worker.process.wait()
         is_killed = status == -signal.SIGKILL
         cause = _describe(worker, status)
+        if trace := words_about(self._setup.journal, "worker", worker.process.pid):
+            cause = f"{cause}. {trace}"
         if worker.peer in self._joined:
             self._joined.discard(worker.peer)
             running = self.board.read(worker.slot)

@@ -56,6 +56,9 @@ class Engine:
         task_timeout: seconds that a worker may take for one NodeTask. If it takes longer, the
             worker is killed and the task run again; the second time the backward fails with
             ``errors.TaskTimedOut``. What runs in this process is not limited. Default: no limit.
+        journal: when the engine's processes write their last events to a file for ``mpgrad
+            replay``: after internal "errors", "always" (also when they end), or "off". Default:
+            MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR says where.
 
     Raises:
         ValueError: an argument is out of range.
@@ -71,6 +74,7 @@ class Engine:
         blas_threads: int = 1,
         recover: str = "worker",
         task_timeout: float | None = None,
+        journal: str | None = None,
     ) -> None:
         self.mode = config.engine_mode() if mode is None else mode
         _check_choice("mode", self.mode, _MODES)
@@ -89,6 +93,9 @@ class Engine:
             raise RuntimeError(
                 f'Engine(mode="process") needs Linux; this is {sys.platform}. Use mode="local".'
             )
+        journal = config.journal() if journal is None else journal
+        _check_choice("journal", journal, config.JOURNAL_MODES)
+        self._journal = journal
         self._process = self._new_process_engine()
         self._local_count = 0
         self._local_failed = 0
@@ -130,6 +137,7 @@ class Engine:
             self.blas_threads,
             recover=self.recover,
             task_timeout_s=self.task_timeout,
+            journal=self._journal,
         )
 
     def _restart_in_child(self) -> None:

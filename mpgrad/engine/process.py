@@ -74,8 +74,9 @@ class ProcessEngine:
         *,
         recover: str = "worker",
         task_timeout_s: float | None = None,
+        journal: str = "errors",
     ) -> None:
-        self._arguments = (cpu_workers, shm_limit, blas_threads)
+        self._arguments = (cpu_workers, shm_limit, blas_threads, journal)
         self._blas_threads = blas_threads
         self._recover, self._task_timeout_s = recover, task_timeout_s
         self._has_started = False

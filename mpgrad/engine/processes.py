@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mpgrad import config
 from mpgrad.engine.descriptors import FOR_ENGINE, require_descriptors, require_hard_limit
 from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
@@ -16,7 +17,8 @@ from mpgrad.kill_points import Passages, kill_points
 from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.environment import capture_environment
-from mpgrad.wire.setup import CoordinatorSetup, send_setup, spawn
+from mpgrad.wire.journal_keeper import words_about
+from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, send_setup, spawn
 from mpgrad.wire.socket_directory import SocketDirectory
 
 #: Address space of the engine's arena; pages exist only where something was written.
@@ -33,6 +35,7 @@ class CoordinatorProcess:
         shm_limit: bytes that the engine's arena may hold.
         blas_threads: BLAS threads in each worker.
         task_timeout_s: seconds that one NodeTask may take; None for ever.
+        journal: when its processes write their journals, see ``MPGRAD_JOURNAL``.
         kill: kill points, see ``mpgrad.kill_points``.
     """
 
@@ -41,9 +44,11 @@ class CoordinatorProcess:
         cpu_workers: int,
         shm_limit: int,
         blas_threads: int,
+        journal: str,
         kill: str = "",
         task_timeout_s: float | None = None,
     ) -> None:
+        self.journal = JournalPlan(journal, config.journal_directory())
         self.passages = Passages(kill_points(kill, "client"))
         self._kill, self._task_timeout_s = kill, task_timeout_s
         self.token = secrets.token_bytes(32)
@@ -97,10 +102,16 @@ class CoordinatorProcess:
                 executable=sys.executable,
                 python_path=python_path,
                 task_timeout_s=self._task_timeout_s,
+                journal=self.journal,
                 kill=self._kill,
             ),
         )
         return process
+
+    def last_words(self) -> str:
+        """Where it has written down what happened, if it has."""
+        words = words_about(self.journal, "coordinator", self.pid)
+        return f" {words}" if words else ""
 
     def is_alive(self) -> bool:
         return not self._is_killed and self._process.poll() is None

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from mpgrad.engine.processes import CoordinatorProcess
-from mpgrad.errors import CoordinatorLost, EngineClosed
+from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -23,6 +23,7 @@ from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.doomed import DoomedSpoke
+from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.output import WARNING, show_output
 from mpgrad.wire.transport import Spoke
 from mpgrad.wire.zeromq import ZmqSpoke
@@ -47,6 +48,8 @@ class Session:
         self.peer = peer
         self.coordinator = coordinator
         self._state = ClientState(peer)
+        self._journal = JournalKeeper(coordinator.journal, "client", peer)
+        self._recorded = self._journal.keep(self._state.handle_event, self._state)
         self._spoke: Spoke = ZmqSpoke.session(coordinator.directory, peer)
         if coordinator.passages:
             self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
@@ -88,7 +91,8 @@ class Session:
         """
         graph = submission.graph
         self._run_task[graph] = run_task
-        self._state.submit(submission)
+        # Without its tables, which the journal would keep alive.
+        self._handle(submission._replace(tasks=(), seeds=()))
         interrupts = 0
         try:
             with self._interrupted.deferred():
@@ -102,7 +106,7 @@ class Session:
                         if interrupts > 1:
                             self.coordinator.kill()
                             raise
-                        self._send(*self._state.cancel(graph))
+                        self._send(*self._handle(ev.GraphCancelled(self.peer, graph)))
             if interrupts:
                 raise KeyboardInterrupt
             if failure is not None:
@@ -128,7 +132,7 @@ class Session:
             for extension in extensions:
                 self._send(extension)
         except Exception as error:
-            self._send(*self._state.cancel(graph))
+            self._send(*self._handle(ev.GraphCancelled(self.peer, graph)))
             return error
         return None
 
@@ -147,26 +151,37 @@ class Session:
                 raise EngineClosed("the engine was closed while a backward was running")
             raise CoordinatorLost(
                 f"{self.coordinator.cause_of_death()} while a backward was running; no .grad was "
-                "changed. The next backward starts a new one."
+                f"changed. The next backward starts a new one.{self.coordinator.last_words()}"
             )
 
     def _receive(self, message: Any) -> list[Any]:
         if isinstance(message, schema.Refused):
             raise EngineClosed(message.reason)
+        if isinstance(message, do.ForwardOutput):
+            self._show(message)
+            return []
         if isinstance(message, schema.Welcome | schema.Processes):
             self._answers.append(message)
             return []
         replies: list[Any] = []
-        for instruction in self._state.handle_event(message):
-            if isinstance(instruction, do.ForwardOutput):
-                self._show(instruction)
-            elif isinstance(instruction, do.ExecuteNodeTask):
+        for instruction in self._handle(message):
+            if isinstance(instruction, do.ExecuteNodeTask):
                 dispatch = instruction.dispatch
                 reply = self._run_task[dispatch.name](dispatch)
-                replies += self._state.handle_event(ev.NodeTaskFinished(reply))
+                replies += self._handle(ev.NodeTaskFinished(reply))
             else:
                 replies.append(instruction)
         return replies
+
+    def _handle(self, event: Any) -> list[Any]:
+        """What this session's core says to ``event``; if it cannot, that is a bug."""
+        try:
+            return self._recorded(event)
+        except Exception as error:
+            where = self._journal.on_error(error)
+            raise InvariantViolated(
+                f"session {self.peer} met an internal error: {error}. {where}"
+            ) from error
 
     def _show(self, output: do.ForwardOutput) -> None:
         """Show what a worker printed or logged; keep warnings, which user filters may raise."""
@@ -202,6 +217,7 @@ class Session:
         self._send(schema.StopEngine(self.peer))
 
     def close(self) -> None:
+        self._journal.on_end()
         self._spoke.close()
         os.close(self._pidfd)
 

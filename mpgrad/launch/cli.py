@@ -1,4 +1,5 @@
-"""The command ``mpgrad``: reads its arguments and hands over to ``demo``, ``run`` or ``doctor``."""
+"""The command ``mpgrad``: reads its arguments and hands over to ``demo``, ``run``, ``replay`` or
+``doctor``."""
 
 from __future__ import annotations
 
@@ -48,6 +49,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv")
     run.set_defaults(perform=_run)
 
+    replay = commands.add_parser(
+        "replay", help="run the journal of a process again, and compare what its core decided"
+    )
+    replay.add_argument("file", help="a .journal file; the error message that led here names it")
+    replay.add_argument(
+        "--last", type=int, default=20, metavar="N", help="events to print (default: 20; 0: none)"
+    )
+    replay.set_defaults(perform=_replay)
+
     doctor = commands.add_parser("doctor", help="say whether worker processes can run here")
     doctor.set_defaults(perform=_doctor)
     return parser
@@ -75,6 +85,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from mpgrad.launch import doctor
 
     return doctor.main()
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from mpgrad.launch import replay
+
+    return replay.main(options.file, options.last)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -25,20 +25,20 @@ class ClientState:
         #: Running graphs that the caller no longer wants: none of their tasks begins any more.
         self._cancelled: set[int] = set()
 
-    def submit(self, event: ev.GraphSubmitted) -> ev.GraphSubmitted:
-        """Note a graph that is about to be sent."""
-        self.running.append(event.graph)
-        return event
+    def handle_event(self, event: Any) -> list[Any]:
+        """What to do about the caller's wish, a message of the coordinator, or a task that was run.
 
-    def cancel(self, graph: int) -> list[ev.GraphCancelled]:
-        """What to send so that ``graph`` ends early; its end is reported all the same."""
-        if graph not in self.running:
+        Of a graph that is submitted it need know only the name: the shell sends the tables. The
+        end of one that is cancelled is reported all the same.
+        """
+        if isinstance(event, ev.GraphSubmitted):
+            self.running.append(event.graph)
             return []
-        self._cancelled.add(graph)
-        return [ev.GraphCancelled(self.peer, graph)]
-
-    def handle_event(self, event: Any) -> list[do.ExecuteNodeTask | do.Reply | do.ForwardOutput]:
-        """What to do about a message from the coordinator, or about a task that was run."""
+        if isinstance(event, ev.GraphCancelled):
+            if event.graph not in self.running:
+                return []
+            self._cancelled.add(event.graph)
+            return [event]
         if isinstance(event, do.DispatchNodeTask):
             if event.name in self._cancelled:
                 return [ev.NodeTaskDropped(self.peer, event.graph, event.task, event.attempt)]
@@ -55,8 +55,6 @@ class ClientState:
             self._cancelled.discard(event.graph)
             self.outcomes[event.graph] = event
             return []
-        if isinstance(event, do.ForwardOutput):
-            return [event]
         if isinstance(event, do.CancelGraph):
             return []  # a task that has begun is always finished and answered
         raise InvariantViolated(f"a client cannot handle {type(event).__name__}")

@@ -38,13 +38,21 @@ Instruction = do.CoordinatorInstruction
 
 
 class CoordinatorState:
-    """GraphTasks, the ReadyQueue, leases and members, behind one entry: :meth:`handle_event`."""
+    """GraphTasks, the ReadyQueue, leases and members, behind one entry: :meth:`handle_event`.
 
-    def __init__(self, allocator: BlockAllocator) -> None:
-        self._tables = tables = CoordinatorTables(allocator)
+    Args:
+        allocator: decides where blocks lie.
+        tables: go on with these (a copy that was made earlier) instead of empty ones.
+    """
+
+    def __init__(self, allocator: BlockAllocator, tables: CoordinatorTables | None = None) -> None:
+        if tables is None:
+            tables = CoordinatorTables(allocator)
+        else:
+            tables.leases.use(allocator)
+        self.tables = tables
         self.graphs, self.ready, self._out = tables.graphs, tables.ready, tables.out
         self.leases, self.membership = tables.leases, tables.membership
-        self.graph_of = tables.graph_of
         self._endings = GraphEndings(tables)
         self._dispatcher = Dispatcher(tables, self._endings)
         replies = Replies(tables, self._endings, self._dispatcher)
@@ -89,27 +97,27 @@ class CoordinatorState:
     def _on_graph_submitted(self, event: ev.GraphSubmitted) -> None:
         if self.membership.get(event.peer) is None:
             return
-        if self._tables.graph_of(event.peer, event.graph) is not None:
+        if self.tables.graph_of(event.peer, event.graph) is not None:
             raise ProtocolError(f"{event.peer} submitted graph {event.graph} twice")
-        graph = self._tables.add_graph(event.peer, event.graph, event.depth, event.capture_count)
+        graph = self.tables.add_graph(event.peer, event.graph, event.depth, event.capture_count)
         self._dispatcher.enqueue(graph, graph.extend(event.tasks, event.is_whole, event.done))
         for task, slot, place, ref in event.seeds:
             if graph.deliver(task, slot, place, ref):
                 self._dispatcher.enqueue(graph, [task])
-        if self._tables.unavailable is not None and not self.membership.workers():
-            self._endings.drain(graph, "lost", -1, self._tables.unavailable.encode())
+        if self.tables.unavailable is not None and not self.membership.workers():
+            self._endings.drain(graph, "lost", -1, self.tables.unavailable.encode())
             self._endings.close_if_drained(graph)
         self._endings.complete_if_done(graph)
 
     def _on_graph_extended(self, event: ev.GraphExtended) -> None:
-        graph = self._tables.graph_of(event.peer, event.graph)
+        graph = self.tables.graph_of(event.peer, event.graph)
         if graph is not None and graph.phase is GraphPhase.RUNNING:
             self._dispatcher.enqueue(graph, graph.extend(event.tasks, event.is_whole))
             self._endings.complete_if_done(graph)
             self._endings.close_if_drained(graph)
 
     def _on_graph_cancelled(self, event: ev.GraphCancelled) -> None:
-        graph = self._tables.graph_of(event.peer, event.graph)
+        graph = self.tables.graph_of(event.peer, event.graph)
         if graph is not None:
             self._endings.drain(graph, "cancelled", -1, b"cancelled by the caller")
             self._endings.close_if_drained(graph)

@@ -41,6 +41,10 @@ class LeaseTable:
         self._holders[block] = 1
         return block
 
+    def use(self, allocator: BlockAllocator) -> None:
+        """From now on ask ``allocator``, which knows the live blocks."""
+        self._allocator = allocator
+
     def is_live(self, block: Block) -> bool:
         return block in self._holders
 

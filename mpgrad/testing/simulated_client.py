@@ -123,7 +123,8 @@ class SimulatedClient:
             is_whole=len(cuts) == 1,
             done=done,
         )
-        self._send(self.core.submit(submitted))
+        self.core.handle_event(submitted)
+        self._send(submitted)
         for start, end in pairwise(cuts):
             part = tuple(tasks[start:end])
             self._send(ev.GraphExtended(self.peer, name, part, is_whole=end == len(tasks)))
@@ -173,7 +174,7 @@ class SimulatedClient:
 
     def _cancel(self, name: int) -> None:
         if self.is_alive:
-            for event in self.core.cancel(name):
+            for event in self.core.handle_event(ev.GraphCancelled(self.peer, name)):
                 self._world.expected.cancel(self.peer, name)
                 self._send(event)
 

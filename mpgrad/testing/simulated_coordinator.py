@@ -16,6 +16,7 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.invariants import check_invariants
+from mpgrad.scheduler.journal import AllocatorRecorder, Journal
 from mpgrad.testing.expectations import require
 from mpgrad.testing.faults import DEATHS_MAX
 from mpgrad.testing.simulated_memory import UNKNOWN_BLOCK
@@ -33,7 +34,11 @@ class SimulatedCoordinator:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.core = CoordinatorState(world.memory)
+        recorder = AllocatorRecorder(world.memory)
+        self.core = CoordinatorState(recorder)
+        self.journal = Journal(
+            self.core.handle_event, self.core.tables, recorder, world.journal_events
+        )
         self.situations = Situations(self.core)
         self.workers: dict[str, SimulatedWorker] = {}
         #: Peers that have sent something which must be refused.
@@ -81,7 +86,7 @@ class SimulatedCoordinator:
         self.situations.before(event)
         refused = world.memory.refusals
         try:
-            instructions = self.core.handle_event(event)
+            instructions = self.journal.handle_event(event)
         except ProtocolError as error:
             if event.peer not in self.forgers:
                 raise

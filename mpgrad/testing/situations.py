@@ -95,7 +95,7 @@ class Situations:
         elif isinstance(event, ev.WorkerHung):
             self._note(STOPPED_FENCED, event.running is None)
         elif isinstance(event, ev.GraphCancelled):
-            self._note(CANCELLED_TOO_LATE, core.graph_of(event.peer, event.graph) is None)
+            self._note(CANCELLED_TOO_LATE, core.tables.graph_of(event.peer, event.graph) is None)
 
     def after(self, event: Any, instructions: Sequence[Any], *, is_memory_short: bool) -> None:
         """``event`` was handled."""

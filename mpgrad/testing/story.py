@@ -34,11 +34,16 @@ class Story:
 
 def _line(time_us: int, who: str, what: tuple[Any, ...]) -> str:
     """``what`` in brief: blocks as place and generation, bytes and tables by their length."""
-    line = f"{time_us:>9,}  {who:<6} {' '.join(_brief(part) for part in what)}"
+    return cut(f"{time_us:>9,}  {who:<6} {' '.join(brief(part) for part in what)}")
+
+
+def cut(line: str) -> str:
+    """``line``, not too long to be read among others."""
     return line if len(line) <= LINE_CHARACTERS else f"{line[: LINE_CHARACTERS - 4]} ..."
 
 
-def _brief(thing: Any) -> str:
+def brief(thing: Any) -> str:
+    """An event, an instruction or a part of one, without what only fills the line."""
     if isinstance(thing, str):
         return thing
     if isinstance(thing, bytes):
@@ -51,9 +56,9 @@ def _brief(thing: Any) -> str:
     fields = getattr(thing, "_fields", None)
     if fields is not None:
         inside = " ".join(
-            f"{field}={_brief(value)}" for field, value in zip(fields, thing, strict=True)
+            f"{field}={brief(value)}" for field, value in zip(fields, thing, strict=True)
         )
         return f"{type(thing).__name__}({inside})"
     if thing and isinstance(thing[0], NodeTaskSpec):
         return f"<{len(thing)} tasks>"
-    return f"({', '.join(map(_brief, thing))})"
+    return f"({', '.join(map(brief, thing))})"

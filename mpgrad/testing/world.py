@@ -14,6 +14,7 @@ from typing import Any
 
 from mpgrad.handles import Block
 from mpgrad.scheduler.invariants import check_invariants
+from mpgrad.scheduler.journal import SEGMENT_EVENTS
 from mpgrad.scheduler.statistics import statistics_of
 from mpgrad.testing.expectations import Expectations, require
 from mpgrad.testing.faults import ALL_FAULTS, FaultDice, Faults
@@ -45,6 +46,7 @@ class World:
         sessions: calling threads, dealt out to the clients.
         clients: client processes.
         faults: what may go wrong, and how often.
+        journal_events: events in a segment of the coordinator's journal.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class World:
         sessions: int = 1,
         clients: int = 1,
         faults: Faults = ALL_FAULTS,
+        journal_events: int = SEGMENT_EVENTS,
     ) -> None:
         self.options = {
             "workers": workers,
@@ -64,6 +67,7 @@ class World:
             "clients": clients,
         }
         self.seed, self.faults, self.rng = seed, faults, Random(seed)
+        self.journal_events = journal_events
         self.time = VirtualTime(self.rng)
         self.dice = FaultDice(faults, self.rng)
         self.log = Story()

@@ -8,11 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from mpgrad.errors import ProtocolError
+
+
+class JournalPlan(NamedTuple):
+    """When and where the processes of an engine write their journals."""
+
+    #: "errors", "always" or "off", see ``MPGRAD_JOURNAL``.
+    mode: str
+    directory: str
 
 
 class CoordinatorSetup(msgspec.Struct, frozen=True):
@@ -34,6 +42,7 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     #: The client's settings for children: ``sys.executable`` and PYTHONPATH.
     executable: str
     python_path: str
+    journal: JournalPlan
     #: Seconds that one NodeTask may take.
     task_timeout_s: float | None = None
     #: ``MPGRAD_KILL``, for tests.
@@ -53,6 +62,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     board_fd: int
     slot: int
     environment: bytes
+    journal: JournalPlan
     kill: str = ""
 
 

@@ -31,7 +31,12 @@ def main(descriptor: int) -> None:
 
     worker = _worker(setup, environment)
     gc.freeze()  # modules stay: the collector need not go through them in the middle of a task
-    worker.run()
+    try:
+        worker.run()
+    except Exception as error:
+        worker.journal.on_error(error)
+        raise
+    worker.journal.on_end()
 
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:

@@ -16,7 +16,7 @@ END = do.CompleteGraph(PEER, 4, (), (), ())
 @pytest.fixture
 def core() -> ClientState:
     core = ClientState(PEER)
-    core.submit(ev.GraphSubmitted(PEER, 4, 0, (), (), 0))
+    core.handle_event(ev.GraphSubmitted(PEER, 4, 0, (), (), 0))
     return core
 
 
@@ -34,9 +34,9 @@ def test_a_graph_ends_once(core: ClientState) -> None:
 
 
 def test_only_a_running_graph_is_cancelled(core: ClientState) -> None:
-    assert core.cancel(4) == [ev.GraphCancelled(PEER, 4)]
+    assert core.handle_event(ev.GraphCancelled(PEER, 4)) == [ev.GraphCancelled(PEER, 4)]
     core.handle_event(END)
-    assert core.cancel(4) == []
+    assert core.handle_event(ev.GraphCancelled(PEER, 4)) == []
 
 
 def test_a_task_is_run_and_answered_even_if_its_graph_is_cancelled(core: ClientState) -> None:
@@ -49,11 +49,6 @@ def test_a_task_is_run_and_answered_even_if_its_graph_is_cancelled(core: ClientS
 
 def test_a_task_that_comes_after_the_cancellation_is_not_run(core: ClientState) -> None:
     """Ctrl-C has come: user code that begins now might run for ever."""
-    core.cancel(4)
+    core.handle_event(ev.GraphCancelled(PEER, 4))
     task = do.DispatchNodeTask(PEER, 9, 2, 1, 4, 0, (0, 0), (), ())
     assert core.handle_event(task) == [ev.NodeTaskDropped(PEER, 9, 2, 1)]
-
-
-def test_output_of_workers_is_shown(core: ClientState) -> None:
-    output = do.ForwardOutput(PEER, 4, "stdout", b"hello")
-    assert core.handle_event(output) == [output]

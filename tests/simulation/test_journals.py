@@ -1,0 +1,133 @@
+"""Every World's journal, cut into short segments, runs again from each of its starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpgrad.errors import InvariantViolated, ProtocolError
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import journal as journal_module
+from mpgrad.scheduler import snapshot
+from mpgrad.scheduler.journal import Journal, Record
+from mpgrad.scheduler.membership import Membership
+from mpgrad.scheduler.replay import replay
+from mpgrad.scheduler.snapshot import copy_of, size_of
+from mpgrad.scheduler.worker_state import WorkerState
+from mpgrad.testing import World
+from mpgrad.wire.journal_file import MAGIC, JournalFile, from_bytes, to_bytes
+
+#: Events in a segment: most Worlds see several begin while graphs are alive.
+SHORT = 16
+
+
+def journal_of(seed: int, journal_events: int = SHORT) -> JournalFile:
+    world = World(seed, workers=3, graphs=3, sessions=2, journal_events=journal_events).run()
+    record = world.coordinator.journal.record()
+    return JournalFile("coordinator", "", 1, "0", "", "a test", "", record)
+
+
+def test_worlds_replay() -> None:
+    alive = 0
+    for seed in range(80):
+        journal = journal_of(seed)
+        written = from_bytes(to_bytes(journal))
+        assert written.record.entries == journal.record.entries
+        for record in (journal.record, written.record):
+            again = replay(record)
+            assert again.difference is None, (seed, again.difference)
+            assert again.events == len(record.entries)
+        alive += bool(journal.record.start.graphs)
+    # The hard case: the tables were copied in the middle of a backward.
+    assert alive > 20
+
+
+def test_a_journal_is_whole_until_it_is_long() -> None:
+    journal = journal_of(5, journal_events=10_000)
+    assert journal.record.start.graphs == {}
+    assert isinstance(journal.record.entries[0][0], ev.SessionOpened | ev.WorkerJoined)
+    assert replay(journal.record).difference is None
+    assert len(journal_of(5).record.entries) < len(journal.record.entries)
+
+
+def test_a_forgotten_table_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If somebody adds a field that a snapshot leaves out, this file must notice."""
+    right = snapshot.fields_of
+    monkeypatch.setattr(
+        snapshot, "fields_of", lambda table: [n for n in right(table) if n != "attempts"]
+    )
+    with pytest.raises(AssertionError, match=r"AttributeError|no attribute"):
+        test_worlds_replay()
+
+
+def test_the_first_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = journal_of(5, journal_events=10_000).record
+    right = Membership.choose_worker
+
+    def wrong(self, **wanted):
+        found = right(self, **wanted)
+        others = [worker for worker in self.workers() if worker is not found]
+        return others[0] if found is not None and others else found
+
+    monkeypatch.setattr(Membership, "choose_worker", wrong)
+    found = replay(record)
+    assert found.difference is not None
+    assert found.difference.number == found.events > 0
+    assert record.entries[found.events] == found.difference[1:3]
+    assert found.difference.recorded != found.difference.replayed
+
+
+def test_what_an_event_raises_belongs_to_the_record() -> None:
+    tables = WorkerState("w0.1")
+    journal = Journal(tables.handle_event, tables)
+    with pytest.raises(InvariantViolated):
+        journal.handle_event(ev.SessionOpened("c1.0"))
+    (entry,) = journal.record().entries
+    assert entry[1] == "InvariantViolated: a worker cannot handle SessionOpened"
+    assert replay(journal.record()).difference is None
+
+
+def test_what_is_too_large_to_keep_begins_a_new_record() -> None:
+    record = journal_of(5, journal_events=10_000).record
+    world = World(5, workers=3, graphs=3, sessions=2).run()
+    journal, core = world.coordinator.journal, world.coordinator.core
+    journal.handle_unrecorded(ev.OutputEmitted("w0.1", 99, "stdout", b"x" * 100_000))
+    assert journal.record().entries == []
+    assert size_of(journal.record().start) == size_of(core.tables)
+    assert replay(record).difference is None
+
+
+def test_a_large_graph_is_let_go_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "HEAVY_TASKS", 5)
+    for seed in range(20):
+        record = journal_of(seed, journal_events=10_000).record
+        assert replay(record).difference is None
+        tables = (ev.GraphSubmitted, ev.GraphExtended)
+        assert sum(len(e.tasks) for e, _ in record.entries if isinstance(e, tables)) <= 5
+
+
+def test_a_copy_does_not_change() -> None:
+    state = WorkerState("w0.1")
+    copy = copy_of(state)
+    state.waiting.append((0, 0, None))  # type: ignore[arg-type]
+    assert copy.waiting == []
+    assert copy.peer == "w0.1"
+
+
+def test_a_table_of_unknown_class_is_refused() -> None:
+    state = WorkerState("w0.1")
+    state.extra = object()  # type: ignore[attr-defined]
+    with pytest.raises(InvariantViolated, match="a table holds a object"):
+        copy_of(state)
+
+
+@pytest.mark.parametrize("damage", ["magic", "cut", "class", "list"])
+def test_a_damaged_file_is_refused(damage: str) -> None:
+    data = to_bytes(JournalFile("worker", "w0.1", 1, "0", "", "", "", Record(None, [], [])))
+    damaged = {
+        "magic": data[1:],
+        "cut": data[:-1],
+        "class": to_bytes(journal_of(1)).replace(b"GraphSubmitted", b"GraphSubmittex"),
+        "list": MAGIC + b"\x01",
+    }[damage]
+    with pytest.raises(ProtocolError, match=r"no journal|damaged"):
+        from_bytes(damaged)
