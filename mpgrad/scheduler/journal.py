@@ -19,9 +19,9 @@ from mpgrad.scheduler.snapshot import copy_of, size_of
 
 #: Events after which a segment ends as soon as no graph is alive: then there is little to copy.
 SEGMENT_EVENTS = 512
-#: While graphs are alive it may be so much longer; and longer still where there are more entries
-#: to copy than it has events (0.2 us each; an event costs the coordinator some 10 us).
-PATIENCE = 16
+#: While graphs are alive it may be so many times longer; and longer still where there are more
+#: entries to copy per event (they take 0.2 us each; an event costs the coordinator some 10 us).
+PATIENCE, COPIED_PER_EVENT = 16, 1
 #: Tasks whose tables a journal may keep alive after their graph has ended.
 HEAVY_TASKS = 10_000
 HEAVY_EVENTS = frozenset({GraphSubmitted, GraphExtended})
@@ -135,7 +135,9 @@ class Journal:
         self._tasks = 0
         if self._recorder is not None:
             self._recorder.answers = self._answers
-        self._full_at = max(PATIENCE * self._segment_events, size_of(self._start))
+        self._full_at = max(
+            PATIENCE * self._segment_events, size_of(self._start) // COPIED_PER_EVENT
+        )
 
 
 def describe(error: BaseException) -> str:

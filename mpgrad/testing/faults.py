@@ -29,6 +29,7 @@ class Faults:
         raise_rule: per graph: one to three of its rules raise.
         cancel: per graph: the caller cancels it at any time.
         vanish: per client process: it is gone with all its sessions at any time.
+        orphan: per backward inside another: its client is gone while it runs.
         rejoin: per client process that vanished: another one begins its graphs anew.
         breach: per session: it sends what the protocol forbids, and is cut off.
         small_arena: per World: the arena is too small, for a while or for good.
@@ -51,6 +52,7 @@ class Faults:
     raise_rule: float = 0.0
     cancel: float = 0.0
     vanish: float = 0.0
+    orphan: float = 0.0
     rejoin: float = 0.0
     breach: float = 0.0
     small_arena: float = 0.0
@@ -75,6 +77,7 @@ ALL_FAULTS = Faults(
     raise_rule=0.35,
     cancel=0.2,
     vanish=0.2,
+    orphan=0.4,
     rejoin=0.7,
     breach=0.1,
     small_arena=0.6,

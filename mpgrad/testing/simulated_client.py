@@ -77,7 +77,7 @@ class SimulatedClient:
         self._send(Hello(self.peer, b"", PROTOCOL_VERSION))
         at = 0
         for name, graph in enumerate(self.graphs):
-            at += rng.choice((0, rng.randint(0, 2000)))
+            at += rng.choice((0, rng.randint(0, 2000), rng.randint(0, 10_000)))
             horizon = at + 80 * len(graph.spec.nodes)
             time.after(at, self._submit, name)
             if dice.strikes("cancel"):
@@ -234,6 +234,8 @@ class SimulatedClient:
         if later and world.rng.random() < 0.8:
             self._nested.append((later[0], dispatch))
             self._submit(later[0], dispatch.depth + 1)
+            if world.dice.strikes("orphan"):
+                world.time.after(world.rng.randint(0, 1000), world.kill_client, self.process)
         else:
             self._go_on(dispatch)
 

@@ -143,7 +143,7 @@ class World:
             client.start()
         for process in range(1, 1 + self._processes):
             if dice.strikes("vanish"):
-                time.after(rng.randint(0, 6_000), self._kill_client, process)
+                time.after(rng.randint(0, 6_000), self.kill_client, process)
 
     def _fill_arena(self) -> None:
         """Somebody else takes the memory, all of it or nearly, for a while."""
@@ -155,7 +155,7 @@ class World:
     def _enlarge_arena(self) -> None:
         self.memory.limit_bytes = AMPLE_BYTES
 
-    def _kill_client(self, process: int) -> None:
+    def kill_client(self, process: int) -> None:
         """A client process is gone with all its threads; perhaps another one begins anew."""
         died = [c for c in self.clients.values() if c.process == process and c.is_alive]
         for client in died:

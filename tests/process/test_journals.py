@@ -24,17 +24,17 @@ PLANTED = """
 import sys
 
 if "mpgrad.coordinator" in sys.orig_argv or "replay" in sys.orig_argv:
-    from mpgrad.scheduler.replies import Replies
+    from mpgrad.scheduler.graph_task import GraphTask
 
-    right = Replies._publish
+    right = GraphTask.finish
 
-    def wrong(self, graph, task, outputs):
-        if graph.number == 1:
+    def wrong(self, task):
+        if self.number == 1:
             raise ValueError("a planted bug")
-        right(self, graph, task, outputs)
+        right(self, task)
 
     if "{where}" == "coordinator":
-        Replies._publish = wrong
+        GraphTask.finish = wrong
 elif "mpgrad.workers" in sys.orig_argv and "{where}" == "worker":
     from mpgrad.workers.task import TaskRunner
 

@@ -20,6 +20,13 @@ from mpgrad.wire.journal_file import MAGIC, JournalFile, from_bytes, to_bytes
 SHORT = 16
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graphs here are small: tables are copied all the same while they are alive."""
+    monkeypatch.setattr(journal_module, "PATIENCE", 1)
+    monkeypatch.setattr(journal_module, "COPIED_PER_EVENT", 16)
+
+
 def journal_of(seed: int, journal_events: int = SHORT) -> JournalFile:
     world = World(seed, workers=3, graphs=3, sessions=2, journal_events=journal_events).run()
     record = world.coordinator.journal.record()
@@ -126,7 +133,7 @@ def test_a_damaged_file_is_refused(damage: str) -> None:
     damaged = {
         "magic": data[1:],
         "cut": data[:-1],
-        "class": to_bytes(journal_of(1)).replace(b"GraphSubmitted", b"GraphSubmittex"),
+        "class": to_bytes(journal_of(1, 10_000)).replace(b"GraphSubmitted", b"GraphSubmittex"),
         "list": MAGIC + b"\x01",
     }[damage]
     with pytest.raises(ProtocolError, match=r"no journal|damaged"):

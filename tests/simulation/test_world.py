@@ -53,7 +53,7 @@ def test_each_fault_by_itself(kind: str) -> None:
     faults = Faults(**{name: min(1.0, 3 * getattr(ALL_FAULTS, name)) for name in sorted(kinds)})
     injected = Counter[str]()
     for seed in range(30):
-        injected.update(World(seed, workers=2, graphs=2, faults=faults).run().dice.injected)
+        injected.update(World(seed, workers=2, graphs=3, faults=faults).run().dice.injected)
     assert injected[kind] > 0
 
 
