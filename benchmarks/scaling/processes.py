@@ -256,11 +256,11 @@ class ClientLoop(Loop):
         captures = sum(out.task == CAPTURE for task in tasks for out in task.outputs)
         count = len(tasks)
         size = count if count <= SMALL_GRAPH else min(done + (self._workers if done else 1), count)
-        yield self._core.submit(
-            ev.GraphSubmitted(
-                SESSION, self._graph, 0, tasks[:size], tuple(seeds), captures, size == count, done
-            )
+        submitted = ev.GraphSubmitted(
+            SESSION, self._graph, 0, tasks[:size], tuple(seeds), captures, size == count, done
         )
+        self._core.handle_event(submitted)
+        yield submitted
         sent = size
         while sent < count:
             size = min(2 * size, TASKS_PER_MESSAGE)

@@ -50,6 +50,7 @@ class CoordinatorState:
             tables = CoordinatorTables(allocator)
         else:
             tables.leases.use(allocator)
+            tables.membership.find_workers()
         self.tables = tables
         self.graphs, self.ready, self._out = tables.graphs, tables.ready, tables.out
         self.leases, self.membership = tables.leases, tables.membership

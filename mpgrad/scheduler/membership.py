@@ -149,6 +149,11 @@ class Membership:
             self._workers.sort(key=lambda worker: worker.slot)
         return member
 
+    def find_workers(self) -> None:
+        """Make the list of workers anew, which a copy of the tables leaves out."""
+        workers = [member for member in self.members.values() if member.is_worker]
+        self._workers = sorted(workers, key=lambda worker: worker.slot)
+
     def leave(self, peer: str) -> MemberRecord | None:
         member = self.members.pop(peer, None)
         if member is not None and member.is_worker:

@@ -34,8 +34,11 @@ TABLE_CLASSES: tuple[type[Any], ...] = (
     WorkerState,
     ClientState,
 )
-#: Fields that belong to the process and not to its tables: None in a copy.
-OUTSIDE = {LeaseTable: ("_allocator",)}
+#: Fields that a copy leaves out: what belongs to the process, and what follows from other fields.
+OUTSIDE: dict[type[Any], tuple[str, ...]] = {
+    LeaseTable: ("_allocator",),
+    Membership: ("_workers",),
+}
 
 _CONTAINERS = (list, dict, set, Counter)
 _MUTABLE = frozenset({*TABLE_CLASSES, *_CONTAINERS})

@@ -19,7 +19,7 @@ from mpgrad.scheduler import events, instructions, membership, plan, ready_queue
 from mpgrad.scheduler.graph_task import GraphPhase, TaskState
 from mpgrad.scheduler.input_buffer import MISSING
 from mpgrad.scheduler.journal import Record
-from mpgrad.scheduler.snapshot import TABLE_CLASSES, fields_of
+from mpgrad.scheduler.snapshot import OUTSIDE, TABLE_CLASSES, fields_of
 
 MAGIC = b"mpgrad journal 1\n"
 
@@ -142,7 +142,10 @@ def _plain(value: Any) -> Any:
     if kind in _ATOMS:
         return value
     if kind in TABLE_CLASSES:
-        fields = [(name, _plain(getattr(value, name))) for name in fields_of(value)]
+        fields = [
+            (name, None if name in OUTSIDE.get(kind, ()) else _plain(getattr(value, name)))
+            for name in fields_of(value)
+        ]
         return ["table", kind.__name__, fields]
     if kind is dict or kind is Counter:
         return [kind.__name__, [(_plain(key), _plain(item)) for key, item in value.items()]]
