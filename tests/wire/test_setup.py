@@ -12,9 +12,11 @@ import pytest
 
 from mpgrad.errors import ProtocolError
 from mpgrad.wire.environment import capture_environment
-from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, receive_setup, send_setup
+from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, WorkerSetup, receive_setup, send_setup
 
-SETUP = WorkerSetup("/run/x", "w0.1", b"token", 1, 3, 4, 5, 0, bytes(300_000))
+SETUP = WorkerSetup(
+    "/run/x", "w0.1", b"token", 1, 3, 4, 5, 0, bytes(300_000), JournalPlan("off", "/x")
+)
 
 
 def through_a_pipe(setup: WorkerSetup | CoordinatorSetup) -> int:
