@@ -84,8 +84,13 @@ class FrozenGraph(NamedTuple):
     seeds: tuple[Any, ...]
     sinks: tuple[Sink, ...]
     keep_graph: bool
-    #: Whether ``spec``, the very object, may serve a later graph too.
-    may_recur: bool = False
+    #: Where ``spec``, the very object, is kept for later graphs; None: nowhere.
+    remembered: Remembered | None = None
+
+    @property
+    def may_recur(self) -> bool:
+        """Whether ``spec``, the very object, may serve a later graph too."""
+        return self.remembered is not None
 
     def only_captures(self, node: Node) -> bool:
         """Whether ``node`` is a leaf's and its gradient is a result of ``grad()``."""
@@ -130,8 +135,9 @@ def freeze(
     tables.insert_client_nodes()
     frozen = tables.result(roots, seeds, keep_graph, cost)
     if key is not None and not tables.has_hooks and has_known_kinds(walked.nodes):
-        _memory.add(key, Remembered(tables.template(walked, roots, frozen), frozen.spec))
-        return frozen._replace(may_recur=True)
+        known = Remembered(tables.template(walked, roots, frozen), frozen.spec)
+        _memory.add(key, known)
+        return frozen._replace(remembered=known)
     return frozen
 
 
@@ -190,7 +196,7 @@ def _freeze_again(
     if template.kept_seeds is not None:
         seeds = [seeds[at] for at in template.kept_seeds]
     return FrozenGraph(
-        tuple(kept), template.runs, spec, tuple(seeds), tuple(sinks), keep_graph, True
+        tuple(kept), template.runs, spec, tuple(seeds), tuple(sinks), keep_graph, known
     )
 
 

@@ -133,6 +133,10 @@ class Remembered:
         """Whether its costs are still being found out."""
         return self.uses <= YOUNG_USES
 
+    def grow_young(self) -> None:
+        """Its costs have turned out to be wrong."""
+        self.uses = 0
+
     def looks_up_costs(self) -> bool:
         """Count one use; whether costs should be looked up again this time."""
         self.uses += 1

@@ -76,7 +76,7 @@ def place(
         spec._replace(on_client=True) if index in moved else spec
         for index, spec in enumerate(frozen.spec.nodes)
     )
-    return frozen._replace(spec=frozen.spec._replace(nodes=specs), may_recur=False), code
+    return frozen._replace(spec=frozen.spec._replace(nodes=specs), remembered=None), code
 
 
 def _is_readable(node: Node) -> bool:

@@ -43,6 +43,10 @@ class PreparedGraph:
             self._wirings[task] = found
         return found
 
+    def grow_young(self) -> None:
+        """What its tasks take has turned out to be wrong."""
+        self._uses = 0
+
     def learns(self) -> bool:
         """Count one use; whether the cost model should hear what its tasks took."""
         self._uses += 1

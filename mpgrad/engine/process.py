@@ -29,7 +29,7 @@ from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
-from mpgrad.engine.learning import learn
+from mpgrad.engine.learning import is_far_off, learn
 from mpgrad.engine.placement import place
 from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
 from mpgrad.engine.processes import CoordinatorProcess
@@ -375,6 +375,10 @@ class ProcessEngine:
             on_client = len(prepared.plan.tasks) - len(outcome.ran)
             if on_client:
                 counters.tasks["client"] += on_client
+            if is_far_off(prepared.plan, outcome):
+                prepared.grow_young()
+                if frozen.remembered is not None:
+                    frozen.remembered.grow_young()
             if prepared.learns():
                 learn(frozen, prepared.plan, outcome)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+from typing import Any
+
 import pytest
 
 import mpgrad as mg
@@ -88,3 +91,34 @@ def test_a_time_below_that_of_the_short_nodes_teaches_nothing() -> None:
     before = work_us(loss)
     report(frozen(loss), 1)
     assert work_us(loss) == before
+
+
+@pytest.mark.process
+def test_a_function_that_takes_another_time_now_is_planned_anew() -> None:
+    """Its shapes are those of before, and the graph has been known for long."""
+
+    class Busy(mg.Function):
+        run_on = "worker"
+
+        @staticmethod
+        def forward(ctx: Any, x: mg.Tensor, milliseconds: float) -> mg.Tensor:
+            ctx.milliseconds = milliseconds
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: mg.Tensor) -> tuple[mg.Tensor, None]:
+            end = perf_counter() + ctx.milliseconds / 1e3
+            while perf_counter() < end:
+                pass
+            return grad, None
+
+    x = mg.ones(4, requires_grad=True)
+    with mg.Engine("process", cpu_workers=2) as engine:
+
+        def tasks(milliseconds: float) -> int:
+            before = sum(engine.statistics().tasks.values())
+            mg.stack([Busy.apply(x * 1.0, milliseconds) for _ in range(8)]).sum().backward()
+            return sum(engine.statistics().tasks.values()) - before
+
+        few = min([tasks(0.0) for _ in range(40)])
+        assert max([tasks(10.0) for _ in range(4)]) > few + 2

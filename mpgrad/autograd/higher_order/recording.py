@@ -58,7 +58,7 @@ def with_inputs_captured(frozen: FrozenGraph) -> FrozenGraph:
     captures = frozen.spec.captures + extra
     return frozen._replace(
         spec=frozen.spec._replace(captures=captures),
-        may_recur=False,
+        remembered=None,
         sinks=frozen.sinks + tuple(map(ResultSink, range(len(frozen.sinks), len(captures)))),
         keep_graph=True,
     )
