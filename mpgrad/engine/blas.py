@@ -55,7 +55,14 @@ def _libraries() -> list[Any]:
 def _set(threads: list[int]) -> None:
     for library, count in zip(_libraries(), threads, strict=True):
         if library.num_threads != count:
+            # From 3.8 on threadpoolctl heeds only the first thread that ever set a limit, unless
+            # that one gives its right up; here one counter speaks for all threads.
+            give_up = getattr(library, "clear_controlling_thread", None)
+            if give_up is not None:
+                give_up(force=True)
             library.set_num_threads(count)
+            if give_up is not None:
+                give_up()
 
 
 def _leave_others_in_child() -> None:

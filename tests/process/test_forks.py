@@ -110,6 +110,7 @@ def test_the_limit_of_another_threads_backward_ends_with_the_fork() -> None:
 
     before = threads()
     with held_by_another_thread(blas.blas_limit(1)):
+        assert set(threads()) == {1}
         assert said_by_child(after_a_backward) == repr(before)
     with blas.blas_limit(1):
         # That of the thread which forks goes on, and ends where it has to.
