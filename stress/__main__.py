@@ -1,25 +1,49 @@
-"""``scripts/stress RUN [options]``: performs one run and exits with 0 if it passed, else 1."""
+"""``scripts/stress RUN [options]``: performs one run (or ``all``); exit status 0 if it passed."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from stress.chaos import CHAOS
-from stress.run import Run
+from stress.page import write_row
+from stress.run import Run, own_temporary_directory
 from stress.simulation import SIMULATION
+from stress.soak import SOAK
+from stress.storm import STORM
 
-RUNS = (CHAOS, SIMULATION)
+RUNS = (CHAOS, SIMULATION, SOAK, STORM)
+#: How long forms differ from the defaults, which are for a first look.
+LONG = {"chaos": ["--kills", "1000", "--minutes", "20"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Perform the run that ``arguments`` name (default: ``sys.argv``)."""
+    """Perform what ``arguments`` name (default: ``sys.argv``)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
+    if options.run is not None:
+        return 0 if _perform(options, shlex.join(["scripts/stress", *arguments])) else 1
+    results = []
+    for run in RUNS:
+        words = [run.name, *LONG.get(run.name, [])]
+        own = _parser().parse_args(words)
+        own.write = options.write
+        results.append(_perform(own, shlex.join(["scripts/stress", *words])))
+    return 0 if all(results) else 1
+
+
+def _perform(options: argparse.Namespace, command: str) -> bool:
     run: Run = options.run
-    verdict = run.perform(options)
-    print(f"{run.name}: {'PASSED' if verdict.passed else 'FAILED'}: {verdict.figures}")
-    return 0 if verdict.passed else 1
+    with own_temporary_directory():
+        verdict = run.perform(options)
+    print(f"{run.name}: {'PASSED' if verdict.passed else 'FAILED'}: {verdict.figures}", flush=True)
+    if options.write is not None:
+        command = command.partition(" --write")[0]
+        write_row(options.write, run.name, verdict, command, [run.name for run in RUNS])
+    return verdict.passed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,8 +52,18 @@ def _parser() -> argparse.ArgumentParser:
     for run in RUNS:
         own = runs.add_parser(run.name, help=run.purpose, description=run.purpose)
         run.add_options(own)
+        _add_write(own)
         own.set_defaults(run=run)
+    every = runs.add_parser("all", help="the long forms of all runs, one after another")
+    _add_write(every)
+    every.set_defaults(run=None)
     return parser
+
+
+def _add_write(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the result into a page (give it last)"
+    )
 
 
 if __name__ == "__main__":

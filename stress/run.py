@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class Verdict(NamedTuple):
@@ -41,3 +48,35 @@ def minutes(text: str) -> float:
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number of minutes")
     return value
+
+
+def seed_of(options: argparse.Namespace) -> int:
+    """``--seed``, or a drawn one; whoever asks prints it."""
+    return random.SystemRandom().randrange(10**6) if options.seed is None else int(options.seed)
+
+
+def progress_bar() -> Progress:
+    """Shows how far a run is, on stderr, and vanishes at its end."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+@contextmanager
+def own_temporary_directory() -> Iterator[None]:
+    """Engines that others start and stop on this machine are not taken for leftovers."""
+    outer, outer_variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="stress-") as own:
+        tempfile.tempdir = os.environ["TMPDIR"] = own
+        try:
+            yield
+        finally:
+            tempfile.tempdir = outer
+            os.environ.pop("TMPDIR")
+            if outer_variable is not None:
+                os.environ["TMPDIR"] = outer_variable

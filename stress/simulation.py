@@ -11,13 +11,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from itertools import islice
 from multiprocessing import get_context
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from mpgrad import machine
 from mpgrad.testing import WorldFailure
 from mpgrad.testing.many_worlds import Tally, run_worlds
-from stress.run import Run, Verdict, count, minutes
+from stress.run import Run, Verdict, count, minutes, progress_bar
 
 #: Worlds that one process runs before it reports.
 CHUNK = 100
@@ -61,7 +58,7 @@ def _run_all(options: argparse.Namespace, first: int, deadline: float) -> tuple[
     tally = Tally()
     chunks = _chunks(first, options.seeds)
     with (
-        _progress() as progress,
+        progress_bar() as progress,
         ProcessPoolExecutor(options.processes, get_context("spawn"), _be_patient) as pool,
     ):
         bar = progress.add_task("worlds", total=options.seeds)
@@ -99,17 +96,6 @@ def _run_chunk(seeds: range) -> Tally | str:
 def _be_patient() -> None:
     """Worlds are full of cycles, but each chunk is small: its garbage is collected at its end."""
     gc.disable()
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 SIMULATION = Run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from mpgrad.scheduler.replies import Replies
 from mpgrad.testing import __main__ as testing
 from mpgrad.testing.leftovers import Leftovers, left_since
-from stress import chaos, simulation
+from stress import chaos, simulation, soak
 from stress.__main__ import main
 from stress.load import Training
+from stress.page import write_row
+from stress.run import Verdict
 
 
 @pytest.mark.process
@@ -41,6 +44,53 @@ def test_the_load_is_the_same_every_time() -> None:
     first, second = Training(3), Training(3)
     assert [first.step() for _ in range(2)] == [second.step() for _ in range(2)]
     assert Training(4).step() != Training(3).step()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_soak_counts_wrong_gradients_and_what_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So few backwards are all warm-up: whether memory grows is the long run's question.
+    monkeypatch.setattr(soak, "GROWTH_MAX", 1.0)
+    assert main(["soak", "--backwards", "40", "--seed", "7"]) == 0
+    assert "PASSED: 40 backwards" in (verdict := capsys.readouterr().out.splitlines()[-1])
+    for words in ("0 wrong", "descriptors +0.00 %", "nothing left"):
+        assert words in verdict
+    monkeypatch.setattr(soak.Cubes, "backward", lambda ctx, grad: (grad.numpy() * 3, None))
+    assert main(["soak", "--backwards", "10", "--seed", "7"]) == 1
+    assert "0 wrong" not in capsys.readouterr().out
+
+
+def test_soak_sees_growth() -> None:
+    def look(number: int) -> soak.Look:
+        return soak.Look((1000, 500, 400, 400), (20, 30), (7, number // 20), 4096)
+
+    found = soak.growths([look(number) for number in range(100)])
+    assert found["client"] == found["arenas"] == found["descriptors"] == 0.0
+    assert found["live blocks"] == pytest.approx(4 / 7)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_storm_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--threads", "6", "--clients", "1", "--backwards", "1", "--seed", "7"]
+    assert main(["storm", *arguments]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith("storm: PASSED: 6 threads and 1 client processes at once, 7 back")
+    assert "0 of 7 trainings wrong" in verdict
+
+
+def test_each_run_replaces_its_own_row(tmp_path: Path) -> None:
+    page, order = tmp_path / "page.md", ["chaos", "soak"]
+    write_row(page, "soak", Verdict(False, "a | b"), "scripts/stress soak", order)
+    write_row(page, "chaos", Verdict(True, "all well"), "scripts/stress chaos", order)
+    write_row(page, "soak", Verdict(True, "flat"), "scripts/stress soak", order)
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")][1:]
+    assert [row.split(" | ")[:3] for row in rows] == [
+        ["| chaos", "PASSED", "all well"],
+        ["| soak", "PASSED", "flat"],
+    ]
 
 
 def test_what_is_left_is_named(tmp_path: object) -> None:
@@ -79,7 +129,14 @@ def test_a_failed_world_says_how_to_see_it_again(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["chaos", "--kills", "0"], ["chaos", "--minutes", "-1"], ["storm"], []]
+    "arguments",
+    [
+        ["chaos", "--kills", "0"],
+        ["chaos", "--minutes", "-1"],
+        ["soak", "--backwards", "x"],
+        ["tempest"],
+        [],
+    ],
 )
 def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

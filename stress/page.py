@@ -1,0 +1,66 @@
+"""The page of results, ``docs/reliability.md``: each run replaces its own row, none by hand."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from mpgrad import machine
+from stress.run import Verdict
+
+_HEAD = """# Reliability
+
+What `scripts/stress` has found. Each run wrote its own row; nothing here is written by hand:
+
+    scripts/stress all --write docs/reliability.md
+
+does all of them (about half an hour; `scripts/stress --help` says what each one does, and
+`scripts/stress RUN --write FILE` does one). Every run is bounded in time and count, prints the seed
+that repeats it, and ends with exit status 0 or 1. Short forms of all of them are tests
+(`tests/stress`); how a process's death is survived stands in `ARCHITECTURE.md`.
+"""
+_TABLE = "| run | verdict | figures | command | date, machine |\n|---|---|---|---|---|\n"
+_ROW = re.compile(r"^\| (\w+) \| (?:PASSED|FAILED) \|.*$", re.MULTILINE)
+
+
+def write_row(path: Path, name: str, verdict: Verdict, command: str, order: Sequence[str]) -> None:
+    """Put the result of run ``name`` into the page, whose other rows stay.
+
+    Args:
+        path: the page; it is made if it does not exist.
+        name: of the run.
+        verdict: how it ended.
+        command: how to do it again.
+        order: names of all runs, in the order of the rows.
+    """
+    text = path.read_text() if path.exists() else ""
+    rows = {match[1]: match[0] for match in _ROW.finditer(text)}
+    where = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {_machine()}"
+    result = "PASSED" if verdict.passed else "FAILED"
+    figures = verdict.figures.replace("|", "/")
+    rows[name] = f"| {name} | {result} | {figures} | `{command}` | {where} |"
+    ordered = [rows[known] for known in order if known in rows]
+    path.write_text("\n".join([_HEAD, _TABLE + "\n".join(ordered), ""]))
+
+
+def _machine() -> str:
+    return ", ".join(
+        [
+            f"{machine.available_cpus()} cores of {_processor()}",
+            f"Linux {platform.release()}",
+            f"Python {platform.python_version()}",
+            f"NumPy {np.__version__}",
+            f"libzmq {zmq.zmq_version()}",
+        ]
+    )
+
+
+def _processor() -> str:
+    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()

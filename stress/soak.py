@@ -1,0 +1,197 @@
+"""soak: very many backwards of one engine; memory, descriptors, blocks and leases stay flat."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+import mpgrad as mg
+from mpgrad.testing.leftovers import Leftovers, left_since
+from stress.run import Run, Verdict, count, minutes, progress_bar, seed_of
+
+#: The part of the backwards that may still make caches and heaps grow.
+WARM_UP = 0.1
+#: Looks after the warm-up; the first and the last fifth of them are compared.
+LOOKS = 100
+GROWTH_MAX = 0.01
+SIDE = 48
+
+
+class Cubes(mg.Function):
+    """Shipped to a worker; fails where it is told to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, fails: bool) -> Any:
+        ctx.save_for_backward(x)
+        ctx.fails = fails
+        return x.numpy() ** 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        if ctx.fails:
+            raise ArithmeticError("planned by the stress run")
+        (x,) = ctx.saved_tensors
+        return grad.numpy() * 3 * x.numpy() ** 2, None
+
+
+class Mixture:
+    """Backwards of different kinds in turn; each kind gives the same gradients every time."""
+
+    def __init__(self, seed: int) -> None:
+        values = np.random.default_rng(seed)
+        self._weights = [
+            mg.tensor(values.normal(size=(SIDE, SIDE)) / 7, requires_grad=True) for _ in range(3)
+        ]
+        self._kinds = (self._chain, self._wide, self._hooked, self._failing, self._twice)
+        self._first: dict[int, bytes] = {}
+        self._kept: Any = None
+        self.wrong = 0
+
+    def step(self, number: int) -> None:
+        """The next backward, checked against the first one of its kind."""
+        kind = number % len(self._kinds)
+        self._kinds[kind]()
+        grads = [weight.grad for weight in self._weights]
+        found = b"".join(b"-" if grad is None else grad.numpy().tobytes() for grad in grads)
+        self.wrong += self._first.setdefault(kind, found) != found
+        # A view of one gradient outlives its step, as user code may want.
+        self._kept = None if grads[0] is None else grads[0].detach()[:1]
+        for weight in self._weights:
+            weight.grad = None
+
+    def _chain(self) -> None:
+        a, b, c = self._weights
+        (mg.tanh(mg.tanh(a @ b) @ c)).sum().backward()
+
+    def _wide(self) -> None:
+        a, b, c = self._weights
+        mg.stack([(a * number + b).sum() for number in range(12)]).sum().backward()
+        (c * c).sum().backward()
+
+    def _hooked(self) -> None:
+        a, b, _ = self._weights
+        hidden = Cubes.apply(a @ b, False)
+        hidden.register_hook(lambda grad: grad * 2)
+        hidden.mean().backward()
+
+    def _failing(self) -> None:
+        a, b, _ = self._weights
+        try:
+            (Cubes.apply(a @ b, True).sum() + a.sum()).backward()
+        except ArithmeticError:
+            return
+        self.wrong += 1
+
+    def _twice(self) -> None:
+        a, b, _ = self._weights
+        grads = mg.grad(mg.tanh(a @ b).sum(), [a], create_graph=True)
+        mg.stack([grad * grad for grad in grads if grad is not None]).sum().backward()
+
+
+class Look(NamedTuple):
+    """What the engine holds at one moment."""
+
+    #: Resident bytes: client, coordinator, then the workers.
+    resident: tuple[int, ...]
+    descriptors: tuple[int, ...]
+    #: Live blocks of the client's and of the engine's arena, and bytes of both that have pages.
+    blocks: tuple[int, int]
+    arena_bytes: int
+
+    @classmethod
+    def at(cls, engine: mg.Engine) -> Look:
+        gc.collect()
+        pids = [os.getpid(), engine.coordinator_pid or 0, *engine.worker_pids()]
+        figures = engine.statistics()
+        arenas = [arena for arena in (figures.client_arena, figures.engine_arena) if arena]
+        return cls(
+            tuple(psutil.Process(pid).memory_info().rss for pid in pids),
+            tuple(psutil.Process(pid).num_fds() for pid in pids),
+            (arenas[0].live_blocks, arenas[-1].live_blocks),
+            sum(arena.used_bytes + arena.idle_bytes for arena in arenas),
+        )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backwards", type=count, default=100_000, metavar="N", help="how many")
+    parser.add_argument("--seed", type=int, help="of the weights; default: drawn")
+    parser.add_argument("--minutes", type=minutes, default=20.0, metavar="M", help="at most")
+    parser.add_argument("--workers", type=count, default=2, metavar="W", help="CPU workers")
+
+
+def _perform(options: argparse.Namespace) -> Verdict:
+    seed = seed_of(options)
+    print(f"soak: --seed {seed} --backwards {options.backwards}", flush=True)
+    mixture = Mixture(seed)
+    with mg.Engine("process", cpu_workers=1):
+        mixture.step(0)  # opens what this process keeps open
+    before = Leftovers.now()
+    start = time.monotonic()
+    with mg.Engine("process", cpu_workers=options.workers) as engine:
+        looks, done = [], 0
+        for number in _backwards(mixture, options, start + 60 * options.minutes):
+            done = number
+            looks.append(Look.at(engine))
+    seconds = time.monotonic() - start
+    left = left_since(before)
+    growth = growths(looks)
+    complete = done == options.backwards
+    is_flat = all(part < GROWTH_MAX for part in growth.values())
+    words = ", ".join(f"{name} {100 * part:+.2f} %" for name, part in growth.items())
+    return Verdict(
+        complete and is_flat and not (mixture.wrong or left),
+        f"{done:,} backwards in {seconds:.0f} s, {mixture.wrong} wrong; growth after the first "
+        f"{100 * WARM_UP:.0f} %: {words}; {left or 'nothing'} left",
+    )
+
+
+def _backwards(mixture: Mixture, options: argparse.Namespace, deadline: float) -> Iterator[int]:
+    """Do them; hands out their number whenever it is time for a look, and at the end."""
+    warm = int(WARM_UP * options.backwards)
+    every = max(1, (options.backwards - warm) // LOOKS)
+    with progress_bar() as progress:
+        bar = progress.add_task("backwards", total=options.backwards)
+        for number in range(options.backwards):
+            mixture.step(number)
+            if (number - warm) % every == every - 1 and number >= warm:
+                progress.update(bar, completed=number + 1)
+                yield number + 1
+            if time.monotonic() > deadline:
+                break
+        yield number + 1
+
+
+def growths(looks: list[Look]) -> dict[str, float]:
+    """From the first to the last fifth of the looks, as a part of what was there.
+
+    Medians are compared: one look may fall between the death of a view and its release.
+    """
+    fifth = max(1, len(looks) // 5)
+    rows = {
+        "client": [look.resident[0] for look in looks],
+        "coordinator": [look.resident[1] for look in looks],
+        "workers": [sum(look.resident[2:]) for look in looks],
+        "arenas": [look.arena_bytes for look in looks],
+        "descriptors": [sum(look.descriptors) for look in looks],
+        "live blocks": [sum(look.blocks) for look in looks],
+    }
+    return {
+        name: statistics.median(values[-fifth:]) / statistics.median(values[:fifth]) - 1
+        for name, values in rows.items()
+    }
+
+
+SOAK = Run(
+    "soak",
+    "very many backwards of one engine: memory, descriptors, blocks and leases stay flat",
+    _add_options,
+    _perform,
+)
