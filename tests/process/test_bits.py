@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.engine import submission
-from mpgrad.scheduler import fusion
+from mpgrad.scheduler import plan_cache
 from mpgrad.testing.random_programs import random_program
 
 pytestmark = pytest.mark.process
@@ -62,7 +63,7 @@ def test_random_programs(workers: int, serial: list[list[str]]) -> None:
 @pytest.mark.slow
 def test_every_node_a_task(serial: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     # What is fused with what must not show in the bits; here nothing is, and all workers share.
-    monkeypatch.setattr(fusion, "FUSE_NODE_BELOW_US", 0.0)
+    monkeypatch.setattr(plan_cache, "plan", partial(plan_cache.plan, fuse=False))
     with mg.Engine("process", cpu_workers=2) as engine:
         assert differing(range(0, PROGRAMS, 4), serial) == []
         assert {"worker 0", "worker 1"} <= set(engine.statistics().tasks)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import mpgrad as mg
 from mpgrad.engine.recovery import RECOVERIES_MAX, repeat_after_loss
 from mpgrad.errors import CoordinatorLost
 from mpgrad.kill_points import PHASES
+from mpgrad.scheduler import plan_cache
 from mpgrad.testing.leftovers import descendants, is_alive, wait_until
 from tests.process.conftest import check_usable, script_environment
 from tests.process.test_kill_points import gradient, leaf, tree
@@ -56,6 +58,7 @@ def test_with_recover_all_the_backward_is_run_again(
 
 
 def test_in_the_middle_of_many_tasks(monkeypatch: pytest.MonkeyPatch, undisturbed: bytes) -> None:
+    monkeypatch.setattr(plan_cache, "plan", partial(plan_cache.plan, fuse=False))
     with doomed(monkeypatch, "coordinator:answered:3:SEGV", "all") as engine:
         assert gradient() == undisturbed
         assert engine.statistics().recoveries == 1
