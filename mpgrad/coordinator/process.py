@@ -45,7 +45,7 @@ class Coordinator:
         )
         segment = Segment.attach(os.dup(setup.engine_arena_fd))
         recorder = AllocatorRecorder(Backing(segment, self._arena, map_here=False))
-        self._state = state = CoordinatorState(recorder)
+        self.state = state = CoordinatorState(recorder)
         self.journal = JournalKeeper(setup.journal, "coordinator", "")
         self._handle_event = self.journal.keep(state.handle_event, state.tables, recorder)
         #: Lanes on which a worker has said Hello; it is ready when it has on all of them.
@@ -54,6 +54,8 @@ class Coordinator:
         self._waiting: list[str] = []
         self._sessions: set[str] = set()
         self._unavailable: str | None = None
+        #: Frames that were refused, whoever sent them.
+        self.protocol_errors = 0
         self._watchdog = Watchdog(setup.task_timeout_s)
         self._stopping = False
 
@@ -68,15 +70,19 @@ class Coordinator:
         for descriptor in (client, *workers):
             self._hub.watch(descriptor)
         while not self._stopping:
-            received = self._hub.receive(self._watchdog.wait_ms(time.monotonic()))
-            # Messages before deaths: a reply that was sent before its sender died still counts.
-            for arrival in received.arrivals:
-                self._receive(arrival)
-            for descriptor in received.readable:
-                self._on_death(descriptor)
-            self._watch(bool(received.arrivals))
-            for peer in self._hub.flush():
-                self._on_unreachable(peer)
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait for something, deal with all there is, and send what follows from it."""
+        received = self._hub.receive(self._watchdog.wait_ms(time.monotonic()))
+        # Messages before deaths: a reply that was sent before its sender died still counts.
+        for arrival in received.arrivals:
+            self._receive(arrival)
+        for descriptor in received.readable:
+            self._on_death(descriptor)
+        self._watch(bool(received.arrivals))
+        for peer in self._hub.flush():
+            self._on_unreachable(peer)
 
     def on_error(self, error: BaseException) -> None:
         """Something that must not happen ends this process, or a peer: leave a trace."""
@@ -113,6 +119,8 @@ class Coordinator:
                     self._forward_output(message)
                 else:
                     self._handle(message)
+            else:
+                raise ProtocolError(f"{arrival.peer} has not said Hello, or was cut off")
         except (ProtocolError, InvariantViolated, LookupError) as error:
             # LookupError: a task, slot or place that the sender's own tables do not have.
             self._cut_off(arrival, error)
@@ -121,7 +129,11 @@ class Coordinator:
         if not hmac.compare_digest(hello.token, self._setup.token):
             raise ProtocolError("a wrong token")
         if hello.version != schema.PROTOCOL_VERSION:
+            # The installed mpgrad has changed since this engine was started.
+            self._supervisor.fence(arrival.peer)
             raise ProtocolError(f"protocol version {hello.version}")
+        if self._has_greeted(arrival):
+            raise ProtocolError(f"{arrival.peer} says Hello again")
         if arrival.lane == CLIENT:
             self._open_session(arrival.peer)
         elif self._supervisor.is_current(arrival.peer):
@@ -130,6 +142,12 @@ class Coordinator:
                 self._supervisor.joined(arrival.peer)
                 self._handle(ev.WorkerJoined(arrival.peer))
                 self._welcome()
+
+    def _has_greeted(self, arrival: Arrival) -> bool:
+        """Whether the sender has proved itself on this very connection."""
+        if arrival.lane == CLIENT:
+            return arrival.peer in self._sessions
+        return arrival.lane in self._greeted.get(arrival.peer, ())
 
     def _is_ready(self, peer: str) -> bool:
         return len(self._greeted.get(peer, ())) == len(WORKER_LANES)
@@ -173,7 +191,8 @@ class Coordinator:
             arena.limit_bytes,
         )
         pids, restarts = self._supervisor.pids(), self._supervisor.restarts
-        self._hub.send(CLIENT, peer, encode(schema.Processes(peer, pids, restarts, figures)))
+        answer = schema.Processes(peer, pids, restarts, figures, self.protocol_errors)
+        self._hub.send(CLIENT, peer, encode(answer))
 
     def _handle(self, event: Any) -> None:
         self._perform(self._handle_event(event))
@@ -181,7 +200,7 @@ class Coordinator:
     def _forward_output(self, event: ev.OutputEmitted) -> None:
         """What a worker printed; very long texts are not kept."""
         if len(event.data) > OUTPUT_KEPT_BYTES:
-            self._perform(self.journal.handle_unrecorded(event, self._state.handle_event))
+            self._perform(self.journal.handle_unrecorded(event, self.state.handle_event))
         else:
             self._handle(event)
 
@@ -200,7 +219,7 @@ class Coordinator:
         """Look after the busy workers, if it is time."""
         now_s = time.monotonic()
         if self._watchdog.is_due(now_s):
-            busy = [worker.peer for worker in self._state.membership.workers() if worker.flights]
+            busy = [worker.peer for worker in self.state.membership.workers() if worker.flights]
             sights = [self._supervisor.sight(peer) for peer in busy]
             for hung in self._watchdog.look(now_s, sights):
                 self._handle(hung)
@@ -246,13 +265,15 @@ class Coordinator:
         self._handle(ev.SessionClosed(peer))
 
     def _cut_off(self, arrival: Arrival, error: Exception) -> None:
+        self.protocol_errors += 1
+        if not self._has_greeted(arrival):
+            return  # whoever that is: the process whose name it uses has done nothing wrong
         if not isinstance(error, ProtocolError):
             self.on_error(error)  # tables that contradict themselves, or a bug
         if arrival.lane == CLIENT:
-            if arrival.peer in self._sessions:
-                refusal = schema.Refused(arrival.peer, f"protocol error: {error}")
-                self._hub.send(CLIENT, arrival.peer, encode(refusal))
-                self._close_session(arrival.peer)
+            refusal = schema.Refused(arrival.peer, f"protocol error: {error}")
+            self._hub.send(CLIENT, arrival.peer, encode(refusal))
+            self._close_session(arrival.peer)
         else:
             # What else it has sent does not count: its next reply may build on this one.
             self._greeted.pop(arrival.peer, None)

@@ -17,8 +17,10 @@ from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import InnerTarget, Member, Plan
 from mpgrad.wire.programs import Metadata, NodeWiring, encode_wiring
 
-#: Nodes of all graphs that are kept.
+#: Nodes of all graphs that are kept, and graphs: those whose tables have been replaced since are
+#: never asked for again.
 NODES_MAX = 200_000
+GRAPHS_MAX = 64
 #: Every backward of a graph that is new teaches what its tasks take, later only some.
 YOUNG_USES = 8
 LEARN_EVERY = 8
@@ -80,7 +82,7 @@ class PreparedGraphs:
     def _keep(self, made: PreparedGraph) -> None:
         self._graphs[id(made.spec)] = made
         self._nodes += len(made.spec.nodes)
-        while self._nodes > NODES_MAX:
+        while self._nodes > NODES_MAX or len(self._graphs) > GRAPHS_MAX:
             _, dropped = self._graphs.popitem(last=False)
             self._nodes -= len(dropped.spec.nodes)
 

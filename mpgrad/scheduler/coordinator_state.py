@@ -23,7 +23,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.errors import ProtocolError
+from mpgrad.errors import InvariantViolated, ProtocolError
+from mpgrad.handles import CLIENT_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
@@ -35,6 +36,9 @@ from mpgrad.scheduler.replies import Replies
 from mpgrad.scheduler.task_dispatch import Dispatcher
 
 Instruction = do.CoordinatorInstruction
+
+#: Results of one backward.
+CAPTURES_MAX = 10_000_000
 
 
 class CoordinatorState:
@@ -100,11 +104,18 @@ class CoordinatorState:
             return
         if self.tables.graph_of(event.peer, event.graph) is not None:
             raise ProtocolError(f"{event.peer} submitted graph {event.graph} twice")
+        if not 0 <= event.capture_count <= CAPTURES_MAX:
+            raise ProtocolError(f"{event.peer} wants {event.capture_count} results")
+        if any(isinstance(ref, Block) and ref.arena != CLIENT_ARENA for *_, ref in event.seeds):
+            raise ProtocolError(f"{event.peer} seeds a graph with a block that is not its own")
         graph = self.tables.add_graph(event.peer, event.graph, event.depth, event.capture_count)
         self._dispatcher.enqueue(graph, graph.extend(event.tasks, event.is_whole, event.done))
-        for task, slot, place, ref in event.seeds:
-            if graph.deliver(task, slot, place, ref):
-                self._dispatcher.enqueue(graph, [task])
+        try:
+            for task, slot, place, ref in event.seeds:
+                if graph.deliver(task, slot, place, ref):
+                    self._dispatcher.enqueue(graph, [task])
+        except (LookupError, InvariantViolated) as error:
+            raise ProtocolError(f"{event.peer} sent a seed that goes nowhere: {error}") from None
         if self.tables.unavailable is not None and not self.membership.workers():
             self._endings.drain(graph, "lost", -1, self.tables.unavailable.encode())
             self._endings.close_if_drained(graph)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 #: No message is longer: larger things travel through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -58,12 +58,14 @@ class QueryProcesses(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """Process ids of the workers, and figures of the engine's arena."""
+    """Process ids of the workers, figures of the engine's arena, and frames that were refused."""
 
     peer: str
     worker_pids: tuple[int, ...]
     restarts: int
     arena: tuple[int, int, int, int, int]
+    #: Malformed, from nobody who has proved itself, or against the sender's own tables.
+    protocol_errors: int = 0
 
 
 Message: TypeAlias = Any

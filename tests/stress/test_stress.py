@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
+import random
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mpgrad.coordinator.process import Coordinator
+from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from mpgrad.testing import __main__ as testing
 from mpgrad.testing.leftovers import Leftovers, left_since
 from stress import chaos, simulation, soak
 from stress.__main__ import main
+from stress.fuzz_core import fuzz
 from stress.load import Training
 from stress.page import write_row
 from stress.run import Verdict
@@ -79,6 +84,32 @@ def test_storm_passes(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = capsys.readouterr().out.splitlines()[-1]
     assert verdict.startswith("storm: PASSED: 6 threads and 1 client processes at once, 7 back")
     assert "0 of 7 trainings wrong" in verdict
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_fuzz_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--frames", "8000", "--seed", "7"]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith("fuzz: PASSED: 7,200 frames in one process")
+    assert "800 over the sockets of a training engine (800 refused" in verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "bug"),
+    [
+        (hmac, "compare_digest", lambda token, own: True),
+        (Coordinator, "_has_greeted", lambda self, arrival: True),
+        (Coordinator, "_cut_off", lambda self, arrival, error: None),
+    ],
+)
+def test_fuzz_finds_a_planted_hole(
+    owner: object, name: str, bug: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, bug)
+    with pytest.raises((AssertionError, KeyError, ProtocolError)):
+        fuzz(20_000, random.Random(7), lambda sent: None)
 
 
 def test_each_run_replaces_its_own_row(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""fuzz: malformed, forged and replayed frames, in one process and over an engine's sockets."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+
+import mpgrad as mg
+from mpgrad.testing.leftovers import Leftovers, left_since
+from stress.fuzz_core import fuzz
+from stress.fuzz_sockets import fuzz_engine
+from stress.load import Training
+from stress.run import Run, Verdict, count, progress_bar, seed_of
+from stress.storm import fingerprints
+
+#: The part of the frames that goes over sockets.
+OVER_SOCKETS = 0.1
+#: Steps after which the training beside it starts again.
+STEPS = 4
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--frames", type=count, default=1_000_000, metavar="N", help="how many")
+    parser.add_argument("--seed", type=int, help="of the frames; default: drawn")
+
+
+def _perform(options: argparse.Namespace) -> Verdict:
+    seed = seed_of(options)
+    print(f"fuzz: --seed {seed} --frames {options.frames}", flush=True)
+    over_sockets = max(1, int(OVER_SOCKETS * options.frames))
+    with mg.Engine("process", cpu_workers=1):
+        Training(0).step()  # opens what this process keeps open
+    before = Leftovers.now()
+    start = time.monotonic()
+    with progress_bar() as progress:
+        bar = progress.add_task("frames", total=options.frames)
+
+        def advance(frames: int) -> None:
+            progress.advance(bar, frames)
+
+        expected = fingerprints(0, STEPS)
+        try:
+            cores = fuzz(options.frames - over_sockets, random.Random(seed), advance)
+            engine = fuzz_engine(over_sockets, random.Random(seed), expected, advance)
+        except Exception as error:
+            return Verdict(False, f"{type(error).__name__}: {error}")
+    left = left_since(before)
+    return Verdict(
+        not left,
+        f"{cores.sent:,} frames in one process ({cores.refused:,} refused, {cores.backwards:,} "
+        f"honest backwards between them), {engine.sent:,} over the sockets of a training engine "
+        f"({engine.refused:,} refused, {engine.backwards:,} backwards meanwhile), 0 wrong "
+        f"gradients, {time.monotonic() - start:.0f} s; {left or 'nothing'} left",
+    )
+
+
+FUZZ = Run(
+    "fuzz",
+    "malformed, forged and replayed frames: none is acted on, each is counted, gradients are right",
+    _add_options,
+    _perform,
+)

@@ -1,0 +1,373 @@
+"""The codec, the coordinator's shell and the three cores under hostile frames, in one process.
+
+The shell is the real one, over the in-memory transport; only the processes that it would start are
+names in a table. Beside the attackers an honest session has an honest worker add numbers up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mpgrad.coordinator.process import Coordinator
+from mpgrad.coordinator.supervisor import Supervisor
+from mpgrad.coordinator.watchdog import Sight
+from mpgrad.errors import InvariantViolated, ProtocolError
+from mpgrad.handles import Block
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.client_state import ClientState
+from mpgrad.scheduler.invariants import check_invariants
+from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, OutputSpec
+from mpgrad.scheduler.worker_state import WorkerState
+from mpgrad.shm.segment import Segment
+from mpgrad.wire import schema
+from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.memory import MemoryHub, MemorySpoke
+from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
+from mpgrad.wire.transport import CLIENT, WORKER_LANES, Received
+from stress.hostile_frames import HostileFrames
+
+#: Frames between two looks at whether all is well.
+BATCH = 500
+TOKEN = bytes(range(32))
+#: Bytes that need a block.
+LARGE = 8192
+#: Frames of honest peers that attackers know.
+SEEN_MAX = 60
+
+
+def frames_of_honest_peers(chance: random.Random) -> list[bytes]:
+    """What an attacker would see on the wire; graph numbers and tokens aside, as real ones."""
+    return _Stage(chance).seen
+
+
+class Tally(NamedTuple):
+    """What came of the frames."""
+
+    sent: int
+    refused: int
+    backwards: int
+
+
+def fuzz(frames: int, chance: random.Random, advance: Callable[[int], None]) -> Tally:
+    """Send ``frames`` hostile frames.
+
+    Raises:
+        AssertionError: something held that should not, or was counted wrongly.
+        Exception: whatever else the fuzzed code raised: it would have ended a process.
+    """
+    stage = _Stage(chance)
+    sent = 0
+    while sent < frames:
+        count = min(BATCH, frames - sent)
+        stage.attack(count)
+        sent += count
+        advance(count)
+    return Tally(sent, stage.refused, stage.backwards)
+
+
+class _Hub(MemoryHub):
+    """The in-memory transport, with deaths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead: list[int] = []
+
+    def receive(self, timeout_ms: int | None) -> Received:
+        dead, self.dead = self.dead, []
+        return Received(super().receive(timeout_ms).arrivals, dead)
+
+
+class _Staff(Supervisor):
+    """Workers that are names only: they are killed and reaped in a table."""
+
+    def __init__(self, setup: CoordinatorSetup, hub: _Hub) -> None:
+        self._hub, self._joined_names = hub, set[str]()
+        self._pidfds = itertools.count(1_000_000)
+        self._names: dict[str, int] = {}
+        self._numbers: dict[int, int] = {}
+        self.restarts = 0
+
+    def start(self, slot: int) -> Any:
+        self._numbers[slot] = self._numbers.get(slot, 0) + 1
+        pidfd = next(self._pidfds)
+        self._names[f"w{slot}.{self._numbers[slot]}"] = pidfd
+        return _Started(pidfd)
+
+    def name_of(self, slot: int) -> str:
+        return f"w{slot}.{self._numbers[slot]}"
+
+    def is_current(self, peer: str) -> bool:
+        return peer in self._names
+
+    def joined(self, peer: str) -> None:
+        self._joined_names.add(peer)
+
+    @property
+    def ready_count(self) -> int:
+        return len(self._joined_names & self._names.keys())
+
+    def pids(self) -> tuple[int, ...]:
+        return tuple(range(len(self._names)))
+
+    def fence(self, peer: str) -> None:
+        if peer in self._names and self._names[peer] not in self._hub.dead:
+            self._hub.dead.append(self._names[peer])
+
+    def sight(self, peer: str) -> Sight:
+        return Sight(peer, peer, None, False)
+
+    def bury(self, pidfd: int) -> Any:
+        [peer] = [name for name, own in self._names.items() if own == pidfd]
+        del self._names[peer]
+        if peer not in self._joined_names:
+            return int(peer[1:].partition(".")[0])
+        return ev.WorkerLost(peer, "was cut off", True, None)
+
+
+class _Started(NamedTuple):
+    pidfd: int
+
+
+class _Stage:
+    """The coordinator, honest peers, and attackers."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        segment = Segment.create(1 << 30, "fuzz")
+        setup = CoordinatorSetup(
+            directory="/nonexistent", token=TOKEN, client_pid=os.getpid(), cpu_workers=2,
+            shm_limit=1 << 26, client_arena_fd=-1, engine_arena_fd=segment.fd,
+            worker_environment=b"", blas_threads=1, executable="", python_path="",
+            journal=JournalPlan("off", ""),
+        )  # fmt: skip
+        self._hub = _Hub()
+        self._staff = _Staff(setup, self._hub)
+        for slot in range(2):
+            self._staff.start(slot)
+        self.coordinator = Coordinator(setup, self._hub, self._staff)
+        self._hub.watch(1_000_000)
+        self._hub.watch(1_000_001)
+        self._numbers = itertools.count(1)
+        self._worker = MemorySpoke.worker(self._hub, "w0.1")
+        self._greet(self._worker, "w0.1", WORKER_LANES)
+        self._session = MemorySpoke.session(self._hub, "c1.0")
+        self._greet(self._session, "c1.0", (CLIENT,))
+        other = MemorySpoke.worker(self._hub, "w1.1")
+        self._greet(other, "w1.1", WORKER_LANES)
+        self._turn(2)
+        assert isinstance(decode(self._session.receive()[0]), schema.Welcome)
+        self._inject("task", "w1.1", b"")
+        self._turn(2)
+        other.close()
+        self.backwards = 0
+        self.seen: list[bytes] = []
+        # Nobody has seen an honest backward yet, so there is nothing to forge.
+        self._honest_backward()
+
+    @property
+    def refused(self) -> int:
+        return self.coordinator.protocol_errors
+
+    def _greet(self, spoke: MemorySpoke, peer: str, lanes: tuple[str, ...]) -> None:
+        for lane in lanes:
+            spoke.send([encode(schema.Hello(peer, TOKEN, schema.PROTOCOL_VERSION))], lane)
+
+    # ------------------------------------------------------------------ attackers
+
+    def attack(self, count: int) -> None:
+        """``count`` hostile frames of one kind of attacker; then an honest backward."""
+        kinds = (self._stranger, self._session_gone_bad, self._worker_gone_bad, self._to_others)
+        self._chance.choice(kinds)(count)
+        check_invariants(self.coordinator.state)
+        self._honest_backward()
+
+    def _stranger(self, count: int) -> None:
+        """Has no token; calls itself all kinds of things. Nothing of it may pass."""
+        names = ("c66.1", "w1.1", "w1.999", "c1.0", "w0.1", "w7", "x", "")
+        before, hostile = self.refused, HostileFrames(self._chance, self.seen)
+        for _ in range(count):
+            lane = self._chance.choice((*WORKER_LANES, CLIENT))
+            name = self._chance.choice(names)
+            if name == ("c1.0" if lane == CLIENT else "w0.1"):
+                continue  # the transport lets nobody in under a name that is connected
+            spoke = MemorySpoke(self._hub, name, (lane,))
+            frame = self._forged_hello(name) if self._chance.random() < 0.1 else hostile.next()
+            spoke.send([frame])
+            self.coordinator.turn()
+            before += 1
+            spoke.close()
+            assert self.refused == before, f"{name} on {lane} was heard: {frame[:80]!r}"
+
+    def _forged_hello(self, name: str) -> bytes:
+        token = bytearray(TOKEN)
+        token[self._chance.randrange(32)] ^= 1 << self._chance.randrange(8)
+        forged = self._chance.choice((bytes(token), TOKEN[:-1], TOKEN * 2, b""))
+        return encode(schema.Hello(name, forged, schema.PROTOCOL_VERSION))
+
+    def _session_gone_bad(self, count: int) -> None:
+        """Has the token; what it sends looks like a session's frames, nearly."""
+        while count > 0:
+            peer = f"c2.{next(self._numbers)}"
+            spoke = MemorySpoke.session(self._hub, peer)
+            self._greet(spoke, peer, (CLIENT,))
+            count = self._send_until_cut(spoke, peer, count, CLIENT, schema.FROM_CLIENT)
+            spoke.close()  # the coordinator notices when it next has something for it
+            self._inject(CLIENT, peer, encode(schema.EndSession(peer)))
+        self._finish_tasks()
+
+    def _worker_gone_bad(self, count: int) -> None:
+        """The same with a worker that has been given tasks."""
+        while count > 0:
+            peer = self._staff.name_of(1)
+            spoke = MemorySpoke.worker(self._hub, peer)
+            self._greet(spoke, peer, WORKER_LANES)
+            count = self._send_until_cut(spoke, peer, count, "task", schema.FROM_WORKER)
+            spoke.send([b"and out"])
+            self._turn(2)
+            spoke.close()
+            assert not self._staff.is_current(peer)
+
+    def _send_until_cut(
+        self, spoke: MemorySpoke, peer: str, count: int, lane: str, allowed: tuple[Any, ...]
+    ) -> int:
+        """Frames in its name, a few beyond the first that is refused; how many are left."""
+        hostile = HostileFrames(self._chance, [in_name_of(peer, frame) for frame in self.seen])
+        beyond = self._chance.randrange(4)
+        while count > 0 and beyond >= 0:
+            frame, before = hostile.next(), self.refused
+            if has_other_tables(frame):
+                continue
+            self._inject(lane, peer, frame)
+            count -= 1
+            is_refused = self.refused > before
+            assert is_refused or is_wellformed(frame, allowed), f"heard: {frame[:80]!r}"
+            beyond -= is_refused
+        return count
+
+    def _to_others(self, count: int) -> None:
+        """What a worker and a session would be told by a coordinator that has gone mad."""
+        hostile = HostileFrames(self._chance, self.seen)
+        worker, client = WorkerState("w0.1"), ClientState("c1.0")
+        for _ in range(count):
+            frame = hostile.next()
+            for core, allowed in ((worker, schema.TO_WORKER), (client, schema.TO_CLIENT)):
+                try:
+                    message = decode(frame, allowed)
+                    if isinstance(message, do.DispatchNodeTask | do.CancelGraph | do.FailGraph):
+                        core.handle_event(message)
+                except (ProtocolError, InvariantViolated):
+                    continue
+
+    def _inject(self, lane: str, peer: str, frame: bytes) -> None:
+        MemorySpoke(self._hub, peer, (lane,)).send([frame])
+        self.coordinator.turn()
+
+    def _turn(self, times: int) -> None:
+        for _ in range(times):
+            self.coordinator.turn()
+
+    def _finish_tasks(self) -> None:
+        """The honest worker does what the attackers' graphs have given it."""
+        for _ in range(50):
+            self._work()
+            self.coordinator.turn()
+
+    # ------------------------------------------------------------------ honest work
+
+    def _honest_backward(self) -> None:
+        """Task 0 passes its input on, in a message to 1 and in a block to 2; 3 sums what they give.
+
+        A block counts as 0: nobody writes into the arena.
+        """
+        name, seed = next(self._numbers), self._chance.randrange(1000)
+        self._say(ev.GraphSubmitted("c1.0", name, 0, TASKS, ((0, 0, 0, _number(seed)),), 2))
+        for _ in range(200):
+            self.coordinator.turn()
+            self._work()
+            for frame in self._session.receive():
+                self._note(frame)
+                end = decode(frame, schema.TO_CLIENT)
+                assert isinstance(end, do.CompleteGraph), f"an honest session was told {end}"
+                small, large = end.captures
+                assert small == _number(seed), f"wrong gradient: {small!r} instead of {seed}"
+                assert isinstance(large, Block)
+                self._say(ev.BlocksReleased("c1.0", (large,)))
+                self.coordinator.turn()
+                self.backwards += 1
+                return
+        raise AssertionError("an honest backward does not end")
+
+    def _say(self, message: Any) -> None:
+        self._note(encode(message))
+        self._session.send([encode(message)])
+
+    def _note(self, frame: bytes) -> None:
+        """Attackers know what honest peers have said."""
+        if len(self.seen) < SEEN_MAX:
+            self.seen.append(frame)
+
+    def _work(self) -> None:
+        for frame in self._worker.receive():
+            self._note(frame)
+            task = decode(frame, schema.TO_WORKER)
+            if isinstance(task, do.DispatchNodeTask):
+                refs = [ref for slot in task.inputs for ref in slot]
+                total = sum(_value(ref) for ref in refs if isinstance(ref, bytes))
+                outputs = tuple([block or _number(total) for block in task.blocks])
+                done = encode(ev.NodeTaskDone("w0.1", *task[1:4], outputs))
+                self._note(done)
+                self._worker.send([done])
+
+
+def in_name_of(peer: str, frame: bytes) -> bytes:
+    """A valid frame with another sender."""
+    message = msgspec.msgpack.decode(frame[1:])
+    return frame[:1] + msgspec.msgpack.encode([peer, *message[1:]])
+
+
+def is_wellformed(frame: bytes, allowed: tuple[Any, ...]) -> bool:
+    """Whether the codec lets it pass."""
+    try:
+        decode(frame, allowed)
+    except ProtocolError:
+        return False
+    return True
+
+
+def has_other_tables(frame: bytes) -> bool:
+    """Whether it begins or extends a graph by tables that no planner has made.
+
+    Those are trusted: they come from the client, whose engine this is, and to check each of their
+    references would cost every backward. What is wrong in them can harm that client's engine only.
+    """
+    if not is_wellformed(frame, (ev.GraphSubmitted, ev.GraphExtended)):
+        return False
+    return decode(frame).tasks != TASKS
+
+
+def _task(places: tuple[int, ...], *outputs: OutputSpec) -> NodeTaskSpec:
+    return NodeTaskSpec(False, 1.0, 0, sum(places), places, outputs)
+
+
+#: The honest graph; CAPTURE: a result.
+TASKS = (
+    _task((1,), OutputSpec(0, 1, 0, 0), OutputSpec(LARGE, 2, 0, 0)),
+    _task((1,), OutputSpec(0, 3, 0, 0)),
+    _task((1,), OutputSpec(0, 3, 0, 1)),
+    _task((2,), OutputSpec(0, CAPTURE, 0, 0), OutputSpec(LARGE, CAPTURE, 1, 0)),
+)
+
+
+def _number(value: int) -> bytes:
+    return (value % 2**63).to_bytes(8, "little")
+
+
+def _value(ref: bytes) -> int:
+    return int.from_bytes(ref[:8], "little")

@@ -1,0 +1,128 @@
+"""Hostile frames over the sockets of a real engine, while it trains.
+
+Attackers are threads here; what they know is what a process of the same user could find out.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import random
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+
+import mpgrad as mg
+from mpgrad.testing.leftovers import wait_until
+from mpgrad.wire.schema import MESSAGE_BYTES_MAX
+from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES
+from mpgrad.wire.zeromq import ZmqSpoke
+from stress.fuzz_core import Tally, frames_of_honest_peers
+from stress.hostile_frames import HostileFrames
+from stress.load import Training
+
+#: Frames that leave together, and batches after which an attacker waits until they are heard.
+BATCH, BATCHES_AHEAD = 100, 5
+#: Connections that do not even speak ZeroMQ.
+RAW_CONNECTIONS = 50
+PATIENCE_S = 30.0
+
+
+def fuzz_engine(
+    frames: int, chance: random.Random, expected: list[str], advance: Callable[[int], None]
+) -> Tally:
+    """Send ``frames`` frames to a training engine.
+
+    Args:
+        frames: how many, of peers without a token: each has to be refused and counted.
+        chance: decides which.
+        expected: fingerprints of ``Training(0)``, again and again.
+        advance: told how many were sent.
+
+    Raises:
+        AssertionError: a wrong gradient, or the engine heard somebody, or miscounted.
+    """
+    with mg.Engine("process", cpu_workers=2) as engine:
+        workers = engine.worker_pids()
+        [directory] = glob.glob(os.path.join(tempfile.gettempdir(), "mpgrad-*"))
+        attacker = _Attacker(directory, frames, chance, advance)
+        attacker.start()
+        backwards = 0
+        while attacker.is_alive():
+            backwards += _train(expected)
+            attacker.refused = engine.statistics().protocol_errors
+        attacker.join()
+        wait_until(lambda: engine.statistics().protocol_errors >= attacker.sent, PATIENCE_S)
+        statistics = engine.statistics()
+        assert statistics.protocol_errors == attacker.sent, (
+            f"{attacker.sent} frames, {statistics.protocol_errors} refused"
+        )
+        attacker.speak_nonsense()
+        attacker.take_names_that_are_taken()
+        backwards += _train(expected)
+        assert engine.worker_pids() == workers, "a worker was replaced"
+        assert engine.statistics().failed == 0
+        attacker.close()
+    return Tally(attacker.sent, statistics.protocol_errors, backwards)
+
+
+def _train(expected: list[str]) -> int:
+    """One training; the number of its backwards."""
+    training = Training(0)
+    for number, fingerprint in enumerate(expected):
+        assert training.step() == fingerprint, f"backward {number} of a training is wrong"
+    return len(expected)
+
+
+class _Attacker(threading.Thread):
+    """Talks to every lane under many names."""
+
+    def __init__(
+        self, directory: str, frames: int, chance: random.Random, advance: Callable[[int], None]
+    ) -> None:
+        super().__init__(name="attacker")
+        self._directory, self._frames, self._chance = directory, frames, chance
+        self._advance = advance
+        self._hostile = HostileFrames(chance, frames_of_honest_peers(chance))
+        self._spokes: list[ZmqSpoke] = []
+        self.sent = 0
+        #: As the engine says, told from outside.
+        self.refused = 0
+
+    def run(self) -> None:
+        names = [("c66.1", CLIENT), ("w0.1", CLIENT), ("w1.2", "task"), ("w0.999", "control")]
+        names += [(name, lane) for name in ("w9.1", "c1.0", "?") for lane in WORKER_LANES]
+        spokes = [(self._connect(name, lane), lane) for name, lane in names]
+        while self.sent < self._frames:
+            count = min(BATCH, self._frames - self.sent)
+            spoke, lane = self._chance.choice(spokes)
+            spoke.send([self._hostile.next() for _ in range(count)], lane)
+            self.sent += count
+            self._advance(count)
+            wait_until(lambda: self.refused >= self.sent - BATCH * BATCHES_AHEAD, PATIENCE_S)
+
+    def _connect(self, name: str, lane: str) -> ZmqSpoke:
+        spoke = ZmqSpoke(self._directory, name, (lane,))
+        self._spokes.append(spoke)
+        return spoke
+
+    def speak_nonsense(self) -> None:
+        """Bytes that are not ZeroMQ's; the last one is a frame longer than any may be."""
+        for _ in range(RAW_CONNECTIONS):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.connect(os.path.join(self._directory, self._chance.choice(HUB_LANES)))
+                raw.sendall(self._chance.randbytes(self._chance.randrange(1, 500)))
+        self._connect("c66.2", CLIENT).send([bytes(MESSAGE_BYTES_MAX + 1)])
+
+    def take_names_that_are_taken(self) -> None:
+        """The transport lets nobody in under the name of somebody who is connected.
+
+        It takes a later frame for a new name instead, so these cannot be counted.
+        """
+        for lane in WORKER_LANES:
+            self._connect("w0.1", lane).send([self._hostile.next() for _ in range(BATCH)], lane)
+
+    def close(self) -> None:
+        for spoke in self._spokes:
+            spoke.close()
