@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stress.chaos import CHAOS
+from stress.deep import DEEP
 from stress.fuzz import FUZZ
+from stress.oom import OOM
 from stress.page import write_row
 from stress.run import Run, own_temporary_directory
 from stress.simulation import SIMULATION
 from stress.soak import SOAK
 from stress.storm import STORM
+from stress.wide import WIDE
 
-RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ)
+RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM)
 #: How long forms differ from the defaults, which are for a first look.
 LONG = {"chaos": ["--kills", "1000", "--minutes", "20"]}
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+import mpgrad as mg
 from mpgrad.coordinator.process import Coordinator
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from mpgrad.testing import __main__ as testing
 from mpgrad.testing.leftovers import Leftovers, left_since
-from stress import chaos, simulation, soak
+from stress import chaos, deep, simulation, soak
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
 from stress.load import Training
@@ -110,6 +111,33 @@ def test_fuzz_finds_a_planted_hole(
     monkeypatch.setattr(owner, name, bug)
     with pytest.raises((AssertionError, KeyError, ProtocolError)):
         fuzz(20_000, random.Random(7), lambda sent: None)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["deep", "--nodes", "3000", "--levels", "40"],
+        ["wide", "--branches", "1500", "--leaves", "300"],
+        ["oom", "--rounds", "1"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_extremes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith(f"{arguments[0]}: PASSED")
+    assert verdict.endswith("nothing left")
+
+
+@pytest.mark.slow
+def test_deep_notices_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = mg.Tensor.__neg__
+    with mg.Engine("local"):
+        assert deep.chain(20)
+        monkeypatch.setattr(mg.Tensor, "__neg__", lambda tensor: real(tensor) * 1.5)
+        assert not deep.chain(20)
 
 
 def test_each_run_replaces_its_own_row(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""oom: memory runs out in every way that can be arranged; a clear error, then all works again.
+
+``python -m stress.oom WAY`` is one way, in a process of its own whose limits it may lower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mpgrad as mg
+from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.testing.leftovers import Leftovers, left_since
+from stress.run import Run, Verdict, count
+
+MIB = 1 << 20
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=count, default=20, metavar="N", help="of each way")
+
+
+def _perform(options: argparse.Namespace) -> Verdict:
+    print(f"oom: --rounds {options.rounds}", flush=True)
+    before = Leftovers.now()
+    ends = {way: _in_a_process(way, options.rounds) for way in WAYS}
+    left = left_since(before)
+    failed = [f"{way}: {end}" for way, end in ends.items() if end != "fine"]
+    words = ", ".join(f"{way} ({words.__doc__})" for way, words in WAYS.items())
+    return Verdict(
+        not (failed or left),
+        f"{options.rounds} rounds of each: {words}; each a clear error, and the next backward is "
+        f"right: {'; '.join(failed) or 'yes'}; {left or 'nothing'} left",
+    )
+
+
+def _in_a_process(way: str, rounds: int) -> str:
+    """Its last line: "fine", or what was wrong."""
+    command = [sys.executable, "-m", "stress.oom", way, str(rounds)]
+    environment = {**os.environ, **ENVIRONMENT.get(way, {})}
+    try:
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    said = (ended.stdout if ended.returncode == 0 else ended.stderr).strip().splitlines()
+    return said[-1] if said else f"exit status {ended.returncode}"
+
+
+def engine_arena(rounds: int) -> None:
+    """the workers' arena is full"""
+    with mg.Engine("process", cpu_workers=2, shm_limit=4 * MIB) as engine:
+        for _ in range(rounds):
+            with _Refused(SharedMemoryExhausted):
+                _backward(1024)  # gradients of 8 MiB
+            _check_small()
+        _check_empty(engine)
+
+
+def client_arena(rounds: int) -> None:
+    """the client's arena is full"""
+    with mg.Engine("process", cpu_workers=2) as engine:
+        for _ in range(rounds):
+            with _Refused(SharedMemoryExhausted):
+                _fill()
+            _check_small()
+        _check_empty(engine)
+
+
+def address_space(rounds: int) -> None:
+    """the client may map no more memory: RLIMIT_AS"""
+    with mg.Engine("process", cpu_workers=2) as engine:
+        _check_small()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as statm:
+            mapped = int(statm.read().split()[0]) * resource.getpagesize()
+        for _ in range(rounds):
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + 64 * MIB, before[1]))
+            try:
+                with _Refused(MemoryError):
+                    _backward_here(1 << 24)
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, before)
+            _check_small()
+        _check_empty(engine)
+
+
+class _Refused:
+    """The body has to end with an error of this kind, whose text says how much was asked for."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if error is None:
+            raise RuntimeError(f"no {self._kind.__name__} although memory is short")
+        return isinstance(error, self._kind)
+
+
+def _backward(side: int) -> np.ndarray[Any, Any]:
+    """The gradient of a product of two square matrices, taken in the workers."""
+    x = mg.tensor(np.full((side, side), 2.0), requires_grad=True)
+    y = mg.tensor(np.ones((side, side)))
+    mg.tanh(x * y).sum().backward()
+    if x.grad is None:
+        raise RuntimeError("a backward ended without an error and without a gradient")
+    return x.grad.numpy()
+
+
+def _backward_here(size: int) -> None:
+    """A gradient that the client makes itself."""
+    x = mg.tensor(np.ones(size), requires_grad=True)
+    y = mg.tanh(x)
+    y.register_hook(lambda grad: mg.from_numpy(grad.numpy() * 2))
+    y.sum().backward()
+
+
+def _check_small() -> None:
+    found = _backward(64)
+    if not np.allclose(found, 1 - np.tanh(2.0) ** 2, rtol=1e-12):
+        raise RuntimeError("a wrong gradient after memory was short")
+
+
+def _check_empty(engine: mg.Engine) -> None:
+    figures = engine.statistics().engine_arena
+    if figures is None or figures.live_blocks:
+        raise RuntimeError(f"blocks are left: {figures}")
+    if engine.statistics().restarts:
+        raise RuntimeError("a worker died of it")
+
+
+def _fill() -> None:
+    held = []
+    while True:
+        held.append(mg.ones(1024, 1024) * 2.0)
+
+
+WAYS: dict[str, Callable[[int], None]] = {
+    "engine arena": engine_arena,
+    "client arena": client_arena,
+    "address space": address_space,
+}
+
+ENVIRONMENT = {"client arena": {"MPGRAD_SHM_LIMIT": str(96 * MIB)}}
+
+OOM = Run(
+    "oom",
+    "arenas and address space run out: clear errors, then the engine works again",
+    _add_options,
+    _perform,
+)
+
+if __name__ == "__main__":
+    WAYS[sys.argv[1]](int(sys.argv[2]))
+    print("fine")
