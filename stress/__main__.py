@@ -13,7 +13,7 @@ from stress.deep import DEEP
 from stress.fuzz import FUZZ
 from stress.oom import OOM
 from stress.page import write_row
-from stress.run import Run, own_temporary_directory
+from stress.run import Run, own_temporary_directory, seed_of
 from stress.simulation import SIMULATION
 from stress.soak import SOAK
 from stress.storm import STORM
@@ -41,11 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _perform(options: argparse.Namespace, command: str) -> bool:
     run: Run = options.run
+    command = command.partition(" --write")[0]
+    if getattr(options, "seed", 0) is None:
+        options.seed = seed_of(options)
+        command += f" --seed {options.seed}"
     with own_temporary_directory():
         verdict = run.perform(options)
     print(f"{run.name}: {'PASSED' if verdict.passed else 'FAILED'}: {verdict.figures}", flush=True)
     if options.write is not None:
-        command = command.partition(" --write")[0]
         write_row(options.write, run.name, verdict, command, [run.name for run in RUNS])
     return verdict.passed
 
