@@ -7,10 +7,10 @@ neither changes a bit of the result.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpgrad.autograd.functions.function_node import FunctionNode
-from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.nodes.node import InputMetadata, Node
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.cost_model import CostModel
 
@@ -18,8 +18,8 @@ from mpgrad.scheduler.cost_model import CostModel
 CALL_US = 3.0
 #: Elementwise work: bytes per microsecond through memory.
 BYTES_PER_US = 4000.0
-#: Matrix products: floating-point operations per microsecond on one core.
-FLOPS_PER_US = 40_000.0
+#: Matrix products: floating-point operations per microsecond on one core, of 4-byte numbers.
+FLOPS_PER_US = 80_000.0
 #: A custom Function that never ran is taken for expensive.
 UNKNOWN_FUNCTION_US = 1000.0
 
@@ -36,6 +36,13 @@ def key_of(node: Node) -> Any:
     return type(node)
 
 
+class _Halves(NamedTuple):
+    """Key of what the first, or the second, half of a Node in two takes (``scheduler.split``)."""
+
+    key: Any
+    is_second: bool
+
+
 def estimate(node: Node) -> float:
     """Expected microseconds of ``node``'s rule."""
     measured = model.get(key_of(node))
@@ -46,6 +53,23 @@ def estimate(node: Node) -> float:
     if isinstance(node, OperatorNode):
         return _guess(node)
     return CALL_US
+
+
+def second_half_share(node: Node) -> float:
+    """Which part of its cost a Node's second half takes, if it is run in two: a half at first."""
+    key = key_of(node)
+    first, second = model.get(_Halves(key, False)), model.get(_Halves(key, True))
+    if first is None or second is None or first + second == 0.0:
+        return 0.5
+    return second / (first + second)
+
+
+def observe_halves(node: Node, first_us: float, second_us: float) -> None:
+    """Learn from one run in two halves."""
+    key = key_of(node)
+    model.observe(_Halves(key, False), first_us)
+    model.observe(_Halves(key, True), second_us)
+    observe(node, first_us + second_us)
 
 
 def observe(node: Node, microseconds: float) -> None:
@@ -59,19 +83,34 @@ def observe(node: Node, microseconds: float) -> None:
 
 def _guess(node: OperatorNode) -> float:
     shapes = [meta.shape for meta in (*node.input_metadata, *node.input_info) if meta is not None]
-    nbytes = sum(math.prod(shape) * 4 for shape in shapes)
-    cost = CALL_US + nbytes / BYTES_PER_US
+    itemsize = node.input_metadata[0].dtype.itemsize
+    cost = CALL_US + sum(math.prod(shape) for shape in shapes) * itemsize / BYTES_PER_US
     if node.operator.name in ("matmul", "linear", "conv2d"):
-        cost += _product_flops(node) / FLOPS_PER_US
+        cost += _product_flops(node) / FLOPS_PER_US * itemsize / 4
     return cost
 
 
+def _channels(image: InputMetadata | None) -> int:
+    return 0 if image is None else image.shape[1]
+
+
 def _product_flops(node: OperatorNode) -> float:
-    """2 x (elements of the result) x (length of the sum), once per gradient."""
-    result = math.prod(node.input_metadata[0].shape)
-    flops = 0.0
-    for info in node.input_info:
-        if info is not None and len(info.shape) >= 2:
-            inner = math.prod(info.shape[1:]) if node.operator.name == "conv2d" else info.shape[-1]
-            flops += 2.0 * result * inner
-    return flops
+    """2 x (elements of the result) x (length of forward's sum), once per gradient.
+
+    The product that gives one factor's gradient has as many operations as forward: (m, k) @ (k, n)
+    takes m x k x n multiplications, and so do (m, n) @ (n, k) and (k, m) @ (m, n). The sum's length
+    is seen in a factor that wants a gradient; an image alone does not tell the size of the kernel,
+    which is then taken for one of 3 x 3.
+    """
+    name, result = node.operator.name, math.prod(node.input_metadata[0].shape)
+    first, second = (*node.input_info, None)[:2]
+    wanted = [info for info in (first, second) if info is not None and len(info.shape) >= 2]
+    if name == "conv2d":
+        length = math.prod(second.shape[1:]) if second is not None else 9 * _channels(first)
+    elif first is not None:
+        length = first.shape[-1]
+    elif second is not None:
+        length = second.shape[-1 if name == "linear" or len(second.shape) < 2 else -2]
+    else:
+        length = 0
+    return 2.0 * result * length * len(wanted)

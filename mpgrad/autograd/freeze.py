@@ -22,6 +22,7 @@ from mpgrad.autograd.client_nodes import (
     HooksBefore,
     runs_node_hooks,
 )
+from mpgrad.autograd.costs import second_half_share
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.autograd.replay import (
@@ -39,6 +40,7 @@ from mpgrad.autograd.replay import (
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
+from mpgrad.scheduler.split import SPLIT_ABOVE_US
 from mpgrad.tensor import Tensor
 
 #: Of an input of a client Node where no gradient ever arrives.
@@ -208,8 +210,18 @@ def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None
     ]
     change = sum([abs(new - spec.cost_us) for new, spec in zip(now, specs, strict=True)])
     if change > (0.0 if known.is_young else COSTS_CHANGED * sum(now)):
-        renewed = [spec._replace(cost_us=new) for new, spec in zip(now, specs, strict=True)]
+        renewed = [
+            _with_share(spec._replace(cost_us=new), node)
+            for new, spec, node in zip(now, specs, nodes, strict=True)
+        ]
         known.spec = known.spec._replace(nodes=tuple(renewed))
+
+
+def _with_share(spec: NodeSpec, node: Node) -> NodeSpec:
+    """``spec`` with what is known of the Node's halves, where it could be worth splitting."""
+    if not spec.is_splittable or spec.cost_us < SPLIT_ABOVE_US:
+        return spec
+    return spec._replace(second_half_share=second_half_share(node))
 
 
 # ---------------------------------------------------------------------- a new graph
@@ -385,6 +397,9 @@ class _Tables:
                 )
                 for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
             ]
+        )
+        specs = tuple(
+            [_with_share(spec, node) for spec, node in zip(specs, self.nodes, strict=True)]
         )
         spec = GraphSpec(
             specs,

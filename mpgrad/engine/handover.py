@@ -18,6 +18,7 @@ from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode, PortableContext
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.dispatch import OperatorNode
+from mpgrad.engine.learning import wants_times
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef, TensorHandle
 from mpgrad.shm.arena import ForeignArena, client_arena
@@ -54,8 +55,8 @@ class Handover:
         self._kept: list[Any] = []
         #: Packed arrays by identity: many Nodes save the same one.
         self._packed: dict[int, PackedArray] = {}
-        #: Whether the workers shall say when each Node ran.
-        self.is_timed = False
+        #: Whether the workers shall say when each Node ran: all, or where that teaches something.
+        self.is_timed = self.learns = False
         self._numpy_errors = _changed_numpy_errors()
         self.handed_bytes = 0
         self.copied_bytes = 0
@@ -173,9 +174,8 @@ class Handover:
             for member, wiring in zip(members, graph.wirings(frozen, task), strict=True)
         ]
         slots = graph.plan.slots[task]
-        return TaskProgram(
-            tuple(nodes), slots, anomaly.checks_nan, self.is_timed, self._numpy_errors
-        )
+        is_timed = self.is_timed or (self.learns and wants_times(members))
+        return TaskProgram(tuple(nodes), slots, anomaly.checks_nan, is_timed, self._numpy_errors)
 
     def _rule(self, frozen: FrozenGraph, index: int, code: dict[int, ShippedCode]) -> Rule:
         node = frozen.nodes[index]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.profiler import unpack_times
 from mpgrad.engine.local import NEGLIGIBLE_US
 from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.scheduler.plan import Member, Plan
@@ -12,6 +15,8 @@ from mpgrad.scheduler.plan import Member, Plan
 #: difference is more than a message costs.
 FAR_OFF = 2.0
 FAR_OFF_US = 1000.0
+#: A task of more Nodes is not timed Node by Node: as long as tasks may become, its Nodes are short.
+TIMED_MAX = 1000
 
 
 def is_far_off(planned: Plan, outcome: CompleteGraph) -> bool:
@@ -25,27 +30,67 @@ def is_far_off(planned: Plan, outcome: CompleteGraph) -> bool:
     return high > FAR_OFF * low and high - low > FAR_OFF_US
 
 
+def wants_times(members: Sequence[Member]) -> bool:
+    """Whether a task must say when each of its Nodes ran, so that their costs can be learned."""
+    return 1 < len(members) <= TIMED_MAX
+
+
+def that_ran(frozen: FrozenGraph, members: Sequence[Member]) -> list[Member]:
+    """Those of a task's members whose rule was run: times are reported of these."""
+    return [m for m in members if frozen.runs[m.node] and m.piece_of is None]
+
+
 def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
     """Tell the cost model what Nodes took.
 
-    Where a task's first Node makes up nearly all of it, the task's time is that Node's (or, with
-    that of the other half, the whole Node's). Otherwise it is shared out: were a chain that is one
-    task never learned from, a wrong guess would cut it in the wrong places for ever.
+    A task of one Node says so by its length, one of several by the times that it reports. Where
+    none were asked for, and the first Node makes up nearly all of the task, its time is that
+    Node's; otherwise it is shared out: were a long task never learned from, a wrong guess would cut
+    it in the wrong places for ever.
     """
-    halves: dict[int, int] = {}
-    for task, _, microseconds, _, _ in outcome.ran:
+    halves: dict[int, dict[bool, float]] = {}
+    for task, _, microseconds, _, times in outcome.ran:
         members = planned.groups[task]
-        head = members[0]
-        if head.piece_of is not None:
+        if members[0].piece_of is not None:
             continue
-        if not _is_dominated(frozen, members):
-            _share_out(frozen, members, microseconds)
-        elif not head.is_half:
-            costs.observe(frozen.nodes[head.node], microseconds)
-        elif head.node in halves:
-            costs.observe(frozen.nodes[head.node], halves[head.node] + microseconds)
+        if times is not None and len(members) > 1:
+            measured = _measured(frozen, members, microseconds, unpack_times(times))
+        elif _is_dominated(frozen, members):
+            measured = [(members[0], float(microseconds))]
         else:
-            halves[head.node] = microseconds
+            measured = _shared_out(frozen, members, microseconds)
+        for member, took_us in measured:
+            if member.is_half:
+                halves.setdefault(member.node, {})[_is_second(frozen, member)] = took_us
+            else:
+                costs.observe(frozen.nodes[member.node], took_us)
+    for node, took in halves.items():
+        if len(took) == 2:
+            costs.observe_halves(frozen.nodes[node], took[False], took[True])
+
+
+def _measured(
+    frozen: FrozenGraph, members: Sequence[Member], task_us: float, times: Sequence[float]
+) -> list[tuple[Member, float]]:
+    """What each Node of a task took; the time between their rules is shared by all that ran."""
+    ran = that_ran(frozen, members)
+    took = [(end - start) * 1e6 for start, end in zip(times[::2], times[1::2], strict=True)]
+    between_us = max(task_us - sum(took), 0.0) / max(len(ran), 1)
+    specs = frozen.spec.nodes
+    return [
+        (member, microseconds + between_us)
+        for member, microseconds in zip(ran, took, strict=True)
+        if member.is_half or max(microseconds, specs[member.node].cost_us) > NEGLIGIBLE_US
+    ]
+
+
+def _is_second(frozen: FrozenGraph, member: Member) -> bool:
+    """Whether a half of a Node is the one whose outputs go to sinks (``scheduler.split``)."""
+    specs = frozen.spec.nodes
+    return any(
+        route is not None and target is not None and specs[target[0]].is_sink
+        for route, target in zip(member.routes, specs[member.node].edges, strict=True)
+    )
 
 
 def _is_dominated(frozen: FrozenGraph, members: tuple[Member, ...]) -> bool:
@@ -55,15 +100,17 @@ def _is_dominated(frozen: FrozenGraph, members: tuple[Member, ...]) -> bool:
     return sum(specs[member.node].cost_us for member in members[1:]) < 0.1 * first
 
 
-def _share_out(frozen: FrozenGraph, members: tuple[Member, ...], microseconds: float) -> None:
+def _shared_out(
+    frozen: FrozenGraph, members: Sequence[Member], task_us: float
+) -> list[tuple[Member, float]]:
     """A task's time goes to its longer Nodes, in the proportion in which they were expected."""
     if any(member.is_half for member in members):
-        return  # it is not said which part of the Node's cost that half is
+        return []  # the other half has times of its own
     specs = frozen.spec.nodes
-    longer = [member.node for member in members if specs[member.node].cost_us > NEGLIGIBLE_US]
-    expected_us = sum(specs[node].cost_us for node in longer)
+    longer = [member for member in members if specs[member.node].cost_us > NEGLIGIBLE_US]
+    expected_us = sum(specs[member.node].cost_us for member in longer)
     rest_us = sum(specs[member.node].cost_us for member in members) - expected_us
-    if longer and microseconds > rest_us:
-        factor = (microseconds - rest_us) / expected_us
-        for node in longer:
-            costs.observe(frozen.nodes[node], specs[node].cost_us * factor)
+    if not longer or task_us <= rest_us:
+        return []
+    factor = (task_us - rest_us) / expected_us
+    return [(member, specs[member.node].cost_us * factor) for member in longer]

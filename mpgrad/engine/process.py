@@ -29,7 +29,7 @@ from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
-from mpgrad.engine.learning import is_far_off, learn
+from mpgrad.engine.learning import is_far_off, learn, that_ran
 from mpgrad.engine.placement import place
 from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
 from mpgrad.engine.processes import CoordinatorProcess
@@ -271,6 +271,7 @@ class ProcessEngine:
             with self._session() as session:
                 graph = self.prepare(frozen)
                 planned = graph.plan
+                handover.learns = graph.learns()
                 outcome, client = self._submit(session, frozen, graph, code, handover)
                 self._note(frozen, graph, handover, outcome)
                 if profile is not None and isinstance(outcome, CompleteGraph):
@@ -375,11 +376,12 @@ class ProcessEngine:
             on_client = len(prepared.plan.tasks) - len(outcome.ran)
             if on_client:
                 counters.tasks["client"] += on_client
-            if is_far_off(prepared.plan, outcome):
+            far_off = is_far_off(prepared.plan, outcome)
+            if far_off:
                 prepared.grow_young()
                 if frozen.remembered is not None:
                     frozen.remembered.grow_young()
-            if prepared.learns():
+            if far_off or handover.learns:
                 learn(frozen, prepared.plan, outcome)
 
 
@@ -388,11 +390,6 @@ def _note_times(
 ) -> None:
     """Tell the profile when workers ran which Nodes."""
     for task, slot, _, _, times in outcome.ran:
-        if times is None:
-            continue
-        ran = [
-            member.node
-            for member in planned.groups[task]
-            if frozen.runs[member.node] and member.piece_of is None
-        ]
-        profile.note_nodes(frozen, ran, profiler.unpack_times(times), worker=slot)
+        if times is not None:
+            ran = [member.node for member in that_ran(frozen, planned.groups[task])]
+            profile.note_nodes(frozen, ran, profiler.unpack_times(times), worker=slot)

@@ -38,6 +38,8 @@ class NodeSpec(NamedTuple):
     unpacks: bool = False
     #: Where its complete inputs are passed on to, one target per input (see ``split``).
     passes: tuple[Target, ...] = ()
+    #: Which part of ``cost_us`` falls to the outputs that go to sinks, if the Node is run in two.
+    second_half_share: float = 0.5
 
 
 class GraphSpec(NamedTuple):

@@ -1,8 +1,9 @@
 """PlanCache: a training loop freezes the same graph again and again; its plan is made once.
 
 A plan depends on the structure and on the costs. The structure is compared exactly; costs are
-learned and drift a little with each run, so a plan serves until they have changed in earnest. A
-plan that is no longer the best one is slower, never wrong.
+learned and drift a little with each run, so a plan serves until they have changed in earnest, be it
+that the work moved from some Nodes to others. A plan that is no longer the best one is slower,
+never wrong.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -17,8 +18,9 @@ from mpgrad.scheduler.plan import Plan, plan
 
 #: Plans that are kept, those used last.
 PLANS_MAX = 64
-#: A plan serves while the work of the graph stays within this factor of what it was made for.
-DRIFT_MAX = 1.25
+#: A plan serves while the costs of all Nodes together differ by no more than this part of the work
+#: from those that it was made for.
+DRIFT_MAX = 0.25
 
 
 class PlanCache:
@@ -26,19 +28,19 @@ class PlanCache:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._plans: OrderedDict[Any, tuple[list[float], Plan]] = OrderedDict()
 
     def plan(self, spec: GraphSpec) -> Plan:
         """The plan of ``spec``, made now or before."""
         key = structure(spec)
         found = self._plans.get(key)
-        work_us = sum(node.cost_us for node in spec.nodes)
-        if found is None or not _is_near(work_us, found.work_us):
-            found = self._plans[key] = plan(spec, workers=self._workers)
+        costs = _costs(spec)
+        if found is None or not _are_near(costs, found[0]):
+            found = self._plans[key] = (costs, plan(spec, workers=self._workers))
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
-        return found
+        return found[1]
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -60,5 +62,14 @@ def structure(spec: GraphSpec) -> Any:
     return nodes, spec.seeds, spec.captures, spec.order
 
 
-def _is_near(now_us: float, then_us: float) -> bool:
-    return now_us <= then_us * DRIFT_MAX and then_us <= now_us * DRIFT_MAX
+def _costs(spec: GraphSpec) -> list[float]:
+    """What each Node costs, in both of its halves."""
+    seconds = [node.cost_us * node.second_half_share for node in spec.nodes]
+    return [
+        node.cost_us - second for node, second in zip(spec.nodes, seconds, strict=True)
+    ] + seconds
+
+
+def _are_near(now_us: list[float], then_us: list[float]) -> bool:
+    moved = sum([abs(now - then) for now, then in zip(now_us, then_us, strict=True)])
+    return moved <= DRIFT_MAX * min(sum(now_us), sum(then_us))

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target
 
-#: Half of such a Node must be worth a message and a gradient that is read by another core.
+#: A Node of which both halves cost the same is split from here on: the second half must be worth a
+#: message and a gradient that is read by another core.
 SPLIT_ABOVE_US = 800.0
 
 
@@ -51,7 +52,9 @@ def has_branches_for(spec: GraphSpec, workers: int) -> bool:
 
 def _is_worth_it(node: NodeSpec, is_rest: list[bool]) -> bool:
     """Whether both halves have something to do and no sum mixes them."""
-    if not node.is_splittable or node.on_client or node.cost_us < SPLIT_ABOVE_US:
+    if not node.is_splittable or node.on_client:
+        return False
+    if node.cost_us * node.second_half_share < SPLIT_ABOVE_US / 2:
         return False
     rest = {target for target, late in zip(node.edges, is_rest, strict=True) if late}
     urgent = {target for target in node.edges if target is not None} - rest
@@ -65,4 +68,5 @@ def _half(node: NodeSpec, is_rest: list[bool], late: bool, passes_to: int | None
     passes = (
         () if passes_to is None else tuple((passes_to, nr) for nr in range(len(node.input_nbytes)))
     )
-    return node._replace(edges=tuple(edges), cost_us=node.cost_us / 2, passes=passes)
+    share = node.second_half_share if late else 1.0 - node.second_half_share
+    return node._replace(edges=tuple(edges), cost_us=node.cost_us * share, passes=passes)

@@ -111,6 +111,7 @@ def _nodes(
             is_sink=not edges[node] and len(sizes[node]) == 1 and rng.random() < 0.7,
             is_splittable=rng.random() < 0.5,
             unpacks=on_client and rng.random() < 0.5,
+            second_half_share=(0.5, 0.2, 0.9)[node % 3],
         )
     return tuple(node for node in nodes if node is not None)
 

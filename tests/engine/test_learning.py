@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from time import perf_counter
 from typing import Any
 
@@ -11,11 +12,13 @@ import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.profiler import pack_times
 from mpgrad.autograd.replay import Memory
-from mpgrad.engine.learning import learn
+from mpgrad.engine.learning import learn, that_ran, wants_times
+from mpgrad.nn.functional import conv2d
 from mpgrad.scheduler.cost_model import SURPRISE_MAX, CostModel
 from mpgrad.scheduler.instructions import CompleteGraph
-from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan import Member, plan
 from mpgrad.tensor import gradient_edge
 
 
@@ -66,6 +69,98 @@ def test_nodes_share_a_task_s_time_as_expected() -> None:
     assert len(factors) == 4
     assert factors == pytest.approx([factors[0]] * 4)
     assert factors[0] > 1.5
+
+
+def test_times_of_nodes_tell_those_of_one_task_apart() -> None:
+    # One Node's shapes differ from those of the others, so that it has an entry of its own.
+    other = (mg.relu(mg.ones(64, 128) @ mg.ones(128, 32, requires_grad=True))).sum()
+    graph = frozen(other + chain())
+    planned = plan(graph.spec)
+    assert len(planned.groups) == 1
+    assert wants_times(planned.groups[0])
+    long = [
+        at
+        for at, node in enumerate(graph.nodes)
+        if node.name() == "MatmulBackward" and node.input_metadata[0].shape == (64, 32)
+    ]
+    assert len(long) == 1
+    times: list[float] = []
+    for member in that_ran(graph, planned.groups[0]):
+        start = times[-1] if times else 0.0
+        times += [start, start + (4e-4 if member.node in long else 1e-5)]
+    took = int(times[-1] * 1e6)
+    for _ in range(30):
+        ran = ((0, 0, took, 0, pack_times(times)),)
+        learn(graph, planned, CompleteGraph("c1.1", 1, (), (), ran))
+    after = frozen(other + chain())
+    learned = {
+        node.input_metadata[0].shape: spec.cost_us
+        for node, spec in zip(after.nodes, after.spec.nodes, strict=True)
+        if spec.name == "MatmulBackward"
+    }
+    assert learned[64, 32] == pytest.approx(400.0, rel=0.05)
+    assert learned[128, 128] == pytest.approx(10.0, rel=0.1)
+
+
+def test_each_half_of_a_node_is_learned_by_itself() -> None:
+    x = mg.ones(256, 512)
+    for _ in range(4):
+        x = x @ mg.ones(512, 512, requires_grad=True)
+    loss = x.sum()
+    graph = frozen(loss)
+    planned = plan(graph.spec, workers=2)
+    halved = [member for group in planned.groups for member in group if member.is_half]
+    assert len(halved) == 6
+
+    def took_us(member: Member) -> int:
+        """The gradient that goes on 900 us, that of the weights 300 us, anything else nothing."""
+        edges = graph.spec.nodes[member.node].edges
+        return 300 if member.is_half and member.routes[1] is not None else 900 if any(edges) else 0
+
+    def report_all() -> None:
+        ran = []
+        for task, members in enumerate(planned.groups):
+            times: list[float] = []
+            for member in that_ran(graph, members):
+                start = times[-1] if times else 0.0
+                times += [start, start + took_us(member) / 1e6]
+            total = int(sum(times[1::2]) * 1e6 - sum(times[::2]) * 1e6)
+            ran.append((task, 0, total, 0, pack_times(times) if len(members) > 1 else None))
+        learn(graph, planned, CompleteGraph("c1.1", 1, (), (), tuple(ran)))
+
+    for _ in range(30):
+        report_all()
+    for spec in frozen(loss).spec.nodes:
+        if spec.name == "MatmulBackward" and spec.edges[0] is not None:
+            assert spec.cost_us == pytest.approx(1200.0, rel=0.02)
+            assert spec.second_half_share == pytest.approx(0.25, rel=0.02)
+
+
+def product(m: int, k: int, n: int, **needs: bool) -> float:
+    a = mg.ones(m, k, requires_grad=needs.get("a", True))
+    b = mg.ones(k, n, requires_grad=needs.get("b", True))
+    [node] = [node for node in frozen((a @ b).sum()).nodes if node.name() == "MatmulBackward"]
+    return costs.estimate(node)
+
+
+def test_a_product_is_expected_to_take_as_long_as_it_has_multiplications() -> None:
+    """Each gradient of an (m, k) @ (k, n) takes m k n of them, whatever their order."""
+    both = product(64, 1024, 512)
+    assert product(512, 64, 1024) == pytest.approx(both, rel=0.5)
+    assert product(1024, 512, 64) == pytest.approx(both, rel=0.5)
+    for only in ("a", "b"):
+        other = {"a": "b", "b": "a"}[only]
+        assert product(512, 512, 512, **{other: False}) == pytest.approx(
+            product(512, 512, 512) / 2, rel=0.2
+        )
+
+
+def test_the_gradient_of_an_image_takes_as_long_as_forward() -> None:
+    """Its sums run over the kernel, not over the image."""
+    image, kernel = mg.ones(2, 16, 64, 64, requires_grad=True), mg.ones(16, 16, 3, 3)
+    [node] = [n for n in frozen(conv2d(image, kernel).sum()).nodes if "Conv2d" in n.name()]
+    flops = 2 * math.prod(node.input_metadata[0].shape) * 16 * 9
+    assert costs.estimate(node) < 3 * flops / costs.FLOPS_PER_US
 
 
 def test_one_interruption_does_not_make_a_rule_expensive() -> None:
