@@ -237,6 +237,7 @@ class ProcessEngine:
         """The plan of a graph, from the cache if one like it ran before."""
         return self.prepare(frozen).plan
 
+    @collector_held()
     def prepare(self, frozen: FrozenGraph) -> PreparedGraph:
         """What was made of a graph's tables, now or in an earlier step."""
         with self._plans_lock:
