@@ -24,7 +24,7 @@ TRAININGS = 5
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=count, default=50, metavar="T", help="of one client")
     parser.add_argument("--clients", type=count, default=10, metavar="C", help="processes")
-    parser.add_argument("--backwards", type=count, default=20, metavar="N", help="of each of them")
+    parser.add_argument("--backwards", type=count, default=10, metavar="N", help="of each of them")
     parser.add_argument("--seed", type=int, help="of the values; default: drawn")
     parser.add_argument("--minutes", type=minutes, default=10.0, metavar="M", help="at most")
 
@@ -57,18 +57,26 @@ def _perform(options: argparse.Namespace) -> Verdict:
             return found
 
         with ThreadPoolExecutor(options.threads) as pool:
-            of_threads = list(pool.map(train, range(options.threads)))
+            try:
+                of_threads = list(pool.map(train, range(options.threads)))
+            except KeyboardInterrupt:
+                deadline = 0.0  # the threads stop after the backward that they are in
+                raise
         of_clients = [client.fingerprints(deadline) for client in clients]
         failed = engine.statistics().failed
     seconds = time.monotonic() - start
     left = left_since(before)
     of_all = [*enumerate(of_threads), *enumerate(of_clients)]
     wrong = sum(found != expected[number % TRAININGS] for number, found in of_all)
+    of_clients_wrong = sum(
+        found != expected[number % TRAININGS] for number, found in enumerate(of_clients)
+    )
     done = sum(len(found) for _, found in of_all)
     return Verdict(
         not (wrong or failed or left),
         f"{options.threads} threads and {options.clients} client processes at once, {done:,} "
-        f"backwards in {seconds:.0f} s, {wrong} of {len(of_all)} trainings wrong or unfinished, "
+        f"backwards in {seconds:.0f} s, {wrong} of {len(of_all)} trainings wrong or unfinished "
+        f"({of_clients_wrong} of them in client processes), "
         f"{failed} backwards failed, {left or 'nothing'} left",
     )
 
