@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpgrad.engine.blas import blas_limit
 from stress.chaos import CHAOS
 from stress.deep import DEEP
 from stress.fuzz import FUZZ
@@ -45,7 +46,8 @@ def _perform(options: argparse.Namespace, command: str) -> bool:
     if getattr(options, "seed", 0) is None:
         options.seed = seed_of(options)
         command += f" --seed {options.seed}"
-    with own_temporary_directory():
+    # What a forward rounds to depends on BLAS's threads, which a backward of another thread limits.
+    with own_temporary_directory(), blas_limit(1):
         verdict = run.perform(options)
     print(f"{run.name}: {'PASSED' if verdict.passed else 'FAILED'}: {verdict.figures}", flush=True)
     if options.write is not None:

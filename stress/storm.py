@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import mpgrad as mg
+from mpgrad.engine.blas import blas_limit
 from mpgrad.testing.leftovers import Leftovers, left_since
 from stress.load import Training
 from stress.run import Run, Verdict, count, minutes, progress_bar, seed_of
@@ -118,4 +119,5 @@ STORM = Run(
 )
 
 if __name__ == "__main__":
-    print(*fingerprints(int(sys.argv[1]), int(sys.argv[2]), "process"), sep="\n")
+    with blas_limit(1):
+        print(*fingerprints(int(sys.argv[1]), int(sys.argv[2]), "process"), sep="\n")
