@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from mpgrad import config, machine
-from mpgrad.errors import InvariantViolated
+from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, TensorHandle
 from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList, FreeListStatistics
@@ -100,7 +100,12 @@ class _MappedArena:
         if writeable:
             check_block(self.segment, block.offset, block.nbytes)
         else:
-            check_header(self.segment, block.offset, block.generation)
+            written = check_header(self.segment, block.offset, block.generation)
+            if block.nbytes > written:
+                raise ProtocolError(
+                    f"a handle of {block.nbytes} bytes at offset {block.offset} of "
+                    f"{self.segment.name}, where a block of {written} bytes lies"
+                )
         return view(
             self.segment,
             block.offset,

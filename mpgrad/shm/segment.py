@@ -82,6 +82,8 @@ class Segment:
         """
         try:
             nbytes = _verified_size(fd)
+            # A program that user code starts is not to inherit it, and keep the memory alive.
+            os.set_inheritable(fd, False)
             return cls(fd, nbytes, name)
         except BaseException:
             with contextlib.suppress(OSError):

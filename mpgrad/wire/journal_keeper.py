@@ -125,7 +125,10 @@ def _write_private(path: str, data: bytes) -> None:
     """All or nothing, and for this user only."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     unfinished = f"{path}.{os.getpid()}"
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(unfinished)
+    # A file that somebody else has put there, who could read it then, is never written to.
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)
     os.replace(unfinished, path)

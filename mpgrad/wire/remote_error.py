@@ -14,7 +14,11 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from mpgrad.errors import RemoteTraceback
+from mpgrad.errors import ProtocolError, RemoteTraceback
+
+#: Longest pickle of an exception's arguments and attributes (it is left out where it is longer),
+#: and longest text: a message has to hold all of it.
+STATE_BYTES_MAX, TEXT_MAX = 16 * 1024 * 1024, 256 * 1024
 
 
 class RemoteError(msgspec.Struct, frozen=True, array_like=True):
@@ -39,23 +43,37 @@ def encode_error(error: BaseException, where: str) -> bytes:
     try:
         # The builtin class knows what it keeps outside __dict__ (OSError its file name).
         reduced: Any = _builtin_base(kind).__reduce__(error)
-        state = cloudpickle.dumps((reduced[1], reduced[2] if len(reduced) > 2 else {}))
+        state = _bounded(cloudpickle.dumps((reduced[1], reduced[2] if len(reduced) > 2 else {})))
     except Exception:
         state = b""
     by_value = b""
     if "<locals>" in kind.__qualname__:
         try:
-            by_value = cloudpickle.dumps(kind)
+            by_value = _bounded(cloudpickle.dumps(kind))
         except Exception:
             by_value = b""
     return msgspec.msgpack.encode(
-        RemoteError(kind.__module__, kind.__qualname__, str(error), text, state, by_value, where)
+        RemoteError(
+            kind.__module__,
+            kind.__qualname__,
+            _shortened(_text_of(error)),
+            _shortened(text),
+            state,
+            by_value,
+            where,
+        )
     )
 
 
 def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
-    """The exception, with the remote traceback as its cause."""
-    remote = msgspec.msgpack.decode(data, type=RemoteError)
+    """The exception, with the remote traceback as its cause.
+
+    One that cannot be read becomes a ProtocolError (returned like the others).
+    """
+    try:
+        remote = msgspec.msgpack.decode(data, type=RemoteError)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as failure:
+        return ProtocolError(f"a task failed, and its error cannot be read: {failure}")
     error = _rebuild(remote)
     if with_traceback:
         error.add_note(f"raised in {remote.where}")
@@ -76,6 +94,25 @@ def _rebuild(remote: RemoteError) -> BaseException:
     except Exception:
         return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
     return error
+
+
+def _bounded(data: bytes) -> bytes:
+    return data if len(data) <= STATE_BYTES_MAX else b""
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its __str__ failed)"
+
+
+def _shortened(text: str) -> str:
+    """Beginning and end; lone surrogates, which UTF-8 cannot hold, replaced."""
+    if len(text) > TEXT_MAX:
+        half = TEXT_MAX // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _builtin_base(kind: type[BaseException]) -> type[BaseException]:

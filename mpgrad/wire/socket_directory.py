@@ -68,7 +68,7 @@ def remove_stale() -> None:
 
 
 def _remove_if_stale(path: str) -> None:
-    if os.stat(path).st_uid != os.getuid():
+    if os.lstat(path).st_uid != os.getuid():
         return
     lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -113,8 +113,10 @@ def open_inline(packed: InlineArray) -> Array:
         ProtocolError: the elements would lie outside the bytes.
     """
     try:
-        return np.ndarray(
-            packed.shape, np.dtype(packed.dtype), packed.data, packed.offset, packed.strides
-        )
+        dtype = np.dtype(packed.dtype)
+        # NumPy checks the strides, but takes a negative offset, and bytes for addresses of objects.
+        if packed.offset < 0 or dtype.hasobject:
+            raise ValueError(f"dtype {dtype} at offset {packed.offset}")
+        return np.ndarray(packed.shape, dtype, packed.data, packed.offset, packed.strides)
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"an inline array that does not fit its bytes: {error}") from None

@@ -186,8 +186,10 @@ def test_the_same_array_is_packed_once() -> None:
         InlineArray((2,), (-4,), "<f4", 0, b"\x00" * 8),
         InlineArray((2,), (4, 4), "<f4", 0, b"\x00" * 8),
         InlineArray((2,), (4,), "nonsense", 0, b"\x00" * 8),
+        InlineArray((2,), (4,), "<f4", -4, b"\x00" * 8),
+        InlineArray((1,), (8,), "O", 0, b"\x00" * 8),
     ],
-    ids=["too long", "too far", "before its start", "strides", "dtype"],
+    ids=["too long", "too far", "before its start", "strides", "dtype", "negative", "objects"],
 )
 def test_an_inline_array_that_leaves_its_bytes(packed: InlineArray) -> None:
     with pytest.raises(ProtocolError, match="does not fit"):
