@@ -37,6 +37,7 @@ from mpgrad.workers.task import TaskRunner
 MB = 1 << 20
 ROUNDS, BATCH = 300, 32
 PEER = "w0.1"
+TOKEN = b"of this measurement"
 _stamp = Struct("<d")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,7 +64,7 @@ def _message_costs() -> MessageCosts:
 def _one_way_us(*, spins: bool) -> tuple[float, tuple[float, float, float]]:
     """From the end of a send to its receiver; and processor time of sending, taking, looking."""
     with tempfile.TemporaryDirectory() as directory:
-        hub = ZmqHub(directory)
+        hub = ZmqHub(directory, TOKEN)
         command = [sys.executable, "-m", "benchmarks.scaling.calibration", directory]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         child = subprocess.Popen(
@@ -116,7 +117,7 @@ def _processor_us(hub: ZmqHub) -> tuple[float, float, float]:
 
 def echo(directory: str, *, spins: bool) -> None:
     """The other process: answers each message with the time at which it came."""
-    spoke = ZmqSpoke.worker(directory, PEER)
+    spoke = ZmqSpoke.worker(directory, PEER, TOKEN)
     spoke.send([b"here"])
     while True:
         spoke.wait(0 if spins else None)

@@ -40,7 +40,7 @@ def main(descriptor: int) -> None:
     # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    hub: Hub = ZmqHub(setup.directory)
+    hub: Hub = ZmqHub(setup.directory, setup.token)
     if setup.kill:
         hub = _doomed(hub, setup.kill)
     coordinator = Coordinator(setup, hub, supervisor)

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from mpgrad.coordinator.perform import send_instruction
+from mpgrad.coordinator.perform import is_session, send_instruction
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.coordinator.watchdog import Watchdog
 from mpgrad.errors import InvariantViolated, ProtocolError
@@ -134,6 +134,8 @@ class Coordinator:
             raise ProtocolError(f"protocol version {hello.version}")
         if self._has_greeted(arrival):
             raise ProtocolError(f"{arrival.peer} says Hello again")
+        if is_session(arrival.peer) != (arrival.lane == CLIENT):
+            raise ProtocolError(f"{arrival.peer} is no name for lane {arrival.lane}")
         if arrival.lane == CLIENT:
             self._open_session(arrival.peer)
         elif self._supervisor.is_current(arrival.peer):
@@ -191,7 +193,8 @@ class Coordinator:
             arena.limit_bytes,
         )
         pids, restarts = self._supervisor.pids(), self._supervisor.restarts
-        answer = schema.Processes(peer, pids, restarts, figures, self.protocol_errors)
+        refused = self.protocol_errors + self._hub.ignored
+        answer = schema.Processes(peer, pids, restarts, figures, refused)
         self._hub.send(CLIENT, peer, encode(answer))
 
     def _handle(self, event: Any) -> None:

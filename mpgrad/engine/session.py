@@ -50,7 +50,7 @@ class Session:
         self._state = ClientState(peer)
         self._journal = JournalKeeper(coordinator.journal, "client", peer)
         self._recorded = self._journal.keep(self._state.handle_event, self._state)
-        self._spoke: Spoke = ZmqSpoke.session(coordinator.directory, peer)
+        self._spoke: Spoke = ZmqSpoke.session(coordinator.directory, peer, coordinator.token)
         if coordinator.passages:
             self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
         #: A descriptor of its own: the engine may be closed while this session waits.

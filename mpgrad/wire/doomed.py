@@ -32,6 +32,10 @@ class DoomedHub:
         self._hub, self._passages = hub, passages
         self._leaving: list[bytes] = []
 
+    @property
+    def ignored(self) -> int:
+        return self._hub.ignored
+
     def watch(self, descriptor: int) -> None:
         self._hub.watch(descriptor)
 

@@ -11,6 +11,9 @@ from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Arrival, Rece
 class MemoryHub:
     """The coordinator's end; Spokes attach to it directly."""
 
+    #: Within one process there are no strangers.
+    ignored = 0
+
     def __init__(self) -> None:
         self._inbox: dict[str, deque[Arrival]] = {lane: deque() for lane in HUB_LANES}
         self._outbox: dict[tuple[str, str], list[bytes]] = {}

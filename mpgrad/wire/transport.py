@@ -36,6 +36,11 @@ class Received(NamedTuple):
 class Hub(Protocol):
     """The coordinator's end."""
 
+    @property
+    def ignored(self) -> int:
+        """Messages of strangers, who could not prove that they belong to the engine."""
+        ...
+
     def watch(self, descriptor: int) -> None:
         """Let ``receive`` return when ``descriptor`` becomes readable (a pidfd: has died)."""
         ...

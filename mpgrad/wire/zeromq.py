@@ -4,10 +4,17 @@ Settings and why: LINGER=0, or closing would wait for dead peers; ROUTER_MANDATO
 the dead vanish silently; no high-water mark, because credits bound what is under way; one identity
 per incarnation, because a ROUTER refuses a newcomer under the name of a connection that it is still
 tearing down.
+
+An identity is a peer's name and a proof that whoever uses it knows the engine's token. So nobody
+else can speak as a peer, take its name before it has connected, or take it over when it has died;
+what a stranger sends is counted and thrown away unread.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import hmac
 import os
 from collections.abc import Sequence
 
@@ -22,10 +29,27 @@ _READABLE = int(zmq.POLLIN)
 #: Milliseconds between attempts to connect.
 RECONNECT_MS = 5
 
+PROOF_BYTES = 16
+#: Identities that stay computed; to compute one takes two microseconds.
+IDENTITIES_MAX = 4096
+
 
 def address(directory: str, lane: str) -> str:
     """The endpoint of ``lane`` in the session's private (0700) directory."""
     return f"ipc://{directory}/{lane}"
+
+
+def identity_of(token: bytes, lane: str, peer: str) -> bytes:
+    """The name of ``peer`` in ``lane``, and the proof that its user knows ``token``."""
+    name = peer.encode("latin-1")
+    message = lane.encode() + b" " + name
+    return name + hashlib.blake2b(message, key=token, digest_size=PROOF_BYTES).digest()
+
+
+def verified_peer(token: bytes, lane: str, identity: bytes) -> str | None:
+    """The peer that ``identity`` stands for in ``lane``, or None for a stranger."""
+    peer = identity[:-PROOF_BYTES].decode("latin-1")
+    return peer if hmac.compare_digest(identity, identity_of(token, lane, peer)) else None
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -37,10 +61,22 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
 
 
 class ZmqHub:
-    """The coordinator's end: one ROUTER per lane."""
+    """The coordinator's end: one ROUTER per lane.
 
-    def __init__(self, directory: str) -> None:
+    Args:
+        directory: where the sockets are made.
+        token: what a peer has to know.
+    """
+
+    def __init__(self, directory: str, token: bytes) -> None:
         self._context = zmq.Context()
+        self._identity_of = functools.lru_cache(IDENTITIES_MAX)(
+            functools.partial(identity_of, token)
+        )
+        self._verified_peer = functools.lru_cache(IDENTITIES_MAX)(
+            functools.partial(verified_peer, token)
+        )
+        self.ignored = 0
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
         self._outbox: dict[tuple[str, str], list[bytes]] = {}
@@ -50,6 +86,7 @@ class ZmqHub:
             # Second line behind the private directory: peers of another user are not heard.
             socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
             socket.bind(address(directory, lane))
+            os.chmod(os.path.join(directory, lane), 0o600)
             # Without POLLIN the poller waits for POLLOUT too, and spins.
             self._poller.register(socket, zmq.POLLIN)
             self._sockets[lane] = socket
@@ -75,8 +112,11 @@ class ZmqHub:
         # Asking for the state costs less than an exception at the end of every drain.
         while int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
             identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
-            peer = identity.decode("latin-1")
-            arrivals.extend(Arrival(lane, peer, frame) for frame in frames)
+            peer = self._verified_peer(lane, identity)
+            if peer is None:
+                self.ignored += 1
+            else:
+                arrivals.extend(Arrival(lane, peer, frame) for frame in frames)
         return arrivals
 
     def send(self, lane: str, peer: str, frame: bytes) -> None:
@@ -86,7 +126,8 @@ class ZmqHub:
         gone = []
         for (lane, peer), frames in self._outbox.items():
             try:
-                self._sockets[lane].send_multipart([peer.encode("latin-1"), *frames], zmq.NOBLOCK)
+                identity = self._identity_of(lane, peer)
+                self._sockets[lane].send_multipart([identity, *frames], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
@@ -101,13 +142,13 @@ class ZmqHub:
 class ZmqSpoke:
     """A worker's end (three lanes) or a session's (the client lane)."""
 
-    def __init__(self, directory: str, peer: str, lanes: Sequence[str]) -> None:
+    def __init__(self, directory: str, peer: str, token: bytes, lanes: Sequence[str]) -> None:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         for lane in lanes:
             socket = _socket(self._context, zmq.DEALER)
-            socket.routing_id = peer.encode("latin-1")
+            socket.routing_id = identity_of(token, lane, peer)
             # Whoever is up before the coordinator has bound its sockets tries again soon.
             socket.reconnect_ivl = RECONNECT_MS
             socket.connect(address(directory, lane))
@@ -116,12 +157,12 @@ class ZmqSpoke:
         self._reply_lane = lanes[-1]
 
     @classmethod
-    def worker(cls, directory: str, peer: str) -> ZmqSpoke:
-        return cls(directory, peer, WORKER_LANES)
+    def worker(cls, directory: str, peer: str, token: bytes) -> ZmqSpoke:
+        return cls(directory, peer, token, WORKER_LANES)
 
     @classmethod
-    def session(cls, directory: str, peer: str) -> ZmqSpoke:
-        return cls(directory, peer, (CLIENT,))
+    def session(cls, directory: str, peer: str, token: bytes) -> ZmqSpoke:
+        return cls(directory, peer, token, (CLIENT,))
 
     def watch(self, descriptor: int) -> None:
         self._poller.register(descriptor, zmq.POLLIN)

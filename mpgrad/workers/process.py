@@ -43,7 +43,7 @@ class Worker:
         self._handle_event = self.journal.keep(state.handle_event, state)
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self._runner = TaskRunner(self._memory, where, self._report)
-        self._spoke = ZmqSpoke.worker(setup.directory, setup.peer)
+        self._spoke = ZmqSpoke.worker(setup.directory, setup.peer, setup.token)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
         #: The graph whose task runs, for what it prints.

@@ -50,14 +50,15 @@ def test_workers_that_cannot_start(
 
 @pytest.fixture
 def stranger(engine: mg.Engine) -> Iterator[Callable[..., ZmqSpoke]]:
-    """Somebody with access to the sockets who was never given the token."""
+    """Somebody with access to the sockets who was never given the token, unless it is stolen."""
     coordinator = engine._process._coordinator
     assert coordinator is not None
     spokes: list[ZmqSpoke] = []
 
-    def connect(peer: str, *, as_worker: bool = False) -> ZmqSpoke:
+    def connect(peer: str, *, as_worker: bool = False, has_token: bool = False) -> ZmqSpoke:
         make = ZmqSpoke.worker if as_worker else ZmqSpoke.session
-        spokes.append(make(coordinator.directory, peer))
+        token = coordinator.token if has_token else b"guess"
+        spokes.append(make(coordinator.directory, peer, token))
         return spokes[-1]
 
     yield connect
@@ -85,17 +86,18 @@ def test_a_worker_that_nobody_started(engine: mg.Engine, stranger: Connect) -> N
     assert engine.statistics().restarts == 0
 
 
+@pytest.mark.parametrize("has_token", [False, True], ids=["stranger", "thief"])
 @pytest.mark.parametrize("frame", [b"", b"\xff", b"\x01\xc1", b"\x0a" + bytes(100)], ids=repr)
-def test_noise(engine: mg.Engine, stranger: Connect, frame: bytes) -> None:
-    stranger("c1.77").send([frame])
-    stranger("w0.77", as_worker=True).send([frame])
+def test_noise(engine: mg.Engine, stranger: Connect, frame: bytes, has_token: bool) -> None:
+    stranger("c1.77", has_token=has_token).send([frame])
+    stranger("w0.77", as_worker=True, has_token=has_token).send([frame])
     check_usable()
     assert engine.statistics().restarts == 0
 
 
 def test_one_session_may_not_speak_for_another(engine: mg.Engine, stranger: Connect) -> None:
     own = next(iter(engine._process._idle)).peer
-    spoke = stranger("c1.55")
+    spoke = stranger("c1.55", has_token=True)
     spoke.send([encode(GraphCancelled(own, 1)), encode(BlocksReleased(own, ()))])
     spoke.send([encode(StopEngine(own))])
     check_usable()

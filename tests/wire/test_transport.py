@@ -14,6 +14,7 @@ from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, A
 from mpgrad.wire.zeromq import ZmqHub, ZmqSpoke
 
 PATIENCE_MS = 5000
+TOKEN = b"of these tests"
 
 
 class Transport(NamedTuple):
@@ -69,7 +70,7 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
         )
         return
     with tempfile.TemporaryDirectory() as directory:
-        router = ZmqHub(directory)
+        router = ZmqHub(directory, TOKEN)
         spokes: list[Spoke] = []
 
         def opened(spoke: Spoke) -> Spoke:
@@ -78,8 +79,8 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
 
         yield Transport(
             router,
-            lambda peer: opened(ZmqSpoke.worker(directory, peer)),
-            lambda peer: opened(ZmqSpoke.session(directory, peer)),
+            lambda peer: opened(ZmqSpoke.worker(directory, peer, TOKEN)),
+            lambda peer: opened(ZmqSpoke.session(directory, peer, TOKEN)),
         )
         for spoke in spokes:
             spoke.close()
@@ -202,7 +203,7 @@ def test_a_watched_descriptor_wakes_both_ends() -> None:
     # Only real waiting can be woken, so this is not the memory transport's business.
     reader, writer = os.pipe()
     with tempfile.TemporaryDirectory() as directory:
-        hub, spoke = ZmqHub(directory), ZmqSpoke.session(directory, "c1.1")
+        hub, spoke = ZmqHub(directory, TOKEN), ZmqSpoke.session(directory, "c1.1", TOKEN)
         hub.watch(reader)
         spoke.watch(reader)
         os.write(writer, b"x")
