@@ -103,7 +103,7 @@ class _Attacker(threading.Thread):
             wait_until(lambda: self.refused >= self.sent - BATCH * BATCHES_AHEAD, PATIENCE_S)
 
     def _connect(self, name: str, lane: str) -> ZmqSpoke:
-        spoke = ZmqSpoke(self._directory, name, (lane,))
+        spoke = ZmqSpoke(self._directory, name, b"guess", (lane,))
         self._spokes.append(spoke)
         return spoke
 

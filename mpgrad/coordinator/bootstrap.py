@@ -30,6 +30,8 @@ def main(descriptor: int) -> None:
         return
     if os.getppid() != setup.client_pid:
         return  # the client died before it could be watched
+    for arena in (setup.client_arena_fd, setup.engine_arena_fd):
+        os.set_inheritable(arena, False)  # workers are given it by name
     _allow_descriptors()
     supervisor = Supervisor(setup)
     workers = [supervisor.start(slot) for slot in range(setup.cpu_workers)]

@@ -233,7 +233,11 @@ class Coordinator:
         try:
             worker = self._supervisor.start(slot)
         except OSError as error:
-            self._give_up(f"a worker process cannot be started: {error}")
+            self._give_up(
+                f"a process for worker {slot} cannot be started: {error} (`ulimit -u` and `ulimit "
+                "-n` say how many processes and files there may be; Engine(cpu_workers=...) how "
+                "many workers)"
+            )
         else:
             self._hub.watch(worker.pidfd)
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from mpgrad.autograd.anomaly_mode import explain_failure
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.errors import EngineClosed, SharedMemoryExhausted, TaskTimedOut, WorkerLost
+from mpgrad.errors import (
+    EngineClosed,
+    InvariantViolated,
+    ProtocolError,
+    SharedMemoryExhausted,
+    TaskTimedOut,
+    WorkerLost,
+)
 from mpgrad.scheduler.instructions import FailGraph
 from mpgrad.scheduler.plan import Plan
 from mpgrad.wire.programs import name_of
@@ -28,10 +35,14 @@ def cause_of(
             error = decode_error(outcome.error)
         if isinstance(error, Exception):
             explain_failure(frozen.nodes[members[outcome.step].node])
+        if isinstance(error, ProtocolError | InvariantViolated):
+            error.add_note("This is a bug in mpgrad, or something has overwritten its memory.")
         return error
     if outcome.kind == "memory":
         requested, used, limit = map(int, outcome.error.split())
-        return SharedMemoryExhausted(requested, used, limit, "engine arena")
+        exhausted = SharedMemoryExhausted(requested, used, limit, "engine arena")
+        exhausted.add_note(f"{_names(frozen, planned, outcome.task)}. No .grad was changed.")
+        return exhausted
     text = outcome.error.decode(errors="replace")
     if outcome.kind == "lost":
         return WorkerLost(
@@ -42,7 +53,7 @@ def cause_of(
             f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed. "
             "Engine(task_timeout=...) says how long a task may take."
         )
-    return EngineClosed(f"the backward was cancelled: {text}")
+    return EngineClosed(f"the backward was cancelled: {text}. No .grad was changed.")
 
 
 def _advice(text: str) -> str:

@@ -47,6 +47,10 @@ from mpgrad.wire.schema import Processes
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _graph_numbers = itertools.count(1)
+_CLOSED = (
+    "the engine was closed by another thread while this one was in backward(); no .grad was "
+    "changed. Make a new Engine, or close it when all threads are done."
+)
 
 
 @dataclass
@@ -126,7 +130,7 @@ class ProcessEngine:
 
     def _open_session(self) -> Session:
         if self._coordinator is None:
-            raise EngineClosed("the engine's processes are not running")
+            raise EngineClosed(_CLOSED)
         require_descriptors(FOR_SESSION, "another thread that calls backward()")
         peer = f"c{os.getpid()}.{next(self._session_numbers)}"
         return Session(self._coordinator, peer)
@@ -303,7 +307,7 @@ class ProcessEngine:
         handover: Handover,
     ) -> tuple[CompleteGraph | FailGraph, ClientWorker]:
         if self._coordinator is None:
-            raise EngineClosed("the engine was closed by another thread")
+            raise EngineClosed(_CLOSED)
         graph, running = next(_graph_numbers), innermost()
         handover.engine_arena = self._coordinator.arena
         client = ClientWorker(frozen, prepared.plan, handover, self._coordinator.arena)
@@ -345,7 +349,7 @@ class ProcessEngine:
     def _lease(self, session: Session, block: Block, meta: InputMetadata) -> Array:
         coordinator = self._coordinator
         if coordinator is None:
-            raise EngineClosed("the engine was closed by another thread")
+            raise EngineClosed(_CLOSED)
         self._leased[block.offset, block.generation] = (session, block)
         return coordinator.arena.open(block, meta.shape, meta.dtype, writeable=True, track=True)
 

@@ -148,7 +148,10 @@ class Session:
         # Results that it sent before it died count.
         if self._pidfd in readable and len(self._state.outcomes) == ended:
             if self.coordinator.is_closed:
-                raise EngineClosed("the engine was closed while a backward was running")
+                raise EngineClosed(
+                    "the engine was closed while a backward was running; no .grad was changed. "
+                    "Make a new Engine, or close it later."
+                )
             raise CoordinatorLost(
                 f"{self.coordinator.cause_of_death()} while a backward was running; no .grad was "
                 f"changed. The next backward starts a new one.{self.coordinator.last_words()}"
@@ -156,7 +159,11 @@ class Session:
 
     def _receive(self, message: Any) -> list[Any]:
         if isinstance(message, schema.Refused):
-            raise EngineClosed(message.reason)
+            raise EngineClosed(
+                f"the coordinator process (pid {self.coordinator.pid}) refused session "
+                f"{self.peer}: {message.reason}. No .grad was changed. `mpgrad doctor` tells what "
+                'this machine offers; Engine(mode="local") needs no other processes.'
+            )
         if isinstance(message, do.ForwardOutput):
             self._show(message)
             return []
@@ -180,7 +187,8 @@ class Session:
         except Exception as error:
             where = self._journal.on_error(error)
             raise InvariantViolated(
-                f"session {self.peer} met an internal error: {error}. {where}"
+                f"session {self.peer} (pid {os.getpid()}) met an internal error: {error}. This is "
+                f"a bug in mpgrad: please report it. {where}"
             ) from error
 
     def _show(self, output: do.ForwardOutput) -> None:

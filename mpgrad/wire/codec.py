@@ -38,7 +38,7 @@ def decode(frame: bytes | memoryview, allowed: tuple[type[Any], ...] | None = No
         ProtocolError: the frame is malformed, or not of a kind in ``allowed``.
     """
     if not frame or len(frame) > MESSAGE_BYTES_MAX:
-        raise ProtocolError(f"a frame of {len(frame)} bytes")
+        raise ProtocolError(f"a frame of {len(frame):,} bytes, not 1 to {MESSAGE_BYTES_MAX:,}")
     decoder = _decoders.get(frame[0])
     if decoder is None or (allowed is not None and MESSAGES[frame[0]] not in allowed):
         raise ProtocolError(f"a message of kind {frame[0]} is not expected here")

@@ -38,7 +38,7 @@ class Hub(Protocol):
 
     @property
     def ignored(self) -> int:
-        """Messages of strangers, who could not prove that they belong to the engine."""
+        """Frames of strangers, who could not prove that they belong to the engine."""
         ...
 
     def watch(self, descriptor: int) -> None:

@@ -114,7 +114,7 @@ class ZmqHub:
             identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
             peer = self._verified_peer(lane, identity)
             if peer is None:
-                self.ignored += 1
+                self.ignored += len(frames)
             else:
                 arrivals.extend(Arrival(lane, peer, frame) for frame in frames)
         return arrivals

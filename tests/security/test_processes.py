@@ -1,0 +1,167 @@
+"""What others see of an engine's processes, and what strangers can do at their sockets: nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.errors import EngineClosed
+from mpgrad.scheduler.events import GraphCancelled, NodeTaskDone
+from mpgrad.testing.leftovers import Leftovers, left_since
+from mpgrad.wire.codec import encode
+from mpgrad.wire.schema import MESSAGE_BYTES_MAX, PROTOCOL_VERSION, EndSession, Hello, StopEngine
+from mpgrad.wire.transport import HUB_LANES, WORKER_LANES
+from mpgrad.wire.zeromq import ZmqSpoke
+from tests.process.conftest import check_usable
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[mg.Engine]:
+    with mg.Engine("process", cpu_workers=2) as engine:
+        check_usable()
+        yield engine
+        # Whatever a test did, these workers are still the first ones.
+        assert engine.statistics().restarts == 0
+
+
+def coordinator_of(engine: mg.Engine) -> Any:
+    return engine._process._coordinator
+
+
+def pids_of(engine: mg.Engine) -> list[int]:
+    assert engine.coordinator_pid is not None
+    return [engine.coordinator_pid, *engine.worker_pids()]
+
+
+def test_neither_arguments_nor_environment_hold_the_token(engine: mg.Engine) -> None:
+    token: bytes = coordinator_of(engine).token
+    forms = (token, token.hex().encode(), base64.b64encode(token), repr(token)[2:-1].encode())
+    for pid in (os.getpid(), *pids_of(engine)):
+        for name in ("cmdline", "environ"):
+            seen = Path(f"/proc/{pid}/{name}").read_bytes()
+            assert not any(form in seen for form in forms), (pid, name)
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert coordinator_of(engine).directory.encode() not in command
+
+
+def test_directory_and_sockets_are_the_owners_alone(engine: mg.Engine) -> None:
+    directory = Path(coordinator_of(engine).directory)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    for lane in HUB_LANES:
+        found = (directory / lane).stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.getuid())
+
+
+def test_programs_that_user_code_starts_inherit_nothing(engine: mg.Engine) -> None:
+    for pid in pids_of(engine):
+        for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+            flags = next(line for line in entry.read_text().splitlines() if "flags" in line)
+            is_closed = int(flags.split()[1], 8) & os.O_CLOEXEC
+            target = os.readlink(f"/proc/{pid}/fd/{entry.name}")
+            assert int(entry.name) <= 2 or is_closed, (pid, target)
+
+
+def words_of(spoken: str) -> list[bytes]:
+    return [
+        encode(Hello(spoken, b"guess", PROTOCOL_VERSION)),
+        encode(NodeTaskDone(spoken, 1, 0, 1, ())),
+        b"\xff noise",
+    ]
+
+
+def test_a_stranger_is_counted_and_ignored(engine: mg.Engine) -> None:
+    """One who speaks as itself, as a living worker, as a dead one, and as a session."""
+    before = engine.statistics().protocol_errors
+    session = next(iter(engine._process._idle)).peer
+    directory, spokes = coordinator_of(engine).directory, []
+    for peer in ("w0.1", "w0.2", "w1.1", "w77.1"):
+        spokes.append(ZmqSpoke.worker(directory, peer, b"guess"))
+        for lane in WORKER_LANES:
+            spokes[-1].send(words_of(peer), lane)
+    for peer in (session, "c1.1"):
+        spokes.append(ZmqSpoke.session(directory, peer, b"guess"))
+        spokes[-1].send([encode(StopEngine(peer)), encode(EndSession(peer))])
+        spokes[-1].send([encode(GraphCancelled(session, 1))])
+    pids = pids_of(engine)
+    while engine.statistics().protocol_errors < before + 4 * len(WORKER_LANES) + 2 * 2:
+        check_usable()
+    assert pids_of(engine) == pids
+    assert all(spoke.receive() == [] for spoke in spokes)
+    for spoke in spokes:
+        spoke.close()
+
+
+def test_a_stolen_token_does_not_make_a_worker(engine: mg.Engine) -> None:
+    """Only processes that the coordinator has started are given tasks."""
+    stolen = coordinator_of(engine).token
+    spoke = ZmqSpoke.worker(coordinator_of(engine).directory, "w5.1", stolen)
+    for lane in WORKER_LANES:
+        spoke.send([encode(Hello("w5.1", stolen, PROTOCOL_VERSION))], lane)
+    spoke.send([encode(NodeTaskDone("w5.1", 1, 0, 1, ()))])
+    for _ in range(3):
+        check_usable()
+    assert spoke.receive() == []
+    spoke.close()
+
+
+def test_a_workers_name_makes_no_session(engine: mg.Engine) -> None:
+    """It would take the place of that worker in the coordinator's tables."""
+    stolen = coordinator_of(engine).token
+    spoke = ZmqSpoke.session(coordinator_of(engine).directory, "w0.1", stolen)
+    spoke.send([encode(Hello("w0.1", stolen, PROTOCOL_VERSION)), encode(StopEngine("w0.1"))])
+    for _ in range(3):
+        check_usable()
+    assert spoke.receive() == []
+    spoke.close()
+
+
+def test_a_second_hello_ends_the_session() -> None:
+    """It would make the coordinator forget what the session holds."""
+    with mg.Engine("process", cpu_workers=1) as own:
+        with pytest.raises(EngineClosed, match="Hello again"):
+            say_hello_again(own)
+        check_usable()
+
+
+def say_hello_again(engine: mg.Engine) -> None:
+    with engine._process._session() as session:
+        session._send(Hello(session.peer, session.coordinator.token, PROTOCOL_VERSION))
+        session.processes()
+
+
+class RaisesMuch(mg.Function):
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        raise ValueError("much " * (MESSAGE_BYTES_MAX // 4))
+
+
+def test_an_error_too_long_for_a_message_kills_no_worker(engine: mg.Engine) -> None:
+    x = mg.tensor(np.ones(3, np.float32), requires_grad=True)
+    with pytest.raises(ValueError, match="characters"):
+        RaisesMuch.apply(x).sum().backward()
+    assert x.grad is None
+
+
+def test_nothing_is_left_at_the_end() -> None:
+    before = Leftovers.now()
+    with mg.Engine("process", cpu_workers=2) as own:
+        check_usable()
+        directory = coordinator_of(own).directory
+    assert not os.path.exists(directory)
+    assert left_since(before) == ""
