@@ -20,7 +20,7 @@ from stress.run import Run, Verdict, count, minutes
 #: Steps after which the training starts again from the same weights.
 STEPS = 12
 #: Seconds between two kills: often shorter than a worker needs to start, or a step to finish.
-PAUSES_S = (0.02, 0.5)
+PAUSES_S = (0.02, 0.6)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
