@@ -22,7 +22,7 @@ from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.roots import gradient_edge
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.handles import Block
+from mpgrad.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import plan
@@ -36,6 +36,8 @@ from mpgrad.workers.task import TaskRunner
 
 MB = 1 << 20
 ROUNDS, BATCH = 300, 32
+#: Bytes of the frame that shows what size costs on the way.
+LARGE_FRAME = 128 * 1024
 PEER = "w0.1"
 TOKEN = b"of this measurement"
 _stamp = Struct("<d")
@@ -53,16 +55,22 @@ def calibrate() -> Costs:
 
 
 def _message_costs() -> MessageCosts:
-    asleep, _ = _one_way_us(spins=False)
-    wire, processor = _one_way_us(spins=True)
+    asleep, _, _ = _one_way_us(spins=False)
+    wire, wire_per_kb, processor = _one_way_us(spins=True)
     send, receive, poll = processor
-    small, large = _codec_us(1), _codec_us(65)
-    per_kb = max(large[0] - small[0], 0.0) / max(large[1] - small[1], 1) * 1024
-    return MessageCosts(wire, max(asleep, wire), send, receive, poll, small[0], per_kb)
+    blocks = tuple(Block(1, number << 20, 1 << 20, number) for number in range(65))
+    gradients = tuple(bytes(INLINE_LIMIT_BYTES // 2) for _ in range(65))
+    small = _codec_us(blocks[:1])[0]
+    per_kb, inline_per_kb = _codec_us_per_kb(blocks), _codec_us_per_kb(gradients)
+    return MessageCosts(
+        wire, wire_per_kb, max(asleep, wire), send, receive, poll, small, per_kb, inline_per_kb
+    )
 
 
-def _one_way_us(*, spins: bool) -> tuple[float, tuple[float, float, float]]:
-    """From the end of a send to its receiver; and processor time of sending, taking, looking."""
+def _one_way_us(*, spins: bool) -> tuple[float, float, tuple[float, float, float]]:
+    """From the end of a send to its receiver, and per kilobyte on top; and processor time of
+    sending, taking, looking.
+    """
     with tempfile.TemporaryDirectory() as directory:
         hub = ZmqHub(directory, TOKEN)
         command = [sys.executable, "-m", "benchmarks.scaling.calibration", directory]
@@ -72,14 +80,16 @@ def _one_way_us(*, spins: bool) -> tuple[float, tuple[float, float, float]]:
         )
         try:
             hub.receive(None)  # it is there
-            delays = [_ping(hub) for _ in range(ROUNDS)]
+            # Where the receiver looks before the send has ended, the message took no time.
+            delays = [max(_ping(hub), 0.0) for _ in range(ROUNDS)]
+            per_kb = _wire_us_per_kb(hub)
             costs = _processor_us(hub)
         finally:
             hub.send(TASK, PEER, b"")
             hub.flush()
             child.wait()
             hub.close()
-    return median(delays), costs
+    return median(delays), per_kb, costs
 
 
 def _ping(hub: ZmqHub) -> float:
@@ -89,6 +99,22 @@ def _ping(hub: ZmqHub) -> float:
     (arrival,) = hub.receive(None).arrivals
     (received,) = _stamp.unpack(arrival.frame)
     return (received - sent) * 1e6
+
+
+def _wire_us_per_kb(hub: ZmqHub) -> float:
+    """The way of a large frame, from the begin of its send, against that of a small one."""
+    took: dict[int, list[float]] = {1: [], LARGE_FRAME: []}
+    for _ in range(ROUNDS // 3):
+        for nbytes, series in took.items():
+            frame = b"x" * nbytes
+            start = perf_counter()
+            hub.send(TASK, PEER, frame)
+            hub.flush()
+            (arrival,) = hub.receive(None).arrivals
+            (received,) = _stamp.unpack(arrival.frame)
+            series.append((received - start) * 1e6)
+    more_us = median(took[LARGE_FRAME]) - median(took[1])
+    return max(more_us, 0.0) / LARGE_FRAME * 1024
 
 
 def _processor_us(hub: ZmqHub) -> tuple[float, float, float]:
@@ -129,9 +155,14 @@ def echo(directory: str, *, spins: bool) -> None:
             spoke.send([_stamp.pack(received)])
 
 
-def _codec_us(outputs: int) -> tuple[float, int]:
-    """Encoding (decoding takes as long within a factor of two; the mean), and the bytes."""
-    refs = tuple(Block(1, number << 20, 1 << 20, number) for number in range(outputs))
+def _codec_us_per_kb(refs: tuple[GradientRef, ...]) -> float:
+    """For each kilobyte that all but the first of ``refs`` take in a message."""
+    small, large = _codec_us(refs[:1]), _codec_us(refs)
+    return max(large[0] - small[0], 0.0) / (large[1] - small[1]) * 1024
+
+
+def _codec_us(refs: tuple[GradientRef, ...]) -> tuple[float, int]:
+    """Encoding (decoding takes as long within a factor of four; the mean), and the bytes."""
     done = NodeTaskDone(PEER, 1, 1, 1, refs)
     frame = encode(done)
     both = _us(lambda: encode(done)) + _us(lambda: decode(frame))

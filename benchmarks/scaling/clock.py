@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.scaling.costs import Costs
 from mpgrad.wire.codec import encode
@@ -30,16 +30,36 @@ class Clock:
             action(*arguments)
 
 
+class Frame(NamedTuple):
+    """An encoded message."""
+
+    coded: bytes
+    #: How many of its bytes are gradients.
+    inline: int
+
+
+def inline_bytes(message: Any) -> int:
+    """Bytes of the gradients that travel inside ``message``, wherever they stand in it."""
+    total, left = 0, [message]
+    while left:
+        field = left.pop()
+        if isinstance(field, bytes):
+            total += len(field)
+        elif isinstance(field, tuple):
+            left.extend(field)
+    return total
+
+
 class Loop:
     """One process: asleep until frames come, then busy with them until none is left."""
 
     def __init__(self, clock: Clock, costs: Costs) -> None:
         self.clock, self.costs = clock, costs
         self.busy_us = 0.0
-        self._inbox: list[bytes] = []
+        self._inbox: list[Frame] = []
         self._is_asleep = True
 
-    def arrive(self, frames: Sequence[bytes]) -> None:
+    def arrive(self, frames: Sequence[Frame]) -> None:
         """Frames could be read from now on."""
         self._inbox.extend(frames)
         if self._is_asleep:
@@ -51,7 +71,7 @@ class Loop:
         """Take what has come."""
         raise NotImplementedError
 
-    def take_all(self) -> list[bytes]:
+    def take_all(self) -> list[Frame]:
         frames, self._inbox = self._inbox, []
         return frames
 
@@ -62,18 +82,20 @@ class Loop:
         else:
             self._is_asleep = True
 
-    def taking_us(self, frames: Sequence[bytes]) -> float:
+    def taking_us(self, frames: Sequence[Frame]) -> float:
         """Processor time of receiving and decoding ``frames``."""
         messages = self.costs.messages
         return messages.poll_us + sum(
-            messages.receive_us + messages.coded_us(len(frame)) for frame in frames
+            messages.receive_us + messages.coded_us(len(coded), inline) for coded, inline in frames
         )
 
-    def encoded(self, message: Any) -> tuple[bytes, float]:
+    def encoded(self, message: Any) -> tuple[Frame, float]:
         """The frame, and the processor time of making it."""
-        frame = encode(message)
-        return frame, self.costs.messages.coded_us(len(frame))
+        frame = Frame(encode(message), inline_bytes(message))
+        return frame, self.costs.messages.coded_us(len(frame.coded), frame.inline)
 
-    def send(self, receiver: Loop, frames: Sequence[bytes], at_us: float) -> None:
+    def send(self, receiver: Loop, frames: Sequence[Frame], at_us: float) -> None:
         """``frames`` leave at ``at_us``, in one piece."""
-        self.clock.at(at_us + self.costs.messages.wire_us, receiver.arrive, list(frames))
+        messages = self.costs.messages
+        size_us = messages.wire_us_per_kb * sum(len(frame.coded) for frame in frames) / 1024
+        self.clock.at(at_us + messages.wire_us + size_us, receiver.arrive, list(frames))

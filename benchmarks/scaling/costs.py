@@ -13,21 +13,26 @@ from typing import NamedTuple
 class MessageCosts(NamedTuple):
     """Microseconds of the way of messages between two processes."""
 
-    #: From the end of a send until the receiver could have the message, were it looking.
+    #: From the end of a send until the receiver could have the message, were it looking; and per
+    #: kilobyte on top.
     wire_us: float
+    wire_us_per_kb: float
     #: The same where the receiver sleeps and has to be woken.
     asleep_us: float
     #: Processor time of one send, of taking one message, and of looking whether there are any.
     send_us: float
     receive_us: float
     poll_us: float
-    #: Encoding or decoding: per message, and per kilobyte on top.
+    #: Encoding or decoding: per message, per kilobyte of tables, and per kilobyte of gradients that
+    #: travel inside, which are only copied.
     codec_us: float
     codec_us_per_kb: float
+    inline_us_per_kb: float
 
-    def coded_us(self, nbytes: int) -> float:
-        """Encoding or decoding a message of ``nbytes``."""
-        return self.codec_us + self.codec_us_per_kb * nbytes / 1024
+    def coded_us(self, nbytes: int, inline: int) -> float:
+        """Encoding or decoding a message of ``nbytes``, ``inline`` of them gradients."""
+        tables_us = self.codec_us_per_kb * (nbytes - inline) / 1024
+        return self.codec_us + tables_us + self.inline_us_per_kb * inline / 1024
 
 
 class WorkerCosts(NamedTuple):

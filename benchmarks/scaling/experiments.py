@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.scaling.calibration import calibrate
 from benchmarks.scaling.costs import H100, Costs
-from benchmarks.scaling.recording import Recording
+from benchmarks.scaling.networks import Network
+from benchmarks.scaling.recording import Recording, record
 from benchmarks.scaling.simulation import Outcome, simulate_measured
 from benchmarks.scaling.task_times import Work, cpu_work, gpu_work
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
@@ -25,6 +27,17 @@ def cpu_outcomes(recording: Recording, costs: Costs) -> list[Outcome]:
         simulate_measured(recording.spec, work, costs, workers, pack_us=recording.pack_us)
         for workers in CPU_WORKERS
     ]
+
+
+def repeated_shares(network: Network, workers: int, count: int) -> list[float]:
+    """Shares of the bound, each with a calibration and a recording of its own."""
+    shares = []
+    for _ in range(count):
+        costs, recording = calibrate(), record(network)
+        work = cpu_work(recording, costs.add_us_per_mb)
+        found = simulate_measured(recording.spec, work, costs, workers, pack_us=recording.pack_us)
+        shares.append(found.share_of_bound)
+    return shares
 
 
 def gpu_outcomes(recording: Recording, costs: Costs, batch: int) -> list[Outcome]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from time import thread_time
 from typing import Any
 
-from benchmarks.scaling.clock import Clock, Loop
+from benchmarks.scaling.clock import Clock, Frame, Loop
 from benchmarks.scaling.costs import Costs
 from benchmarks.scaling.task_times import MB, TaskTimes
 from mpgrad.engine.submission import SMALL_GRAPH, TASKS_PER_MESSAGE
@@ -45,9 +45,9 @@ class CoordinatorLoop(Loop):
     def look(self) -> None:
         frames = self.take_all()
         spent = self.taking_us(frames)
-        outbox: dict[str, list[bytes]] = {}
+        outbox: dict[str, list[Frame]] = {}
         for frame in frames:
-            event = decode(frame)
+            event = decode(frame.coded)
             spent += self.costs.core_us.get(type(event).__name__, 0.0)
             for instruction in self._handle(event):
                 coded, microseconds = self.encoded(instruction)
@@ -74,7 +74,7 @@ class WorkerLoop(Loop):
         super().__init__(clock, costs)
         self.peer, self._coordinator = peer, coordinator
         self._core = WorkerState(peer)
-        self._held: list[bytes] = []
+        self._held: list[Frame] = []
         #: Megabytes of the arena that are mapped here, by their number.
         self._touched: set[int] = set()
         self.times: TaskTimes | None = None
@@ -89,11 +89,11 @@ class WorkerLoop(Loop):
         frames = self.take_all()
         self._perform(self._told(frames), self.taking_us(frames))
 
-    def _told(self, frames: list[bytes]) -> list[Any]:
+    def _told(self, frames: list[Frame]) -> list[Any]:
         return [
             instruction
             for frame in frames
-            for instruction in self._core.handle_event(decode(frame))
+            for instruction in self._core.handle_event(decode(frame.coded))
         ]
 
     def _perform(self, instructions: list[Any], spent: float) -> None:
@@ -271,7 +271,7 @@ class ClientLoop(Loop):
         frames = self.take_all()
         spent = self.taking_us(frames)
         for frame in frames:
-            message = decode(frame)
+            message = decode(frame.coded)
             self._core.handle_event(message)
             if not isinstance(message, do.CompleteGraph):
                 raise RuntimeError(f"the simulated backward got {type(message).__name__}")

@@ -25,6 +25,9 @@ from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 
+#: Backwards before those that are timed: in the first ones every page of the results is new, and a
+#: matrix product takes up to ten times as long for that.
+WARM_UP = 2
 #: Backwards that are timed; each Node counts with its median.
 ROUNDS = 3
 #: Workers of the plan whose packing is timed; more workers make no more than twice the tasks.
@@ -53,10 +56,10 @@ class Recording(NamedTuple):
 
 
 def record(network: Network, rounds: int = ROUNDS) -> Recording:
-    """Run ``network`` forward once and backward ``rounds`` times."""
+    """Run ``network`` forward once and backward ``rounds`` times, after some that do not count."""
     with mg.Engine(mode="local"):
         loss = network.loss()
-        runs = [_node_times(loss) for _ in range(rounds)]
+        runs = [_node_times(loss) for _ in range(WARM_UP + rounds)][WARM_UP:]
     frozen = _freeze(loss)
     took = [0.0] * len(frozen.nodes)
     ran = [index for index in frozen.spec.order if frozen.runs[index]]

@@ -6,16 +6,19 @@ from random import Random
 
 import pytest
 
+from benchmarks.scaling.clock import inline_bytes
 from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
 from benchmarks.scaling.experiments import branches
 from benchmarks.scaling.simulation import Outcome, simulate
 from benchmarks.scaling.task_times import Work, bound
+from mpgrad.handles import Block
+from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.testing.random_graphs import random_graph
 
-FREE = Costs(MessageCosts(*[0.0] * 7), WorkerCosts(*[0.0] * 4), {}, 0.0)
+FREE = Costs(MessageCosts(*[0.0] * 9), WorkerCosts(*[0.0] * 4), {}, 0.0)
 USUAL = Costs(
-    MessageCosts(8.0, 30.0, 3.0, 5.0, 3.0, 0.3, 3.5),
+    MessageCosts(8.0, 0.2, 30.0, 3.0, 5.0, 3.0, 0.3, 3.5, 0.1),
     WorkerCosts(14.0, 7.0, 170.0, 800.0),
     {"NodeTaskDone": 15.0},
     25.0,
@@ -88,3 +91,11 @@ def test_weight_gradients_run_beside_the_chain() -> None:
     outcome = run(chain(*[4000.0] * 8), 2)
     assert outcome.speed_up > 1.5
     assert outcome.share_of_bound > 0.85
+
+
+def test_gradients_inside_a_message_are_copied_and_not_parsed() -> None:
+    gradients = (bytes(2000), bytes(48))
+    message = NodeTaskDone("w0.1", 1, 1, 1, (gradients[0], Block(1, 64, 4096, 1), gradients[1]))
+    assert inline_bytes(message) == 2048
+    costs = USUAL.messages
+    assert costs.coded_us(3072, 2048) == pytest.approx(0.3 + 3.5 + 2 * 0.1)
