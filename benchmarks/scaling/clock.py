@@ -58,6 +58,8 @@ class Loop:
         self.busy_us = 0.0
         self._inbox: list[Frame] = []
         self._is_asleep = True
+        #: Per receiver, when the latest frames sent to it arrive: none overtakes another.
+        self._arrives: dict[Loop, float] = {}
 
     def arrive(self, frames: Sequence[Frame]) -> None:
         """Frames could be read from now on."""
@@ -98,4 +100,6 @@ class Loop:
         """``frames`` leave at ``at_us``, in one piece."""
         messages = self.costs.messages
         size_us = messages.wire_us_per_kb * sum(len(frame.coded) for frame in frames) / 1024
-        self.clock.at(at_us + messages.wire_us + size_us, receiver.arrive, list(frames))
+        arrives = max(at_us + messages.wire_us + size_us, self._arrives.get(receiver, 0.0))
+        self._arrives[receiver] = arrives
+        self.clock.at(arrives, receiver.arrive, list(frames))

@@ -14,6 +14,7 @@ from benchmarks.scaling.task_times import Work, bound
 from mpgrad.handles import Block
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
+from mpgrad.scheduler.plan import plan
 from mpgrad.testing.random_graphs import random_graph
 
 FREE = Costs(MessageCosts(*[0.0] * 9), WorkerCosts(*[0.0] * 4), {}, 0.0)
@@ -99,3 +100,11 @@ def test_gradients_inside_a_message_are_copied_and_not_parsed() -> None:
     assert inline_bytes(message) == 2048
     costs = USUAL.messages
     assert costs.coded_us(3072, 2048) == pytest.approx(0.3 + 3.5 + 2 * 0.1)
+
+
+def test_no_message_overtakes_another() -> None:
+    """A short one may follow a long one closely: the last table of a graph comes last."""
+    slow = USUAL._replace(messages=USUAL.messages._replace(wire_us_per_kb=1000.0))
+    spec, work = branches(64, 200.0)
+    outcome = simulate(spec, work, slow, 4, pack_us=0.0, planned=plan(spec, fuse=False))
+    assert outcome.tasks == len(plan(spec, fuse=False).tasks)
