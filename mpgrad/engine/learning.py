@@ -11,23 +11,8 @@ from mpgrad.engine.local import NEGLIGIBLE_US
 from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.scheduler.plan import Member, Plan
 
-#: A plan is wrong in earnest where its tasks took so many times more or less than expected, and the
-#: difference is more than a message costs.
-FAR_OFF = 2.0
-FAR_OFF_US = 1000.0
 #: A task of more Nodes is not timed Node by Node: as long as tasks may become, its Nodes are short.
 TIMED_MAX = 1000
-
-
-def is_far_off(planned: Plan, outcome: CompleteGraph) -> bool:
-    """Whether a graph that has long been known takes another time now.
-
-    The shapes of a custom Function do not tell how long it takes: it may do a thousand times more
-    in the next step, and a plan that makes one task of all its Nodes would then be a serial one.
-    """
-    took_us = sum([microseconds for _, _, microseconds, _, _ in outcome.ran])
-    low, high = sorted((float(took_us), planned.work_us))
-    return high > FAR_OFF * low and high - low > FAR_OFF_US
 
 
 def wants_times(members: Sequence[Member]) -> bool:

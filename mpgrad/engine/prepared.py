@@ -24,6 +24,13 @@ GRAPHS_MAX = 64
 #: Every backward of a graph that is new teaches what its tasks take, later only some.
 YOUNG_USES = 8
 LEARN_EVERY = 8
+#: A graph suddenly takes another time if its tasks took so many times more or less than usual, and
+#: the difference is more than a message costs. (Compared with what was usual, not with what was
+#: expected: very short Nodes are never learned, and would be a surprise for ever.)
+FAR_OFF = 2.0
+FAR_OFF_US = 1000.0
+#: Weight of the newest time in what is usual.
+NEWEST = 0.3
 
 
 class PreparedGraph:
@@ -36,6 +43,7 @@ class PreparedGraph:
         self.experience = Experience()
         self._wirings: list[tuple[bytes, ...] | None] = [None] * len(plan.tasks)
         self._uses = 0
+        self._usual_us: float | None = None
 
     def wirings(self, frozen: FrozenGraph, task: int) -> tuple[bytes, ...]:
         """The encoded wiring of each member of a task; of a graph with these tables."""
@@ -45,9 +53,21 @@ class PreparedGraph:
             self._wirings[task] = found
         return found
 
-    def grow_young(self) -> None:
-        """What its tasks take has turned out to be wrong."""
-        self._uses = 0
+    def is_surprised_by(self, took_us: float) -> bool:
+        """Note what all tasks of one backward took; whether that is far from what was usual.
+
+        The shapes of a custom Function do not tell how long it takes: it may do a thousand times
+        more in the next step, and a plan that makes one task of all its Nodes is a serial one then.
+        """
+        usual_us, self._usual_us = self._usual_us, took_us
+        if usual_us is None:
+            return False
+        low, high = sorted((took_us, usual_us))
+        if high > FAR_OFF * low and high - low > FAR_OFF_US:
+            self._uses = 0  # young again
+            return True
+        self._usual_us = usual_us + NEWEST * (took_us - usual_us)
+        return False
 
     def learns(self) -> bool:
         """Count one use; whether the cost model should hear what its tasks took."""

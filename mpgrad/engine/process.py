@@ -29,7 +29,7 @@ from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
-from mpgrad.engine.learning import is_far_off, learn, that_ran
+from mpgrad.engine.learning import learn, that_ran
 from mpgrad.engine.placement import place
 from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
 from mpgrad.engine.processes import CoordinatorProcess
@@ -381,12 +381,10 @@ class ProcessEngine:
             on_client = len(prepared.plan.tasks) - len(outcome.ran)
             if on_client:
                 counters.tasks["client"] += on_client
-            far_off = is_far_off(prepared.plan, outcome)
-            if far_off:
-                prepared.grow_young()
-                if frozen.remembered is not None:
-                    frozen.remembered.grow_young()
-            if far_off or handover.learns:
+            is_surprise = prepared.is_surprised_by(sum([ran[2] for ran in outcome.ran]))
+            if is_surprise and frozen.remembered is not None:
+                frozen.remembered.grow_young()
+            if is_surprise or handover.learns:
                 learn(frozen, prepared.plan, outcome)
 
 

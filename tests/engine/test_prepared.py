@@ -81,3 +81,13 @@ def test_every_use_teaches_at_first_and_then_now_and_then() -> None:
     learned = [found.learns() for _ in range(YOUNG_USES + 4 * LEARN_EVERY)]
     assert all(learned[:YOUNG_USES])
     assert sum(learned[YOUNG_USES:]) == 4
+
+
+def test_only_a_sudden_change_is_a_surprise() -> None:
+    """Not a graph whose cost was guessed wrong and cannot be learned: it would never grow old."""
+    graph = frozen()
+    known = PreparedGraph(graph.spec, plan(graph.spec))
+    far = 1e6 * (1.0 + known.plan.work_us)
+    assert [known.is_surprised_by(took) for took in (far, far, 1.5 * far, far)] == [False] * 4
+    assert [known.is_surprised_by(took) for took in (far / 100, far / 100)] == [True, False]
+    assert [known.is_surprised_by(took) for took in (far, far)] == [True, False]
