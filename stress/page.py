@@ -16,7 +16,7 @@ from stress.run import Verdict
 
 _HEAD = """# Reliability
 
-What `scripts/stress` has found. Each run wrote its own row; nothing here is written by hand:
+What `scripts/stress` has found. Each run writes its own row:
 
     scripts/stress all --write docs/reliability.md
 
