@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from typing import NamedTuple
 
 from mpgrad.coordinator.watchdog import Sight
@@ -18,9 +19,11 @@ from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.journal_keeper import words_about
 from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
 
-#: Workers that may die in a row before they are ready, by their own fault and by SIGKILL, which
-#: comes from outside; then none can be had.
-FAILED_STARTS_MAX, KILLED_STARTS_MAX = 3, 20
+#: Workers that may die in a row before one is ready, by their own fault: the next ones would, too.
+FAILED_STARTS_MAX = 3
+#: The same by SIGKILL, which comes from outside and says nothing about the next one: in one slot,
+#: because one incident may strike all that are starting. A start takes a third of a second.
+KILLED_STARTS_MAX = 50
 #: Seconds that all workers together get to leave by themselves when the engine closes.
 GRACE_S = 0.2
 
@@ -54,7 +57,8 @@ class Supervisor:
         self._by_peer: dict[str, WorkerProcess] = {}
         self._incarnations: dict[int, int] = {}
         self._joined: set[str] = set()
-        self._failed_starts = self._killed_starts = 0
+        self._failed_starts = 0
+        self._killed_starts: Counter[int] = Counter()
         self.restarts = 0
 
     def start(self, slot: int) -> WorkerProcess:
@@ -113,7 +117,8 @@ class Supervisor:
     def joined(self, peer: str) -> None:
         """``peer`` is ready for tasks."""
         self._joined.add(peer)
-        self._failed_starts = self._killed_starts = 0
+        self._failed_starts = 0
+        self._killed_starts.clear()
 
     @property
     def ready_count(self) -> int:
@@ -157,9 +162,10 @@ class Supervisor:
             running = self.board.read(worker.slot)
             return WorkerLost(worker.peer, cause, is_killed, running)
         self._failed_starts += not is_killed
-        self._killed_starts += is_killed
-        if self._failed_starts >= FAILED_STARTS_MAX or self._killed_starts >= KILLED_STARTS_MAX:
-            return WorkerUnavailable(f"workers die before they are ready; the last one {cause}")
+        self._killed_starts[worker.slot] += is_killed
+        killed = self._killed_starts[worker.slot]
+        if self._failed_starts >= FAILED_STARTS_MAX or killed >= KILLED_STARTS_MAX:
+            return WorkerUnavailable(f"workers die before they are ready; the last one: {cause}")
         return worker.slot
 
     def stop_all(self) -> None:

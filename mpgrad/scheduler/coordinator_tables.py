@@ -5,6 +5,8 @@ Rules of this file: as in ``coordinator_state``.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.graph_task import GraphTask
 from mpgrad.scheduler.lease_table import BlockAllocator, LeaseTable
@@ -23,7 +25,8 @@ class CoordinatorTables:
         self.membership = Membership()
         #: What the shell has to do, in order, since the last event came in.
         self.out: list[do.CoordinatorInstruction] = []
-        self.deaths_without_progress = 0
+        #: Per slot: how many of its workers died in a row while no worker finished a task.
+        self.deaths_without_progress: Counter[int] = Counter()
         #: Why no worker can be had any more, once the shell or the restart budget says so.
         self.unavailable: str | None = None
         #: (session, its name for the graph) -> our number.

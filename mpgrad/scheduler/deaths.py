@@ -20,7 +20,8 @@ from mpgrad.scheduler.replies import Replies
 #: outside and says little about the task), before its graph fails.
 DEATHS_MAX = 2
 KILLS_MAX = 10
-#: Deaths of workers in a row without a finished task between them, before the engine gives up.
+#: Deaths in a row in one slot, while no worker finishes a task, before the engine gives up. Counted
+#: per slot, because one incident may strike all workers at once, however many there are.
 RESTARTS_WITHOUT_PROGRESS_MAX = 20
 
 
@@ -78,10 +79,12 @@ class Deaths:
         self._give_up(event.reason)
 
     def _replace_worker(self, slot: int, cause: str) -> None:
-        self._tables.deaths_without_progress = deaths = self._tables.deaths_without_progress + 1
+        self._tables.deaths_without_progress[slot] += 1
+        deaths = self._tables.deaths_without_progress[slot]
         if deaths > RESTARTS_WITHOUT_PROGRESS_MAX:
             self._give_up(
-                f"{deaths} workers died in a row without finishing a task; the last one {cause}"
+                f"{deaths} processes of worker slot {slot} died in a row, and no worker finished a "
+                f"task meanwhile; the last one: {cause}"
             )
         elif self._tables.unavailable is not None:
             self._give_up(self._tables.unavailable)

@@ -59,7 +59,7 @@ class Replies:
             raise ProtocolError(f"{event.peer} returned {len(event.outputs)} outputs, not {wanted}")
         flight.check_reply(member, event.outputs, event.kept)
         member.end(key)
-        self._tables.deaths_without_progress = 0
+        self._tables.deaths_without_progress.clear()
         self._keep(member, event.kept)
         graph.finish(key.task)
         published = graph.published.pop(key.task, None)
@@ -101,7 +101,7 @@ class Replies:
             raise ProtocolError(f"{event.peer} blames Node {event.step} of a shorter task")
         flight.check_reply(member, (), event.kept)
         member.end(key)
-        self._tables.deaths_without_progress = 0
+        self._tables.deaths_without_progress.clear()
         self._keep(member, event.kept)
         graph.finish(key.task)
         graph.published.pop(key.task, None)

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from random import Random
 
-#: Workers that may die in one World: below the core's own limit of deaths without progress.
+#: Processes of one worker slot that may die in one World: below the core's own limit of deaths
+#: without progress.
 DEATHS_MAX = 15
 
 
@@ -19,6 +20,7 @@ class Faults:
         crash_after_progress: per publication of a task that goes on.
         crash_after_reply: per reply; what is underway may be lost or arrive after the death.
         kill: per worker: SIGKILL from outside at any time.
+        kill_all: per World: SIGKILL to all workers at once, at some times.
         die_at_start: per worker process: it dies before it is ready.
         stall: per task: it hangs until its worker is fenced.
         late_reply: per stall: it ends after all, when the fence is on its way.
@@ -42,6 +44,7 @@ class Faults:
     crash_after_progress: float = 0.0
     crash_after_reply: float = 0.0
     kill: float = 0.0
+    kill_all: float = 0.0
     die_at_start: float = 0.0
     stall: float = 0.0
     late_reply: float = 0.0
@@ -67,6 +70,7 @@ ALL_FAULTS = Faults(
     crash_after_progress=0.03,
     crash_after_reply=0.03,
     kill=0.3,
+    kill_all=0.1,
     die_at_start=0.1,
     stall=0.02,
     late_reply=0.5,

@@ -49,7 +49,8 @@ class SimulatedCoordinator:
         self._cut: set[str] = set()
         #: Workers that are being killed because they hung, and in which task (None: stopped).
         self._hung: dict[str, do.DispatchNodeTask | None] = {}
-        self._deaths = 0
+        #: By slot.
+        self._deaths: Counter[int] = Counter()
 
     # ------------------------------------------------------------------ messages
 
@@ -151,7 +152,7 @@ class SimulatedCoordinator:
         self._incarnations[slot] += 1
         peer = f"w{slot}.{self._incarnations[slot]}"
         worker = self.workers[peer] = SimulatedWorker(world, peer)
-        if self.may_die() and world.dice.strikes("die_at_start"):
+        if self.may_die(worker) and world.dice.strikes("die_at_start"):
             world.time.after(100, self._die_at_start, worker)
         else:
             world.time.after(world.rng.randint(100, 1000), worker.start)
@@ -159,16 +160,16 @@ class SimulatedCoordinator:
     def _die_at_start(self, worker: SimulatedWorker) -> None:
         worker.die("died at start", killed=False)
 
-    def kill(self, slot: int) -> None:
-        """SIGKILL from outside, whatever the worker is doing."""
+    def kill(self, slot: int | None) -> None:
+        """SIGKILL to the worker of a slot or (None) to all of them, whatever they do."""
         for worker in list(self.workers.values()):
-            if self.may_die() and worker.peer.startswith(f"w{slot}."):
+            if slot in (None, worker.slot) and self.may_die(worker):
                 worker.die("was killed from outside", killed=True)
 
     def on_hang(self, worker: SimulatedWorker, dispatch: do.DispatchNodeTask | None) -> None:
         """A worker's task takes too long, or (None) it is stopped; an idle one may be."""
         member = self.core.membership.get(worker.peer)
-        if member is None or not member.flights or (dispatch is None and not self.may_die()):
+        if member is None or not member.flights or (dispatch is None and not self.may_die(worker)):
             return
         key = None if dispatch is None else (dispatch.graph, dispatch.task, dispatch.attempt)
         event = ev.WorkerHung(worker.peer, "hung", key)
@@ -176,16 +177,16 @@ class SimulatedCoordinator:
         if self.core.membership.members[worker.peer].hung is event:
             self._hung[worker.peer] = dispatch
 
-    def may_die(self) -> bool:
+    def may_die(self, worker: SimulatedWorker) -> bool:
         """Whether one more death stays below what the core takes for a hopeless case."""
-        return self._deaths < DEATHS_MAX
+        return self._deaths[worker.slot] < DEATHS_MAX
 
     def on_worker_death(
         self, worker: SimulatedWorker, event: ev.WorkerLost, running: do.DispatchNodeTask | None
     ) -> None:
         """The kernel knows at once, the shell a little later."""
         self._world.note(worker.peer, event.cause)
-        self._deaths += 1
+        self._deaths[worker.slot] += 1
         self._world.time.after(self._world.time.hand_over_us(), self._bury, worker, event, running)
 
     def _bury(
@@ -194,8 +195,8 @@ class SimulatedCoordinator:
         self._dead.add(worker.peer)
         if self.core.membership.get(worker.peer) is None:
             # It was never ready: starting its slot again is the shell's business.
-            slot = int(worker.peer[1:].partition(".")[0])
-            self._world.time.after(self._world.rng.randint(50, 3000), self.start_worker, slot)
+            delay = self._world.rng.randint(50, 3000)
+            self._world.time.after(delay, self.start_worker, worker.slot)
             return
         self._world.expected.on_death(*self._blamed(event, running))
         self._tell(event)

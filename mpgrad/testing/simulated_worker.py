@@ -90,6 +90,7 @@ class SimulatedWorker:
 
     def __init__(self, world: World, peer: str) -> None:
         self.peer, self._world = peer, world
+        self.slot = int(peer[1:].partition(".")[0])
         self.core = WorkerState(peer)
         self.is_alive = True
         self._is_stopped = False
@@ -156,7 +157,7 @@ class SimulatedWorker:
         self._send(reply)
         if dice.strikes("duplicate_reply"):
             self._send(reply)
-        if self._world.coordinator.may_die() and dice.strikes("crash_after_reply"):
+        if self._world.coordinator.may_die(self) and dice.strikes("crash_after_reply"):
             # The slot that says what is running is already empty.
             self.die("crashed after its reply", killed=False)
 
@@ -177,9 +178,9 @@ class SimulatedWorker:
             world.time.after(at, self._progress, dispatch, point)
         if world.dice.strikes("stop"):
             world.time.after(int(1.2 * duration * world.rng.random()), self.stop)
-        if world.coordinator.may_die() and world.dice.strikes("crash_before_reply"):
+        if world.coordinator.may_die(self) and world.dice.strikes("crash_before_reply"):
             world.time.after(world.rng.randint(0, duration), self._crash, dispatch)
-        elif world.coordinator.may_die() and world.dice.strikes("stall"):
+        elif world.coordinator.may_die(self) and world.dice.strikes("stall"):
             if world.dice.strikes("late_reply"):
                 world.time.after(HANG_LIMIT_US + 1, self._finish, dispatch, duration)
             world.time.after(HANG_LIMIT_US, self._look_at_board, dispatch)
@@ -283,7 +284,9 @@ class SimulatedWorker:
         self._send(progress)
         if self._world.dice.strikes("duplicate_progress"):
             self._send(progress)
-        if self._world.coordinator.may_die() and self._world.dice.strikes("crash_after_progress"):
+        if self._world.coordinator.may_die(self) and self._world.dice.strikes(
+            "crash_after_progress"
+        ):
             self._crash(dispatch)
 
     def _publish(
@@ -314,7 +317,7 @@ class SimulatedWorker:
 
     def _forges(self) -> bool:
         """Whether the message about to be sent names somebody else's block."""
-        if self._world.coordinator.may_die() and self._world.dice.strikes("forge"):
+        if self._world.coordinator.may_die(self) and self._world.dice.strikes("forge"):
             self._world.coordinator.forgers.add(self.peer)
             return True
         return False

@@ -29,6 +29,10 @@ from mpgrad.testing.virtual_time import VirtualTime
 #: A World that is not over after this many steps never will be.
 STEPS_MAX = 100_000
 STORY_LINES = 40
+#: Times that all workers may be killed at once in one World.
+KILLS_OF_ALL_MAX = 4
+#: Workers of one World in so many that are drawn: more than may die in a row in one slot.
+MANY_WORKERS, MANY_EVERY = 24, 50
 AMPLE_BYTES, SMALL_BYTES = 1 << 30, (50_000, 120_000, 400_000)
 
 
@@ -82,7 +86,7 @@ class World:
     def drawn(cls, seed: int, **chosen: int | None) -> World:
         """A World whose options come from its seed, too, except the ``chosen`` ones."""
         drawn: dict[str, Any] = {
-            "workers": 1 + seed % 4,
+            "workers": MANY_WORKERS if seed % MANY_EVERY == 0 else 1 + seed % 4,
             "graphs": 1 + seed // 4 % 3,
             "sessions": 1 + seed // 12 % 2,
             "clients": 1 + seed // 24 % 2,
@@ -139,6 +143,9 @@ class World:
             self.coordinator.start_worker(slot)
             if dice.strikes("kill"):
                 time.after(rng.randint(0, 8_000), self.coordinator.kill, slot)
+        if dice.strikes("kill_all"):
+            for _ in range(rng.randint(1, KILLS_OF_ALL_MAX)):
+                time.after(rng.randint(0, 8_000), self.coordinator.kill, None)
         for client in self.clients.values():
             client.start()
         for process in range(1, 1 + self._processes):

@@ -341,6 +341,28 @@ def test_the_engine_gives_up_after_deaths_without_progress(core: Core) -> None:
     assert (end.kind, end.task) == ("lost", -1)
 
 
+def test_one_incident_may_kill_any_number_of_workers(core: Core) -> None:
+    """Found by World, where 24 workers were killed at once: the engine gave up."""
+    slots = range(1, 2 * RESTARTS_WITHOUT_PROGRESS_MAX)
+    for slot in slots:
+        core.handle_event(ev.WorkerJoined(f"w{slot}.1"))
+    [first] = core.submit(task(to(CAPTURE)))
+    for slot in slots:
+        assert do.StartWorker(slot) in core.lost(f"w{slot}.1", killed=True)
+    assert do.StartWorker(0) in core.lost(WORKER, first, killed=True)
+    [again] = core.handle_event(ev.WorkerJoined("w7.2"))
+    assert (again.task, again.attempt) == (0, 2)
+
+
+def test_a_finished_task_is_progress_of_all_workers(core: Core) -> None:
+    core.handle_event(ev.WorkerJoined("w1.1"))
+    for death in range(2 * RESTARTS_WITHOUT_PROGRESS_MAX):
+        [first] = core.submit(task(to(CAPTURE)), name=death)
+        assert do.StartWorker(1) in core.lost(f"w1.{death + 1}")
+        core.handle_event(ev.WorkerJoined(f"w1.{death + 2}"))
+        core.done(first, b"result")
+
+
 def test_the_last_death_fails_all_graphs_where_no_worker_can_be_had(core: Core) -> None:
     """Found by World: they waited for ever."""
     [first] = core.submit(task(to(CAPTURE)))

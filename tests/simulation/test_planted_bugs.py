@@ -215,6 +215,18 @@ def a_kill_from_outside_is_the_fault_of_the_task(patch):
 
 
 @bug
+def the_deaths_of_all_slots_are_counted_together(patch):
+    right = Deaths._replace_worker
+
+    def wrong(self, slot, cause):
+        counts = self._tables.deaths_without_progress
+        counts[slot] = counts.total()
+        right(self, slot, cause)
+
+    patch.setattr(Deaths, "_replace_worker", wrong)
+
+
+@bug
 def nobody_is_blamed_for_a_death(patch):
     forget(patch, Deaths, "_blame")
 
