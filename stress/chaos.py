@@ -1,30 +1,40 @@
-"""chaos: workers die at random instants while a training runs; no bit of it may change."""
+"""chaos: workers and coordinators die at random instants under a training; no bit may change.
+
+What is promised, and tested here: a worker's death is nobody's business but the engine's, also if
+it dies while it starts, again and again. A coordinator's death costs a run of the backward, which
+the engine repeats by itself (``recover="all"``) unless a hook or a Function has already run in this
+process; then it raises CoordinatorLost, no gradient has changed, and the training repeats the step.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import signal
 import statistics
-import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import mpgrad as mg
+from mpgrad.errors import CoordinatorLost
 from mpgrad.testing.leftovers import Leftovers, left_since
+from stress.killer import Killer
 from stress.load import Training
 from stress.run import Run, Verdict, count, minutes
 
 #: Steps after which the training starts again from the same weights.
 STEPS = 12
-#: Seconds between two kills: often shorter than a worker needs to start, or a step to finish.
-PAUSES_S = (0.02, 0.6)
+#: Of so many kills of workers one more is of a coordinator, unless said otherwise.
+WORKERS_PER_COORDINATOR = 20
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=count, default=20, metavar="N", help="workers to kill")
+    parser.add_argument(
+        "--coordinators",
+        type=int,
+        metavar="N",
+        help=f"coordinators to kill; default: one per {WORKERS_PER_COORDINATOR} workers",
+    )
     parser.add_argument("--seed", type=int, help="of instants and victims; default: drawn")
     parser.add_argument("--minutes", type=minutes, default=2.0, metavar="M", help="at most")
     parser.add_argument("--workers", type=count, default=2, metavar="W", help="CPU workers")
@@ -32,7 +42,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _perform(options: argparse.Namespace) -> Verdict:
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    print(f"chaos: --seed {seed} --kills {options.kills} --workers {options.workers}", flush=True)
+    if options.coordinators is None:
+        options.coordinators = options.kills // WORKERS_PER_COORDINATOR
+    print(
+        f"chaos: --seed {seed} --kills {options.kills} --coordinators {options.coordinators} "
+        f"--workers {options.workers}",
+        flush=True,
+    )
     with mg.Engine("local"):
         expected = _fingerprints(seed)
     with mg.Engine("process", cpu_workers=1):
@@ -40,7 +56,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
     before = Leftovers.now()
     tally = _train_under_fire(options, seed, expected)
     left = left_since(before)
-    passed = not (tally.wrong or tally.errors or left) and tally.restarts == tally.kills > 0
+    passed = not (tally.wrong or tally.errors or left or tally.hidden) and tally.kills > 0
     return Verdict(passed, f"{tally.figures()}, {left or 'nothing'} left")
 
 
@@ -51,97 +67,103 @@ def _fingerprints(seed: int) -> list[str]:
 
 @dataclass
 class Tally:
-    """What happened. Times are seconds of each step: while nobody was killed, and in the storm."""
+    """What happened. Times are seconds of each step."""
 
     kills: int = 0
-    restarts: int = 0
+    starting: int = 0
+    coordinators: int = 0
+    #: Backwards that the engine ran again, and steps that the training repeated.
+    recovered: int = 0
+    repeated: int = 0
+    #: Kills that no restart followed; asked where no coordinator died, which counts them.
+    hidden: int = 0
     wrong: int = 0
     errors: list[str] = field(default_factory=list)
+    #: Steps while nobody was killed, in the storm, and those in which a coordinator died.
     calm: list[float] = field(default_factory=list)
     stormy: list[float] = field(default_factory=list)
+    revived: list[float] = field(default_factory=list)
 
     def figures(self) -> str:
-        calm_s = statistics.median(self.calm or [0.0])
-        lost_s = (sum(self.stormy) - calm_s * len(self.stormy)) / max(self.kills, 1)
+        steps = len(self.calm) + len(self.stormy) + len(self.revived)
+        calm_ms = 1000 * statistics.median(self.calm or [0.0])
         words = [
-            f"{self.kills} kills ({self.restarts} workers restarted)",
-            f"{len(self.calm) + len(self.stormy)} backwards",
+            f"{self.kills} workers killed ({self.starting} of them while they started)",
+            f"{self.coordinators} coordinators killed ({self.recovered} backwards run again by the "
+            f"engine, {self.repeated} steps by the training after the CoordinatorLost that is due "
+            "when hooks have run)",
+            f"{steps} backwards",
             f"{self.wrong} wrong gradients",
-            f"{1000 * lost_s:.0f} ms lost per kill (a calm step takes {1000 * calm_s:.0f} ms)",
+            f"{_lost_ms(self.stormy, self.kills, calm_ms):.0f} ms lost per worker, "
+            f"{_lost_ms(self.revived, self.coordinators, calm_ms):.0f} ms per coordinator "
+            f"(a calm step takes {calm_ms:.0f} ms)",
         ]
+        if self.hidden:
+            words.append(f"{self.hidden} workers were not replaced")
         if self.errors:
             words.append(f"{len(self.errors)} errors, the first: {self.errors[0]}")
         return ", ".join(words)
 
 
+def _lost_ms(seconds: list[float], deaths: int, calm_ms: float) -> float:
+    return (1000 * sum(seconds) - calm_ms * len(seconds)) / max(deaths, 1)
+
+
 def _train_under_fire(options: argparse.Namespace, seed: int, expected: list[str]) -> Tally:
     tally = Tally()
     deadline = time.monotonic() + 60 * options.minutes
-    with mg.Engine("process", cpu_workers=options.workers) as engine:
-        _train(seed, expected, tally, tally.calm)
-        killer = _Killer(engine, seed, options.kills)
+    recover = "all" if options.coordinators else "worker"
+    with mg.Engine("process", cpu_workers=options.workers, recover=recover) as engine:
+        _train(seed, expected, tally)
+        killer = Killer(engine, random.Random(seed), options.kills, options.coordinators)
         killer.start()
         while killer.is_alive() and time.monotonic() < deadline:
-            _train(seed, expected, tally, tally.stormy, killer)
+            _train(seed, expected, tally, killer)
         killer.stop()
         # Whatever the last kill left behind shows here.
-        _train(seed, expected, tally, tally.calm)
-        tally.kills, tally.restarts = killer.kills, engine.statistics().restarts
+        _train(seed, expected, tally)
+        tally.kills, tally.starting = killer.workers, killer.starting
+        tally.coordinators = killer.coordinators
+        figures = engine.statistics()
+        tally.recovered = figures.recoveries
+        if not killer.coordinators:
+            tally.hidden = killer.workers - figures.restarts
     return tally
 
 
-def _train(
-    seed: int,
-    expected: list[str],
-    tally: Tally,
-    seconds: list[float],
-    killer: _Killer | None = None,
-) -> None:
+def _train(seed: int, expected: list[str], tally: Tally, killer: Killer | None = None) -> None:
     """The whole training, or as much of it as the killer lives for."""
     training = Training(seed)
+    died = 0 if killer is None else killer.coordinators
     for number, fingerprint in enumerate(expected):
         if killer is not None and not killer.is_alive():
-            return
+            break
         start = time.perf_counter()
         try:
-            found = training.step()
+            found = training.step(allow=_is_due)
         except Exception as error:
             tally.errors.append(f"step {number}: {type(error).__name__}: {error}")
-            return
-        seconds.append(time.perf_counter() - start)
+            break
+        seconds = time.perf_counter() - start
+        if killer is None:
+            tally.calm.append(seconds)
+        else:
+            (tally.stormy if killer.coordinators == died else tally.revived).append(seconds)
+            died = killer.coordinators
         if found != fingerprint:
             tally.wrong += 1
-            return
+            break
+    tally.repeated += training.repeated
 
 
-class _Killer(threading.Thread):
-    """Sends SIGKILL to one worker after another."""
-
-    def __init__(self, engine: mg.Engine, seed: int, kills: int) -> None:
-        super().__init__(name="killer")
-        self._engine, self._random, self._wanted = engine, random.Random(seed), kills
-        self._stop_asked = threading.Event()
-        self.kills = 0
-
-    def run(self) -> None:
-        while self.kills < self._wanted:
-            if self._stop_asked.wait(self._random.uniform(*PAUSES_S)):
-                return
-            workers = self._engine.worker_pids()
-            if not workers:
-                continue
-            with suppress(ProcessLookupError):
-                os.kill(self._random.choice(workers), signal.SIGKILL)
-                self.kills += 1
-
-    def stop(self) -> None:
-        self._stop_asked.set()
-        self.join()
+def _is_due(error: Exception) -> bool:
+    """Whether this is what the death of a coordinator may cost."""
+    return isinstance(error, CoordinatorLost) and error.has_run_user_code
 
 
 CHAOS = Run(
     "chaos",
-    "kill workers at random while a training runs, and compare every gradient bit for bit",
+    "kill workers and coordinators at random while a training runs; compare every gradient bitwise",
     _add_options,
     _perform,
 )

@@ -7,6 +7,7 @@ and weights that follow the gradients, so that one wrong bit shows in all later 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,15 +58,31 @@ class Training:
         self._values = np.random.default_rng(seed)
         self.weights = [self._weight() for _ in range(2 * BRANCHES)]
         self._hooked = 0
+        #: Steps that failed with an error that was allowed.
+        self.repeated = 0
 
     def _weight(self) -> mg.Tensor:
         values = self._values.normal(size=(WIDTH, WIDTH)) / np.sqrt(WIDTH)
         return mg.tensor(values.astype(np.float32), requires_grad=True)
 
-    def step(self) -> str:
-        """One step; a fingerprint of its gradients."""
-        loss = self._loss()
-        loss.backward()
+    def step(self, allow: Callable[[Exception], bool] = lambda error: False) -> str:
+        """One step; a fingerprint of its gradients.
+
+        Args:
+            allow: errors of the backward after which the same step is made once more; they must
+                not have changed any gradient.
+        """
+        drawn = self._values.bit_generator.state
+        try:
+            self._loss().backward()
+        except Exception as error:
+            if not allow(error):
+                raise
+            if any(weight.grad is not None for weight in self.weights):
+                raise RuntimeError("a backward failed and changed a gradient") from error
+            self._values.bit_generator.state = drawn
+            self.repeated += 1
+            return self.step(allow)
         digest = hashlib.sha256()
         with mg.no_grad():
             for weight in self.weights:

@@ -16,7 +16,7 @@ from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from mpgrad.testing import __main__ as testing
 from mpgrad.testing.leftovers import Leftovers, left_since
-from stress import chaos, deep, simulation, soak
+from stress import chaos, deep, killer, simulation, soak
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
 from stress.load import Training
@@ -27,10 +27,11 @@ from stress.run import Verdict
 @pytest.mark.process
 @pytest.mark.slow
 def test_chaos_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chaos", "--kills", "2", "--seed", "7"]) == 0
+    assert main(["chaos", "--kills", "2", "--coordinators", "1", "--seed", "7"]) == 0
     first, verdict = capsys.readouterr().out.splitlines()
     assert "--seed 7" in first
-    assert verdict.startswith("chaos: PASSED: 2 kills (2 workers restarted)")
+    assert verdict.startswith("chaos: PASSED: 2 workers killed (")
+    assert "1 coordinators killed (" in verdict
     assert "0 wrong gradients" in verdict
 
 
@@ -43,6 +44,35 @@ def test_chaos_notices_a_wrong_gradient(
     monkeypatch.setattr(chaos, "_fingerprints", lambda seed: [*real(seed)[:-1], "another"])
     assert main(["chaos", "--kills", "1", "--seed", "7"]) == 1
     assert "chaos: FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_chaos_notices_a_worker_that_is_not_replaced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(killer, "_kill", lambda pid: True)
+    assert main(["chaos", "--kills", "1", "--seed", "7"]) == 1
+    assert "1 workers were not replaced" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_step_is_repeated_after_an_error_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed, training = Training(3), Training(3)
+    expected = [undisturbed.step() for _ in range(2)]
+    real, failures = mg.Tensor.backward, [ValueError("now"), ValueError("and again")]
+
+    def backward(tensor: mg.Tensor) -> None:
+        if failures:
+            raise failures.pop()
+        real(tensor)
+
+    monkeypatch.setattr(mg.Tensor, "backward", backward)
+    found = [training.step(allow=lambda error: isinstance(error, ValueError)) for _ in range(2)]
+    assert (found, training.repeated) == (expected, 2)
+    failures.append(ValueError("not allowed"))
+    with pytest.raises(ValueError, match="not allowed"):
+        training.step()
 
 
 @pytest.mark.slow
