@@ -111,6 +111,15 @@ def parse_journal_mode(text: str) -> str:
     return mode
 
 
+def parse_cuda_driver(text: str) -> tuple[str, int]:
+    """``cupy``, or ``fake`` with a number of devices: (name, devices; 0 as many as there are)."""
+    match = re.fullmatch(r"cupy|fake(?::(\d+))?", text.strip().lower())
+    if match is None:
+        raise ValueError("expected cupy, fake, or fake:N with a number of devices")
+    name = match[0].partition(":")[0]
+    return name, int(match[1] or 1) if name == "fake" else 0
+
+
 def parse_directory(text: str) -> str:
     """A directory; ``~`` is the user's home."""
     return os.path.abspath(os.path.expanduser(text))
@@ -184,6 +193,15 @@ JOURNAL_DIR: Setting[str | None] = Setting(
     "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
 )
 
+CUDA_DRIVER: Setting[tuple[str, int]] = Setting(
+    "MPGRAD_CUDA_DRIVER",
+    ("cupy", 0),
+    parse_cuda_driver,
+    "`cupy`, `fake`, `fake:N`",
+    "For tests: `fake` gives N devices (1 if it is not said) in host memory, without a GPU.",
+    "`cupy`",
+)
+
 #: All settings, in the order in which the table shows them.
 SETTINGS: tuple[Setting[Any], ...] = (
     ENGINE,
@@ -194,6 +212,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     JOURNAL,
     JOURNAL_DIR,
     KILL,
+    CUDA_DRIVER,
 )
 
 
@@ -225,6 +244,11 @@ def debug() -> int:
 def kill() -> str:
     """MPGRAD_KILL, empty while unset."""
     return KILL.get()
+
+
+def cuda_driver() -> tuple[str, int]:
+    """MPGRAD_CUDA_DRIVER: (``cupy`` or ``fake``, number of fake devices)."""
+    return CUDA_DRIVER.get()
 
 
 def journal() -> str:

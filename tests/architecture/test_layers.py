@@ -47,6 +47,9 @@ EXCEPTIONS = {
     ("autograd/nodes/node.py", "mpgrad.autograd.nodes.direct_call"): (
         "a Node that is called by hand runs its operator; that is loaded by name, when it happens"
     ),
+    ("shm/cuda_driver.py", "mpgrad.testing.fake_cuda"): (
+        "MPGRAD_CUDA_DRIVER=fake loads it by name, in tests only"
+    ),
     (
         "launch/demo_torch.py",
         "torch",
@@ -56,7 +59,7 @@ EXCEPTIONS = {
 #: Foreign library -> the only files that may import it.
 FOREIGN = {
     "zmq": "wire/zeromq.py",
-    "cupy": "backends/cuda.py shm/cuda_ipc.py workers/cuda.py",
+    "cupy": "backends/cuda*.py shm/cuda_cupy.py",
     "ray": "distributed/*",
     "torch": "",
 }

@@ -1,0 +1,261 @@
+"""Streams and events of the fake CUDA driver, within one process and between processes.
+
+A real GPU runs what is put into a stream some time later. This one runs it as late as the rules
+allow: when somebody waits for it. Whoever forgets to wait reads the old bytes, every time.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import socket
+import struct
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpgrad.shm.cuda_driver import IPC_HANDLE_BYTES, CudaError
+from mpgrad.shm.segment import Segment
+
+_HANDLE = struct.Struct("<4sII16s16s")
+_MAGIC = b"FEVT"
+_REQUEST = struct.Struct("<16scQ")
+_RUN, _STEP = b"r", b"s"
+_DONE, _DESTROYED = b"+", b"!"
+
+
+class Operation(NamedTuple):
+    """What waits in a stream.
+
+    Attributes:
+        run: does it.
+        touches: (address, bytes) of the device memory that it reads or writes.
+    """
+
+    run: Callable[[], object]
+    touches: tuple[tuple[int, int], ...] = ()
+
+
+class FakeStream:
+    """See ``shm.cuda_driver.Stream``; ``ptr`` tells streams apart, as CuPy's does."""
+
+    def __init__(self, driver: Any, device: int) -> None:
+        self.device, self.ptr = device, id(self)
+        self._driver = driver
+        self._pending: deque[Operation] = deque()
+        # Taken again by an operation that waits for an event of the same stream.
+        self._lock = threading.RLock()
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> FakeStream:
+        self._entered.append(self._driver.use_stream(self))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._driver.use_stream(self._entered.pop())
+
+    @property
+    def done(self) -> bool:
+        return not self.step()
+
+    def put(self, operation: Operation) -> None:
+        """Let it run after all that is here."""
+        self._pending.append(operation)
+
+    def step(self) -> bool:
+        """Run one operation, as the GPU does while the host looks away; whether any is left."""
+        with self._lock:
+            if self._pending:
+                # Only when it has run is it gone: others look whether it is still to come.
+                self._pending[0].run()
+                self._pending.popleft()
+            return bool(self._pending)
+
+    def synchronize(self) -> None:
+        while self.step():
+            pass
+
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        """Run operations until ``is_done``, or none is left."""
+        with self._lock:
+            while not is_done() and self._pending:
+                self.step()
+
+    def touches(self, address: int, nbytes: int) -> bool:
+        """Whether something that has not run yet reads or writes these bytes."""
+        return any(
+            start < address + nbytes and address < start + length
+            for operation in list(self._pending)
+            for start, length in operation.touches
+        )
+
+    def wait_event(self, event: FakeEvent | OpenedEvent) -> None:
+        recorded = event.recorded
+        if recorded:
+            self.put(Operation(lambda: event.wait_for(recorded)))
+
+    def record(self, event: FakeEvent) -> FakeEvent:
+        event.record(self)
+        return event
+
+
+class FakeEvent:
+    """See ``shm.cuda_driver.Event``. Its counters lie in shared memory if processes share it."""
+
+    def __init__(self, driver: Any, device: int, *, interprocess: bool) -> None:
+        self._driver, self.device = driver, device
+        self._page = Segment.create(1, "fake-cuda-event") if interprocess else None
+        #: How often it was recorded, and which of these records the stream has reached.
+        self._counters = _counters(self._page) if self._page else np.zeros(2, np.uint64)
+        self._streams: dict[int, FakeStream] = {}
+        self.token = secrets.token_bytes(16)
+
+    @property
+    def recorded(self) -> int:
+        return int(self._counters[0])
+
+    @property
+    def done(self) -> bool:
+        stream = self._streams.get(self.recorded)
+        if not self._has_reached(self.recorded) and stream is not None:
+            stream.step()
+        return self._has_reached(self.recorded)
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        queue = self._driver.current_stream() if stream is None else stream
+        if queue.device != self.device:
+            raise CudaError("cudaErrorInvalidResourceHandle", "event and stream on two devices")
+        number = self.recorded + 1
+        self._streams[number] = queue
+        self._counters[0] = number
+        # Without ``self``: an event may die before its record has run.
+        queue.put(Operation(functools.partial(_reach, self._counters, self._streams, number)))
+
+    def synchronize(self) -> None:
+        self.wait_for(self.recorded)
+
+    def wait_for(self, number: int) -> None:
+        """Run its stream up to the record of that number."""
+        stream = self._streams.get(number)
+        if stream is not None:
+            stream.run_until(lambda: self._has_reached(number))
+
+    def step(self, number: int) -> None:
+        """Run one operation towards the record of that number."""
+        stream = self._streams.get(number)
+        if stream is not None:
+            stream.step()
+
+    def handle(self, service: bytes) -> bytes:
+        """What OpenedEvent opens it by; ``service`` is where the process listens."""
+        if self._page is None:
+            raise CudaError("cudaErrorInvalidResourceHandle", "not an interprocess event")
+        packed = _HANDLE.pack(_MAGIC, os.getpid(), self._page.fd, service, self.token)
+        return packed.ljust(IPC_HANDLE_BYTES, b"\0")
+
+    def _has_reached(self, number: int) -> bool:
+        return int(self._counters[1]) >= number
+
+
+class OpenedEvent:
+    """Another process's event."""
+
+    def __init__(self, handle: bytes) -> None:
+        magic, self._pid, fd, self._service, self._token = _HANDLE.unpack(handle[: _HANDLE.size])
+        if len(handle) != IPC_HANDLE_BYTES or magic != _MAGIC:
+            raise CudaError("cudaErrorInvalidValue", "no handle of an event")
+        if self._pid == os.getpid():
+            raise CudaError("cudaErrorDeviceUninitialized", "the exporter's own handle")
+        try:
+            descriptor = os.open(f"/proc/{self._pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+            self._counters = _counters(Segment.attach(descriptor, "fake-cuda-event"))
+        except (OSError, RuntimeError) as error:
+            raise CudaError("cudaErrorInvalidResourceHandle", str(error)) from error
+
+    @property
+    def recorded(self) -> int:
+        return int(self._counters[0])
+
+    @property
+    def done(self) -> bool:
+        if int(self._counters[1]) < self.recorded:
+            self._ask(_STEP, self.recorded)
+        return int(self._counters[1]) >= self.recorded
+
+    def synchronize(self) -> None:
+        self.wait_for(self.recorded)
+
+    def wait_for(self, number: int) -> None:
+        """Block until its process has run the stream up to the record of that number."""
+        if int(self._counters[1]) < number:
+            self._ask(_RUN, number)
+
+    def _ask(self, what: bytes, number: int) -> None:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(_address(self._pid, self._service))
+                connection.sendall(_REQUEST.pack(self._token, what, number))
+                answer = connection.recv(1)
+        except OSError:
+            answer = b""
+        if answer == _DESTROYED:
+            raise CudaError("undefined behaviour", "the event was destroyed by its process")
+        if answer != _DONE:
+            raise CudaError("cudaErrorIllegalAddress", f"process {self._pid} is gone")
+
+
+class EventService:
+    """Runs this process's streams for the processes that wait for its events."""
+
+    def __init__(self) -> None:
+        self.name = secrets.token_bytes(16)
+        self._events: weakref.WeakValueDictionary[bytes, FakeEvent] = weakref.WeakValueDictionary()
+        self._socket = socket.socket(socket.AF_UNIX)
+        # An abstract address: no file, and gone with the process.
+        self._socket.bind(_address(os.getpid(), self.name))
+        self._socket.listen(128)
+        threading.Thread(target=self._accept, name="fake-cuda", daemon=True).start()
+
+    def export(self, event: FakeEvent) -> bytes:
+        """The handle of ``event``, from now on served."""
+        self._events[event.token] = event
+        return event.handle(self.name)
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            # One each: an operation may wait for another process, which waits for another stream.
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            token, what, number = _REQUEST.unpack(
+                connection.recv(_REQUEST.size, socket.MSG_WAITALL)
+            )
+            event = self._events.get(token)
+            if event is None:
+                connection.sendall(_DESTROYED)
+                return
+            if what == _RUN:
+                event.wait_for(number)
+            else:
+                event.step(number)
+            connection.sendall(_DONE)
+
+
+def _reach(counters: Any, streams: dict[int, FakeStream], number: int) -> None:
+    counters[1] = max(number, int(counters[1]))
+    streams.pop(number, None)
+
+
+def _address(pid: int, service: bytes) -> bytes:
+    return b"\0mpgrad-fake-cuda-%d-%s" % (pid, service.hex().encode())
+
+
+def _counters(page: Segment) -> np.ndarray[Any, Any]:
+    return np.frombuffer(page.buffer, np.uint64, 2)
