@@ -54,6 +54,36 @@ def memory_limit(root: StrPath = _CGROUP_ROOT, membership: StrPath = _MEMBERSHIP
     return min(limits, default=None)
 
 
+def memory_total() -> int:
+    """Bytes that all processes may use together: the machine's, or those of the cgroup."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(installed, memory_limit() or installed)
+
+
+def oom_kills(
+    root: StrPath = _CGROUP_ROOT,
+    membership: StrPath = _MEMBERSHIP,
+    vmstat: StrPath = "/proc/vmstat",
+) -> int:
+    """How often the kernel has killed for want of memory so far.
+
+    In this process's cgroup, where the kernel counts that, else on the whole machine; 0 if it does
+    not tell.
+    """
+    texts = [
+        *_files("", "memory.events", root, membership),
+        *_files("memory", "memory.oom_control", root, membership),
+    ]
+    with contextlib.suppress(OSError):
+        texts.append(_text(vmstat))
+    for text in texts:
+        for line in text.splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
 def _files(controller: str, name: str, root: StrPath, membership: StrPath) -> Iterator[str]:
     """The contents of file ``name`` in each cgroup from this process's up to the root.
 

@@ -8,19 +8,29 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mpgrad as mg
-from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.errors import SharedMemoryExhausted, WorkerLost
 from mpgrad.testing.leftovers import Leftovers, left_since
+from stress.memory_group import memory_group
 from stress.run import Run, Verdict, count
 
 MIB = 1 << 20
+#: What the processes of one engine may use together where the machine's memory is to run out.
+GROUP_BYTES = 400 * MIB
+#: One such round takes seconds: ten workers are killed.
+ROUNDS_PER_MACHINE = 10
+#: What the error must say then.
+TOLD = ("EatsBackward", "(pid ", "SIGKILL", "because memory ran out", " MiB", "Fewer workers")
+NOT_TRIED = "not tried: the kernel's own killer, for no memory cgroup can be made here"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,19 +41,27 @@ def _perform(options: argparse.Namespace) -> Verdict:
     print(f"oom: --rounds {options.rounds}", flush=True)
     before = Leftovers.now()
     ends = {way: _in_a_process(way, options.rounds) for way in WAYS}
+    with memory_group(GROUP_BYTES) as group:
+        if group is not None:
+            rounds = max(1, options.rounds // ROUNDS_PER_MACHINE)
+            ends["machine"] = _in_a_process("machine", rounds, group)
     left = left_since(before)
     failed = [f"{way}: {end}" for way, end in ends.items() if end != "fine"]
     words = ", ".join(f"{way} ({words.__doc__})" for way, words in WAYS.items())
+    tried = f"; {rounds} of: {machine.__doc__}" if group is not None else f" ({NOT_TRIED})"
     return Verdict(
         not (failed or left),
-        f"{options.rounds} rounds of each: {words}; each a clear error, and the next backward is "
-        f"right: {'; '.join(failed) or 'yes'}; {left or 'nothing'} left",
+        f"{options.rounds} rounds of each: {words}{tried}; each a clear error, and the next "
+        f"backward is right: {'; '.join(failed) or 'yes'}; {left or 'nothing'} left",
     )
 
 
-def _in_a_process(way: str, rounds: int) -> str:
+def _in_a_process(way: str, rounds: int, group: Path | None = None) -> str:
     """Its last line: "fine", or what was wrong."""
     command = [sys.executable, "-m", "stress.oom", way, str(rounds)]
+    if group is not None:
+        enter = f'echo $$ > {shlex.quote(str(group))}/cgroup.procs && exec "$@"'
+        command = ["sh", "-c", enter, "sh", *command]
     environment = {**os.environ, **ENVIRONMENT.get(way, {})}
     try:
         ended = subprocess.run(
@@ -91,6 +109,41 @@ def address_space(rounds: int) -> None:
                 resource.setrlimit(resource.RLIMIT_AS, before)
             _check_small()
         _check_empty(engine)
+
+
+def machine(rounds: int) -> None:
+    """the kernel kills workers for want of memory, in a cgroup"""
+    with mg.Engine("process", cpu_workers=2) as engine:
+        for _ in range(rounds):
+            x = mg.ones(3, requires_grad=True)
+            try:
+                _Eats.apply(x).sum().backward()
+            except WorkerLost as error:
+                missing = [word for word in TOLD if word not in str(error)]
+                if missing or x.grad is not None:
+                    raise RuntimeError(f"{missing} not in {error}") from None
+            else:
+                raise RuntimeError("no WorkerLost although memory is short")
+            _check_small()
+        figures = engine.statistics().engine_arena
+        if figures is None or figures.live_blocks:
+            raise RuntimeError(f"blocks are left: {figures}")
+
+
+class _Eats(mg.Function):
+    """Takes all the memory there is."""
+
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        held = []
+        while True:
+            held.append(np.ones(MIB))
 
 
 class _Refused:
@@ -156,11 +209,11 @@ ENVIRONMENT = {"client arena": {"MPGRAD_SHM_LIMIT": str(96 * MIB)}}
 
 OOM = Run(
     "oom",
-    "arenas and address space run out: clear errors, then the engine works again",
+    "arenas, address space, machine memory run out: clear errors, then the engine works again",
     _add_options,
     _perform,
 )
 
 if __name__ == "__main__":
-    WAYS[sys.argv[1]](int(sys.argv[2]))
+    {**WAYS, "machine": machine}[sys.argv[1]](int(sys.argv[2]))
     print("fine")

@@ -6,14 +6,14 @@ It decides nothing about tasks; a death becomes a WorkerLost event for the core.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
 from collections import Counter
 from typing import NamedTuple
 
+from mpgrad.coordinator.burial import Burial
 from mpgrad.coordinator.watchdog import Sight
-from mpgrad.exits import describe_exit
+from mpgrad.exits import is_stopped
 from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.journal_keeper import words_about
@@ -57,6 +57,7 @@ class Supervisor:
         self._by_peer: dict[str, WorkerProcess] = {}
         self._incarnations: dict[int, int] = {}
         self._joined: set[str] = set()
+        self._burial = Burial()
         self._failed_starts = 0
         self._killed_starts: Counter[int] = Counter()
         self.restarts = 0
@@ -142,7 +143,7 @@ class Supervisor:
         """What worker ``peer`` is doing right now."""
         worker = self._by_peer[peer]
         running = self.board.read(worker.slot)
-        return Sight(peer, _name(worker), running, _is_stopped(worker.process.pid))
+        return Sight(peer, _name(worker), running, is_stopped(worker.process.pid))
 
     def bury(self, pidfd: int) -> WorkerLost | WorkerUnavailable | int:
         """A worker has died: the event for the core, or the slot to start again.
@@ -152,9 +153,8 @@ class Supervisor:
         worker = self._by_pidfd.pop(pidfd)
         del self._by_peer[worker.peer]
         os.close(pidfd)
-        status = worker.process.wait()
-        is_killed = status == -signal.SIGKILL
-        cause = _describe(worker, status)
+        end = self._burial.bury(worker.process)
+        is_killed, cause = end.is_killed, f"{_name(worker)} {end.words}"
         if trace := words_about(self._setup.journal, "worker", worker.process.pid):
             cause = f"{cause}. {trace}"
         if worker.peer in self._joined:
@@ -180,17 +180,5 @@ class Supervisor:
             worker.process.wait()
 
 
-def _describe(worker: WorkerProcess, status: int) -> str:
-    return f"{_name(worker)} {describe_exit(status)}"
-
-
 def _name(worker: WorkerProcess) -> str:
     return f"worker {worker.peer} (pid {worker.process.pid})"
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a child has got SIGSTOP and no SIGCONT since; asking changes nothing."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False

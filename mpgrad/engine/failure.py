@@ -58,10 +58,16 @@ def cause_of(
 
 def _advice(text: str) -> str:
     """What to do about a death."""
+    need_less = (
+        "Fewer workers (Engine(cpu_workers=...)), a smaller Engine(shm_limit=...) or smaller "
+        "tensors need less."
+    )
+    if "memory ran out" in text:
+        return f" {need_less} A container's limit may be raised."
     if "SIGKILL" in text:
         return (
             " SIGKILL comes from outside: somebody's kill -9, or the kernel where memory ran out "
-            "(`dmesg` tells); fewer workers or smaller tensors need less."
+            f"(`dmesg` tells). {need_less}"
         )
     return ' Run it with Engine(mode="local") and `python -X faulthandler` to see where it happens.'
 
