@@ -328,7 +328,7 @@ class CpuBackend:
         shape[axis] = size
         out = self.zeros(tuple(shape), x.dtype)
         steps = [step // out.itemsize for step in out.strides]
-        places = indices * steps[axis]
+        places = np.remainder(indices, size) * steps[axis]
         for other, length in enumerate(x.shape):
             if other != axis:
                 along = [1] * x.ndim

@@ -84,5 +84,5 @@ def diagonal_scatter(
 ) -> Array:
     """Zeros of ``shape`` with ``x`` on a diagonal: the adjoint of :func:`diagonal`."""
     out = xp.zeros(shape, x.dtype)
-    diagonal(xp, out, offset, axis1, axis2)[...] = x
+    xp.diagonal(out, offset, axis1, axis2)[...] = x
     return out

@@ -26,7 +26,7 @@ from mpgrad.shm.cuda_driver import (
     CudaError,
     DeviceProperties,
 )
-from mpgrad.testing.fake_cuda_arrays import ArrayNamespace, over
+from mpgrad.testing.fake_cuda_arrays import over
 from mpgrad.testing.fake_cuda_memory import (
     Allocation,
     Import,
@@ -35,6 +35,7 @@ from mpgrad.testing.fake_cuda_memory import (
     PrivateMemory,
     Window,
 )
+from mpgrad.testing.fake_cuda_namespace import ArrayNamespace
 from mpgrad.testing.fake_cuda_streams import (
     EventService,
     FakeEvent,

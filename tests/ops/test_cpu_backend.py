@@ -111,6 +111,12 @@ def test_sum_to_reverses_broadcasting() -> None:
         assert xp.sum_to(wide, shape).shape == shape
 
 
+def test_scatter_along_axis_counts_negative_indices_from_the_end_of_their_own_line() -> None:
+    xp = CpuBackend(np.empty)
+    x, indices = np.ones((2, 1)), np.array([[-1], [0]])
+    assert xp.scatter_along_axis(x, indices, 1, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
 def test_scatter_along_axis_adds_repeated_indices() -> None:
     xp = CpuBackend(np.empty)
     x = draw(4, 3, 2, dtype=np.float64)

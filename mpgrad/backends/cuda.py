@@ -1,0 +1,305 @@
+"""The CuPy namespace: the functions of ``mpgrad.backends`` for arrays on a GPU.
+
+It is given the array module, so that CuPy is not imported here and the fake driver's module can
+take its place. Every function works on arrays of the thread's current device, on its current
+stream, and never waits for the device. Knows neither Tensors nor drivers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.backends import cpu_views, cuda_windows
+from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of
+from mpgrad.backends.cuda_kernels import Kernels
+
+Axis = int | tuple[int, ...] | None
+
+#: From so many independent lines on, a thread for each of them beats sorting all indices.
+LINES_MIN = 1024
+
+#: Keys of rows, picked by an array.
+_ROWS = ((INDEX,), (INDEX, Ellipsis))
+
+
+def _same(name: str) -> Callable[..., Any]:
+    """The function of the array module, whose results are new C-contiguous arrays."""
+
+    def apply(self: CudaBackend, *operands: Any) -> Any:
+        return getattr(self.arrays, name)(*operands)
+
+    apply.__name__ = name
+    return apply
+
+
+def _reduction(name: str) -> Callable[..., Any]:
+    def apply(self: CudaBackend, x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+        return getattr(self.arrays, name)(x, axis=axis, keepdims=keepdims)
+
+    apply.__name__ = name
+    return apply
+
+
+class CudaBackend:
+    """The array namespace ``xp`` for an array module like CuPy (the list is in
+    ``mpgrad.backends``).
+
+    Args:
+        arrays: CuPy, or the module of the fake driver.
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self.arrays = arrays
+        self.kernels = Kernels(arrays)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.arrays, name)
+
+    # ------------------------------------------------------------------ elementwise
+
+    add, subtract, multiply = _same("add"), _same("subtract"), _same("multiply")
+    divide, power = _same("true_divide"), _same("power")
+    remainder, floor_divide = _same("remainder"), _same("floor_divide")
+    maximum, minimum, arctan2 = _same("maximum"), _same("minimum"), _same("arctan2")
+    logaddexp = _same("logaddexp")
+
+    equal, not_equal = _same("equal"), _same("not_equal")
+    greater, greater_equal = _same("greater"), _same("greater_equal")
+    less, less_equal = _same("less"), _same("less_equal")
+    logical_and, logical_or = _same("logical_and"), _same("logical_or")
+    logical_xor, logical_not = _same("logical_xor"), _same("logical_not")
+    isnan, isinf, isfinite = _same("isnan"), _same("isinf"), _same("isfinite")
+
+    negative, absolute, sqrt = _same("negative"), _same("absolute"), _same("sqrt")
+    square, reciprocal = _same("square"), _same("reciprocal")
+    exp, exp2, expm1 = _same("exp"), _same("exp2"), _same("expm1")
+    log, log1p, log2, log10 = _same("log"), _same("log1p"), _same("log2"), _same("log10")
+    sin, cos, tan = _same("sin"), _same("cos"), _same("tan")
+    sinh, cosh, tanh = _same("sinh"), _same("cosh"), _same("tanh")
+    arcsin, arccos, arctan = _same("arcsin"), _same("arccos"), _same("arctan")
+    arcsinh, arccosh, arctanh = _same("arcsinh"), _same("arccosh"), _same("arctanh")
+    floor, ceil, rint, trunc = _same("floor"), _same("ceil"), _same("rint"), _same("trunc")
+    conj, angle, where = _same("conj"), _same("angle"), _same("where")
+
+    def sign(self, x: Any) -> Any:
+        """Of complex numbers ``x / |x|``, which CuPy lacks."""
+        if x.dtype.kind != "c":
+            return self.arrays.sign(x)
+        out = self.arrays.empty(x.shape, x.dtype)
+        self.kernels["mpgrad_complex_sign"](x, out)
+        return out
+
+    def sigmoid(self, x: Any) -> Any:
+        """``1 / (1 + exp(-x))`` as ``(1 + tanh(x / 2)) / 2``, which cannot overflow."""
+        half = self.arrays.multiply(x, 0.5)
+        self.arrays.tanh(half, out=half)
+        half += 1
+        half *= 0.5
+        return half
+
+    def erf(self, x: Any) -> Any:
+        """The error function."""
+        out = self.arrays.empty(x.shape, x.dtype)
+        self.kernels["mpgrad_erf"](x, out)
+        return out
+
+    def astype(self, x: Any, dtype: Any) -> Any:
+        return x.astype(dtype)
+
+    def copy(self, x: Any) -> Any:
+        return x.copy()
+
+    def blockwise(
+        self,
+        formula: Callable[..., Any],
+        first: Any,
+        *rest: Any,
+        axes: tuple[int, ...] | None = None,
+    ) -> Any:
+        """``formula(self, first, *rest)``, or with ``axes`` ``formula(self, axes, first, *rest)``:
+        there is no cache that pieces would have to fit into."""
+        return formula(self, first, *rest) if axes is None else formula(self, axes, first, *rest)
+
+    # ------------------------------------------------------------------ complex numbers
+
+    def real(self, x: Any) -> Any:
+        """A view of the real parts of complex numbers."""
+        return x.real
+
+    def imag(self, x: Any) -> Any:
+        """A view of the imaginary parts of complex numbers."""
+        return x.imag
+
+    def complex(self, real: Any, imag: Any) -> Any:
+        """``real + 1j * imag``, exact also where a part is infinite."""
+        shape = np.broadcast_shapes(real.shape, imag.shape)
+        out = self.arrays.empty(shape, _complex_of(real.dtype))
+        out.real, out.imag = real, imag
+        return out
+
+    def view_as_real(self, x: Any) -> Any:
+        """A view with one more dimension: real and imaginary part."""
+        part = x.real
+        return self.arrays.lib.stride_tricks.as_strided(
+            part, (*x.shape, 2), (*x.strides, part.itemsize)
+        )
+
+    def view_as_complex(self, x: Any) -> Any:
+        """A view without the last dimension, whose two elements are neighbours in memory."""
+        return x.view(_complex_of(x.dtype)).reshape(x.shape[:-1])
+
+    # ------------------------------------------------------------------ reduction
+
+    sum, prod, max, min = (
+        _reduction("sum"),
+        _reduction("prod"),
+        _reduction("max"),
+        _reduction("min"),
+    )
+    argmax, argmin = _reduction("argmax"), _reduction("argmin")
+    any, all = _reduction("any"), _reduction("all")
+    sum_to = CpuBackend.sum_to
+
+    def cumsum(self, x: Any, axis: int) -> Any:
+        dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
+        return self.arrays.cumsum(x, axis=axis, dtype=dtype)
+
+    def cumprod(self, x: Any, axis: int) -> Any:
+        dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
+        return self.arrays.cumprod(x, axis=axis, dtype=dtype)
+
+    # ------------------------------------------------------------------ shape
+
+    def reshape(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return x.reshape(shape)
+
+    def transpose(self, x: Any, axes: Sequence[int]) -> Any:
+        return x.transpose(axes)
+
+    def broadcast_to(self, x: Any, shape: tuple[int, ...]) -> Any:
+        if math.prod(shape) == x.size:
+            return x.reshape(shape)
+        return self.arrays.broadcast_to(x, shape)
+
+    def concatenate(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.arrays.concatenate(arrays, axis)
+
+    def stack(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.arrays.stack(arrays, axis)
+
+    def flip(self, x: Any, axis: Axis) -> Any:
+        return self.arrays.flip(x, axis).copy()
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.arrays.zeros(shape, dtype)
+
+    # ------------------------------------------------------------------ views
+
+    diagonal_scatter = cpu_views.diagonal_scatter
+    take_view = cpu_views.take_view
+    put_view = cpu_views.put_view
+
+    def diagonal(self, x: Any, offset: int, axis1: int, axis2: int) -> Any:
+        """The elements with equal indices in two axes, as a last axis: a view."""
+        return self.arrays.diagonal(x, offset, axis1, axis2)
+
+    # ------------------------------------------------------------------ indexing
+
+    def getitem(self, x: Any, key: tuple[Any, ...], indices: Sequence[Any] = ()) -> Any:
+        """``x[key]``, a view where NumPy gives one; ``indices`` take the places of ``INDEX``."""
+        return x[_complete(key, indices)]
+
+    def put_index(self, x: Any, value: Any, key: tuple[Any, ...], indices: Any) -> Any:
+        """A copy of ``x`` with ``value`` at ``key``."""
+        out = x.copy()
+        self.assign_index(out, value, key, indices)
+        return out
+
+    def assign_index(self, x: Any, value: Any, key: tuple[Any, ...], indices: Any) -> None:
+        x[_complete(key, indices)] = value
+
+    def scatter_index(
+        self, x: Any, key: tuple[Any, ...], indices: Sequence[Any], shape: tuple[int, ...]
+    ) -> Any:
+        """Zeros of ``shape`` with ``x`` added at ``key``: the adjoint of ``getitem``."""
+        out = self.arrays.zeros(shape, x.dtype)
+        full = _complete(key, indices)
+        if not indices:
+            out[full] = x
+        elif len(indices) == 1 and key in _ROWS and indices[0].dtype.kind != "b":
+            # Rows, as of an embedding.
+            rows = self.arrays.remainder(indices[0].reshape(-1), shape[0])
+            self._add_at(out, rows, x, math.prod(shape[1:]))
+        else:
+            numbers = self.arrays.arange(out.size).reshape(shape)
+            self._add_at(out, numbers[full].reshape(-1), x, 1)
+        return out
+
+    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+        return self.arrays.take_along_axis(x, indices, axis)
+
+    def scatter_along_axis(self, x: Any, indices: Any, axis: int, size: int) -> Any:
+        """Zeros, ``size`` long along ``axis``, with ``x`` added at ``indices``.
+
+        The adjoint of ``take_along_axis``; repeated indices add up in the order of the elements.
+        """
+        axis %= x.ndim
+        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+        out = self.arrays.zeros(shape, x.dtype)
+        inner, lines = math.prod(x.shape[axis + 1 :]), x.size // max(x.shape[axis], 1)
+        x, indices = (self.arrays.ascontiguousarray(each) for each in (x, indices))
+        indices = indices.astype("int64", copy=False)
+        if lines >= LINES_MIN:
+            self.kernels["mpgrad_add_lines"](
+                x, indices, x.shape[axis], size, inner, out, size=lines
+            )
+        else:
+            line = self.arrays.arange(lines)
+            first = (line // max(inner, 1)) * (size * inner) + line % max(inner, 1)
+            first = first.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
+            places = first + self.arrays.remainder(indices, size) * inner
+            self._add_at(out, places.reshape(-1), x, 1)
+        return out
+
+    def _add_at(self, out: Any, places: Any, values: Any, width: int) -> None:
+        """``out[places] += values``, in rows of ``width``; equal places in their order.
+
+        Args:
+            out: C-contiguous.
+            places: of rows, 1-d and not negative.
+            values: as many rows as there are places.
+        """
+        if values.size == 0:
+            return
+        order = self.arrays.argsort(places, kind="stable")
+        self.kernels["mpgrad_add_runs"](
+            places[order].astype("int64", copy=False),
+            order.astype("int64", copy=False),
+            self.arrays.ascontiguousarray(values),
+            places.size,
+            width,
+            out,
+            size=places.size * width,
+        )
+
+    # ------------------------------------------------------------------ linear and pooling
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        return self.arrays.matmul(self._blas_layout(a), self._blas_layout(b))
+
+    def _blas_layout(self, x: Any) -> Any:
+        """``x``, copied if neither of its last two axes is contiguous."""
+        if x.ndim < 2 or x.itemsize in (x.strides[-1], x.strides[-2]):
+            return x
+        return self.arrays.ascontiguousarray(x)
+
+    conv2d = cuda_windows.conv2d
+    conv2d_input_grad = cuda_windows.conv2d_input_grad
+    conv2d_weight_grad = cuda_windows.conv2d_weight_grad
+    max_pool2d = cuda_windows.max_pool2d
+    avg_pool2d = cuda_windows.avg_pool2d
+    avg_pool2d_input_grad = cuda_windows.avg_pool2d_input_grad

@@ -1,0 +1,192 @@
+"""CuPy's names on the fake CUDA driver: those that ``backends.cuda`` and the front end use.
+
+Only what CuPy has is here, with the arguments that CuPy takes: ``tests/cuda/test_cupy_names.py``
+compares both where CuPy is installed, which needs no GPU.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpgrad.testing.fake_cuda_arrays import (
+    Device,
+    Host,
+    empty,
+    operate,
+    to_device,
+    view_of,
+)
+from mpgrad.testing.fake_cuda_arrays import ndarray as DeviceArray
+from mpgrad.testing.fake_kernels import KERNELS
+
+UFUNCS = (
+    "add subtract multiply divide true_divide power maximum minimum remainder floor_divide negative"
+    " absolute sqrt square reciprocal exp exp2 expm1 log log2 log10 log1p logaddexp sin cos tan"
+    " arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh sign floor ceil rint"
+    " trunc conjugate equal not_equal greater greater_equal less less_equal logical_and logical_or"
+    " logical_xor logical_not isnan isinf isfinite bitwise_and bitwise_or bitwise_xor invert"
+    " copysign"
+)
+FUNCTIONS = (
+    "sum prod max min any all argmax argmin cumsum cumprod reshape transpose concatenate stack flip"
+    " copyto take_along_axis angle argsort repeat clip isclose allclose array_equal count_nonzero"
+    " argwhere nonzero nan_to_num searchsorted triu tril may_share_memory shares_memory"
+)
+#: These make arrays from numbers, or from arrays of any kind.
+CREATION = "zeros ones full arange linspace eye tri"
+LIKE = "zeros_like ones_like full_like"
+
+
+class ArrayNamespace:
+    """The module ``cupy`` of one fake driver."""
+
+    ndarray = DeviceArray
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self.lib = types.SimpleNamespace(
+            stride_tricks=types.SimpleNamespace(as_strided=_as_strided)
+        )
+        self.cuda = types.SimpleNamespace(Device=self._device)
+        for name in UFUNCS.split():
+            setattr(self, name, Ufunc(driver, getattr(np, name)))
+        for name in FUNCTIONS.split():
+            setattr(self, name, self._function(getattr(np, name)))
+        for name in CREATION.split():
+            setattr(self, name, self._creation(getattr(np, name)))
+        for name in LIKE.split():
+            setattr(self, name, self._like(getattr(np, name)))
+        self.conj = self.conjugate
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the fake of CuPy has no {name!r}")
+
+    def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: operate(self._driver, function, *args, **kwargs)
+
+    def _creation(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: to_device(self._driver, function(*args, **kwargs))
+
+    def _like(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, *args, **kwargs: self._creation(function)(x._host, *args, **kwargs)
+
+    def _device(self, device: int | None = None) -> Device:
+        return Device(self._driver, self._driver.current_device() if device is None else device)
+
+    # ------------------------------------------------------------------ making arrays
+
+    def empty(self, shape: Any, dtype: Any = float) -> DeviceArray:
+        """Uninitialised."""
+        return empty(self._driver, shape, dtype)
+
+    def empty_like(self, x: DeviceArray, dtype: Any = None) -> DeviceArray:
+        """Uninitialised."""
+        return self.empty(x.shape, x.dtype if dtype is None else dtype)
+
+    def array(self, values: Any, dtype: Any = None, copy: bool = True) -> Any:
+        """A new device array of what is on the host or on the device."""
+        if isinstance(values, DeviceArray) and not copy and dtype in (None, values.dtype):
+            return values
+        if isinstance(values, DeviceArray):
+            return values.astype(values.dtype if dtype is None else dtype)
+        return to_device(self._driver, np.asarray(values, dtype=dtype))
+
+    def asarray(self, values: Any, dtype: Any = None) -> Any:
+        """``values`` itself where it lies on the device already."""
+        return self.array(values, dtype, copy=False)
+
+    def ascontiguousarray(self, values: DeviceArray) -> DeviceArray:
+        """``values`` itself where its elements lie in order."""
+        return values if values.flags.c_contiguous else values.copy()
+
+    def asnumpy(self, values: Any) -> Host:
+        """A host array."""
+        return values.get() if isinstance(values, DeviceArray) else np.asarray(values)
+
+    # ------------------------------------------------------------------ where CuPy differs
+
+    def where(self, condition: DeviceArray, x: Any, y: Any) -> Any:
+        """``x`` where ``condition`` holds, else ``y``; CuPy takes no number as condition."""
+        return operate(self._driver, np.where, condition.astype(bool, copy=False), x, y)
+
+    def matmul(self, a: DeviceArray, b: DeviceArray, out: DeviceArray | None = None) -> Any:
+        """The matrix product, always by the routine for two different matrices."""
+        if np.may_share_memory(a._host, b._host):
+            b = to_device(self._driver, b._host)
+        if out is None:
+            return operate(self._driver, np.matmul, a, b)
+        return operate(self._driver, np.matmul, a, b, out=out)
+
+    def broadcast_to(self, x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+        """A view in which ``x`` is repeated; writable, as CuPy's."""
+        return _as_strided(x, shape, np.broadcast_to(x._host, shape).strides)
+
+    def diagonal(
+        self, x: DeviceArray, offset: int = 0, axis1: int = 0, axis2: int = 1
+    ) -> DeviceArray:
+        """A view of the elements with equal indices in two axes; writable, as CuPy's."""
+        found = np.diagonal(x._host, offset, axis1, axis2)
+        found.flags.writeable = True
+        return view_of(x, found)
+
+    def ElementwiseKernel(
+        self, in_params: str, out_params: str, operation: str, name: str
+    ) -> Kernel:
+        """A kernel that is written in CUDA, as the function of NumPy that has its name."""
+        return Kernel(self._driver, in_params, out_params, name)
+
+
+class Kernel:
+    """``cupy.ElementwiseKernel``; all outputs must be given, which CuPy allows."""
+
+    def __init__(self, driver: Any, in_params: str, out_params: str, name: str) -> None:
+        self._driver, self.name = driver, name
+        self._count = len(f"{in_params}, {out_params}".split(","))
+
+    def __call__(self, *args: Any, size: int | None = None) -> None:
+        if len(args) != self._count:
+            raise TypeError(f"Wrong number of arguments for {self.name!r}")
+        operate(self._driver, KERNELS[self.name], *args)
+
+
+class Ufunc:
+    """An elementwise function. CuPy's take neither ``order`` nor ``where``."""
+
+    def __init__(self, driver: Any, function: np.ufunc) -> None:
+        self._driver, self._function = driver, function
+        self.__name__ = function.__name__
+
+    def __call__(
+        self, *operands: Any, out: Any = None, dtype: Any = None, casting: str = "same_kind"
+    ) -> Any:
+        given: dict[str, Any] = {"dtype": dtype, "casting": casting, "order": "C"}
+        if out is not None:
+            given["out"] = out
+        function = _sign if self._function is np.sign else self._function
+        return operate(self._driver, function, *operands, **given)
+
+    def at(self, a: DeviceArray, indices: Any, *b: Any) -> None:
+        """Apply without buffering, in the order of the elements."""
+        operate(self._driver, self._function.at, a, indices, *b)
+
+    def outer(self, a: DeviceArray, b: DeviceArray) -> Any:
+        """Of all pairs."""
+        return operate(self._driver, self._function.outer, a, b)
+
+    def reduce(self, array: DeviceArray, axis: Any = 0, keepdims: bool = False) -> Any:
+        """Along an axis."""
+        return operate(self._driver, self._function.reduce, array, axis=axis, keepdims=keepdims)
+
+
+def _sign(x: Host, **given: Any) -> Any:
+    if x.dtype.kind == "c":
+        raise TypeError("Wrong type of arguments for cupy_sign")
+    return np.sign(x, **given)
+
+
+def _as_strided(x: DeviceArray, shape: Any = None, strides: Any = None) -> DeviceArray:
+    return view_of(x, np.lib.stride_tricks.as_strided(x._host, shape, strides))

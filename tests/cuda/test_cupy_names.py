@@ -1,0 +1,33 @@
+"""What the fake of CuPy offers is what CuPy has. CuPy can be imported without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpgrad.backends.cuda_kernels import SOURCES
+from mpgrad.testing.fake_cuda import FakeCudaDriver
+from mpgrad.testing.fake_cuda_arrays import ndarray
+from mpgrad.testing.fake_cuda_namespace import CREATION, FUNCTIONS, LIKE, UFUNCS, ArrayNamespace
+from mpgrad.testing.fake_kernels import KERNELS
+
+
+def test_every_kernel_has_its_equivalent_in_numpy() -> None:
+    assert set(KERNELS) == set(SOURCES)
+
+
+def test_cupy_has_every_name_of_the_fake() -> None:
+    cupy = pytest.importorskip("cupy")
+    own = {name for name in vars(ArrayNamespace) if not name.startswith("_")}
+    names = {*own, *f"{UFUNCS} {FUNCTIONS} {CREATION} {LIKE}".split()}
+    assert {name for name in names if not hasattr(cupy, name)} == set()
+    methods = {name for name in dir(ndarray) if not name.startswith("_")}
+    assert {name for name in methods if not hasattr(cupy.ndarray, name)} == set()
+    assert all(isinstance(getattr(cupy, name), cupy.ufunc) for name in UFUNCS.split())
+
+
+def test_cupy_takes_the_parameters_of_our_kernels() -> None:
+    cupy = pytest.importorskip("cupy")
+    for name, source in SOURCES.items():
+        kernel = cupy.ElementwiseKernel(*source, name)
+        fake = FakeCudaDriver(1).namespace.ElementwiseKernel(*source, name)
+        assert kernel.nargs == fake._count
