@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from time import thread_time
 from typing import Any
 
 from benchmarks.scaling.clock import Clock, Frame, Loop
 from benchmarks.scaling.costs import Costs
 from benchmarks.scaling.task_times import MB, TaskTimes
-from mpgrad.engine.submission import SMALL_GRAPH, TASKS_PER_MESSAGE
 from mpgrad.handles import Block, GradientRef
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.chunks import chunk_ends
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.plan import CAPTURE, Plan
@@ -254,18 +255,15 @@ class ClientLoop(Loop):
             refs = zip(tasks[0].outputs, self._times.output_nbytes[0], strict=True)
             seeds += [(out.task, out.slot, out.place, bytes(nbytes)) for out, nbytes in refs]
         captures = sum(out.task == CAPTURE for task in tasks for out in task.outputs)
-        count = len(tasks)
-        size = count if count <= SMALL_GRAPH else min(done + (self._workers if done else 1), count)
+        ends = chunk_ends(planned, self._workers, done)
+        first, is_whole = tasks[: ends[0]], len(ends) == 1
         submitted = ev.GraphSubmitted(
-            SESSION, self._graph, 0, tasks[:size], tuple(seeds), captures, size == count, done
+            SESSION, self._graph, 0, first, tuple(seeds), captures, is_whole, done
         )
         self._core.handle_event(submitted)
         yield submitted
-        sent = size
-        while sent < count:
-            size = min(2 * size, TASKS_PER_MESSAGE)
-            start, sent = sent, min(sent + size, count)
-            yield ev.GraphExtended(SESSION, self._graph, tasks[start:sent], sent == count)
+        for start, end in pairwise(ends):
+            yield ev.GraphExtended(SESSION, self._graph, tasks[start:end], end == len(tasks))
 
     def look(self) -> None:
         frames = self.take_all()

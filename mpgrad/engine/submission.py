@@ -7,6 +7,7 @@ The rest goes in pieces, so that the workers begin while it is still being packe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from mpgrad.autograd.freeze import FrozenGraph
@@ -16,13 +17,9 @@ from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.handles import GradientRef
+from mpgrad.scheduler.chunks import chunk_ends
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan import NodeTaskSpec, Seed
-
-#: Graphs of at most this many tasks go in one message.
-SMALL_GRAPH = 8
-#: Tables of NodeTasks in one message; larger graphs go in several.
-TASKS_PER_MESSAGE = 20_000
 
 
 class Submission:
@@ -41,7 +38,8 @@ class Submission:
         self._frozen, self._graph, self._code = frozen, graph, code
         self._planned = graph.plan
         self._handover = handover
-        self._sent = 0
+        #: Where each message ends, as a number of tasks.
+        self._ends: list[int] = []
 
     def begin(
         self,
@@ -62,11 +60,10 @@ class Submission:
         gradients += [
             (*where, self._handover.gradient(seed)) for where, seed in seeds if where[0] >= done
         ]
-        count = len(planned.tasks)
-        self._sent = count if count <= SMALL_GRAPH else min(done + (workers if done else 1), count)
+        self._ends = chunk_ends(planned, workers, done)
         return GraphSubmitted(
-            peer, graph, depth, self._packed(done, self._sent, done), tuple(gradients),
-            len(self._frozen.sinks), self._sent == count, done,
+            peer, graph, depth, self._packed(done, self._ends[0], done), tuple(gradients),
+            len(self._frozen.sinks), len(self._ends) == 1, done,
         )  # fmt: skip
 
     def _open(
@@ -88,12 +85,8 @@ class Submission:
 
     def rest(self, peer: str, graph: int) -> Iterator[GraphExtended]:
         """The other tasks, in growing messages."""
-        count, size = len(self._planned.tasks), self._sent
-        while self._sent < count:
-            size = min(2 * size, TASKS_PER_MESSAGE)
-            start, self._sent = self._sent, min(self._sent + size, count)
-            packed = self._packed(start, self._sent)
-            yield GraphExtended(peer, graph, packed, self._sent == count)
+        for start, end in pairwise(self._ends):
+            yield GraphExtended(peer, graph, self._packed(start, end), end == self._ends[-1])
 
     @collector_held()
     def _packed(self, start: int, stop: int, done: int = 0) -> tuple[NodeTaskSpec, ...]:

@@ -8,7 +8,8 @@ depend on its own descendant. (A -> B -> C with A -> C: C joins A's group only i
 
 Within that, a Node joins if it is cheap, or if nothing else waits for the group (a chain, where
 nothing could have run beside it; second halves of its Nodes get what they need on the way, see
-``progress``). Both have a bound: urgent work waits at most that long. A cheap
+``progress``). Both have a bound: urgent work waits at most that long. An expensive Node also joins
+if only cheap branches begin beside it: they are told before it runs. A cheap
 Node that begins a long branch stays with the branch: there it costs no message more, and it runs
 beside the other branches instead of before them all.
 
@@ -26,6 +27,8 @@ from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
 #: Nodes cheaper than this join while what has joined so far stays under the second figure.
 FUSE_NODE_BELOW_US = 100.0
 FUSE_GROUP_BELOW_US = 400.0
+#: Before a Node that takes longer, outputs that others wait for are published (``progress``).
+PUBLISH_BEFORE_US = 200.0
 #: What one task costs beside its work: handing it over and hearing of its end, with everybody
 #: asleep in between (measured as the round trip of one task, ``scripts/bench transport``).
 MESSAGE_US = 650.0
@@ -82,6 +85,8 @@ class Grouping:
                     self.producers[target[0]].append(index)
             for half, _ in node.passes[:1]:
                 self.producers[half].append(index)
+        #: Nodes that follow a fork of which all other branches are cheap.
+        self._goes_on: set[int] = set()
         self._branch_us = self._branches()
         self.second = {target[0] for node in spec.nodes for target in node.passes}
         self._seeded = {target[0] for target in spec.seeds}
@@ -98,16 +103,34 @@ class Grouping:
         self._waiting: list[int] = []
 
     def _branches(self) -> list[float]:
-        """For each node the cost of the chain that begins there, to its next fork or join."""
+        """For each node the cost of the branch that begins there, to its next fork or join.
+
+        Cheap branches make no fork: where all but one are, that one goes on.
+        """
         nodes = self._spec.nodes
         branch_us = [node.cost_us for node in nodes]
+        # With all that only the node leads to.
+        owned_us = branch_us.copy()
         for index in reversed(self._spec.order):
-            behind = {t[0] for t in nodes[index].edges if t is not None and not nodes[t[0]].is_sink}
-            if len(behind) == 1:
-                (link,) = behind
-                if set(self.producers[link]) == {index} and not nodes[link].on_client:
-                    branch_us[index] += branch_us[link]
+            behind = dict.fromkeys(
+                t[0] for t in nodes[index].edges if t is not None and not nodes[t[0]].is_sink
+            )
+            own = [link for link in behind if self._leads_alone(index, link)]
+            long = own
+            if len(behind) > 1:
+                long = [link for link in own if owned_us[link] > FUSE_GROUP_BELOW_US]
+            if len(long) == 1:
+                branch_us[index] += branch_us[long[0]]
+                if len(behind) > 1:
+                    self._goes_on.add(long[0])
+            owned_us[index] += sum([owned_us[link] for link in own])
         return branch_us
+
+    def _leads_alone(self, index: int, link: int) -> bool:
+        """Whether node ``link`` gets all from node ``index``."""
+        return not self._spec.nodes[link].on_client and all(
+            producer == index for producer in self.producers[link]
+        )
 
     def home_for(self, index: int) -> int:
         """The group that node ``index`` joins, or -1."""
@@ -121,7 +144,8 @@ class Grouping:
             return home
         if not self._may_share(home, node):
             return -1
-        if self._waiting[home] == len(self.producers[index]):
+        nothing_waits = self._waiting[home] == len(self.producers[index])
+        if nothing_waits or (index in self._goes_on and node.cost_us >= PUBLISH_BEFORE_US):
             is_spine = node.passes or self._passes[home]
             limit_us = SPINE_MAX_US if is_spine else self._chain_limit_us
             if self.total_us[home] + node.cost_us <= limit_us:

@@ -8,6 +8,7 @@ Rules of this file: pure tables, as in ``graph_spec``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ from mpgrad.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.bundling import bundle
 from mpgrad.scheduler.fusion import MESSAGE_US, group
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
-from mpgrad.scheduler.progress import publish_early
+from mpgrad.scheduler.progress import Publisher
 from mpgrad.scheduler.split import has_branches_for, split
 from mpgrad.scheduler.wide_sums import Piece, WideSum, piece_us, width_for
 
@@ -132,7 +133,7 @@ def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: i
     group_of, groups = grouping.group_of, grouping.groups
     if fuse and bundles:
         group_of, groups = bundle(halved, grouping, workers)
-    return _plan(halved, group_of, groups, origin, publishes=workers > 1)
+    return _plan(halved, group_of, groups, origin, workers)
 
 
 def _plan(
@@ -140,19 +141,21 @@ def _plan(
     group_of: list[int],
     groups: list[list[int]],
     origin: tuple[int, ...],
-    *,
-    publishes: bool,
+    workers: int,
 ) -> Plan:
     """The plan of ``spec``; where Nodes are halved, ``origin`` says which one each was part of.
 
-    With ``publishes``, others get outputs of a task before it ends, if that is worth a message.
+    With several workers, others get outputs of a task before it ends, if that is worth a message.
     """
     wiring = _Wiring(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
+    waits = [sum(places) for places in wiring.places]
+    seeded = Counter([task for task, _, _ in wiring.seeds])
+    publisher = Publisher(spec.nodes, costs, waits, seeded, workers)
     leaves_us = [
         [costs[at]] * len(outputs)
-        if spec.nodes[groups[at][0]].on_client or not publishes
-        else publish_early(spec.nodes, wiring.members[at], outputs, costs[at])
+        if spec.nodes[groups[at][0]].on_client or workers < 2
+        else publisher.visit(at, wiring.members[at], outputs)
         for at, outputs in enumerate(wiring.outputs)
     ]
     wide = wiring.split_wide_sums()

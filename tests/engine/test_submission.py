@@ -8,11 +8,12 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph, freeze
-from mpgrad.engine import submission
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.submission import SMALL_GRAPH, TASKS_PER_MESSAGE, Submission
+from mpgrad.engine.submission import Submission
+from mpgrad.scheduler import chunks
+from mpgrad.scheduler.chunks import SMALL_GRAPH, TASKS_PER_MESSAGE
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import Plan, plan
@@ -53,7 +54,7 @@ def branches(count: int, size: int = 2000) -> tuple[FrozenGraph, Plan]:
 def test_the_tables_are_cut_without_gap_or_overlap(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "TASKS_PER_MESSAGE", 20)
+    monkeypatch.setattr(chunks, "TASKS_PER_MESSAGE", 20)
     frozen, planned = branches(count)
     first, rest = sent(frozen, planned)
     pieces = [first.tasks, *(message.tasks for message in rest)]
@@ -72,7 +73,7 @@ def test_the_task_that_all_wait_for_is_run_before_the_rest_is_sent() -> None:
     first, rest = sent(frozen, planned)
     assert first.done == 1
     assert len(first.tasks) == 1 + 2  # and one for each worker
-    assert [len(message.tasks) for message in rest][:2] == [6, 12]
+    assert [len(message.tasks) for message in rest][:2] == [4, 8]
     # What it gave flows on as seeds, in the places that its table says.
     wheres = [(output.task, output.slot, output.place) for output in planned.tasks[0].outputs]
     assert [(task, slot, place) for task, slot, place, _ in first.seeds] == wheres

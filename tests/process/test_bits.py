@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.engine import submission
-from mpgrad.scheduler import plan_cache
+from mpgrad.scheduler import chunks, plan_cache
 from mpgrad.testing.random_programs import random_program
 
 pytestmark = pytest.mark.process
@@ -72,8 +71,8 @@ def test_every_node_a_task(serial: list[list[str]], monkeypatch: pytest.MonkeyPa
 def test_a_graph_that_is_submitted_in_pieces(
     serial: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "SMALL_GRAPH", 0)
-    monkeypatch.setattr(submission, "TASKS_PER_MESSAGE", 3)
+    monkeypatch.setattr(chunks, "SMALL_GRAPH", 0)
+    monkeypatch.setattr(chunks, "TASKS_PER_MESSAGE", 3)
     with mg.Engine("process", cpu_workers=2):
         assert differing(range(0, PROGRAMS, 10), serial) == []
 

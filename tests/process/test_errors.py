@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.engine import submission
 from mpgrad.errors import EngineClosed, RemoteTraceback, SharedMemoryExhausted
+from mpgrad.scheduler import chunks
 
 pytestmark = pytest.mark.process
 
@@ -195,7 +195,7 @@ def test_packing_that_fails_after_the_workers_have_begun(
     engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The root's task is sent before the others are packed: what has begun must be called back."""
-    monkeypatch.setattr(submission, "SMALL_GRAPH", 0)
+    monkeypatch.setattr(chunks, "SMALL_GRAPH", 0)
 
     large = mg.ones(50_000, requires_grad=True)
     error = failure((Holds.apply(large) * 3.0).sum())

@@ -156,6 +156,27 @@ def test_a_cheap_node_stays_with_the_long_branch_that_it_begins() -> None:
     assert groups(short) == [[0, 1, 2, 3, 4]]
 
 
+def test_a_branch_goes_on_where_all_beside_it_are_cheap() -> None:
+    """They are told before it runs, and it costs no message of its own."""
+    root, long = node(1, 2, cost=120.0), node(3, cost=500.0)
+    planned = plan(graph(root, node(3), long, node(cost=120.0)), workers=4)
+    assert groups(planned) == [[0, 1, 2, 3]]
+    another = plan(graph(root, long, long, node(cost=120.0)), workers=4)
+    assert groups(another) == [[0], [1], [2], [3]]
+    # Nothing is published before a short Node.
+    begin, rest = node(4, cost=150.0), node(cost=500.0)
+    short = plan(graph(root, node(3), begin, node(cost=120.0), rest), workers=4)
+    assert groups(short)[0] == [0, 1]
+
+
+def test_a_cheap_node_begins_the_branch_of_its_expensive_consumer() -> None:
+    """What is cheap beside that makes no fork of it."""
+    branch = (node(5, 3, cost=90.0), node(5, 4, cost=90.0))
+    ends = (node(cost=500.0), node(cost=500.0), node())
+    planned = plan(graph(node(1, 2), *branch, *ends), workers=4)
+    assert groups(planned) == [[0], [1, 3], [2, 4], [5]]
+
+
 def test_the_links_of_a_chain_are_one_task() -> None:
     """Nothing could run beside them; a sink on the way does not change that."""
     sink = node(is_sink=True)

@@ -8,9 +8,11 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.fusion import PUBLISH_BEFORE_US
+from mpgrad.scheduler.graph_spec import GraphSpec, serial_order
 from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, plan
-from mpgrad.scheduler.progress import PUBLISH_BEFORE_US
 from tests.scheduler.test_coordinator_state import CLIENT, KIB, Core, kinds, task, to
+from tests.scheduler.test_plan import graph, node
 from tests.scheduler.test_split import layers
 
 FIRST, SECOND = "w0.1", "w1.1"
@@ -145,6 +147,45 @@ def test_nothing_is_published_before_a_short_node() -> None:
     short = layers(4, cost_us=PUBLISH_BEFORE_US / 2)
     planned = plan(short, workers=2)
     assert not any(member.publishes for group in planned.groups for member in group)
+
+
+def spine(count: int, link_us: float = 30.0, branch_us: float = 3000.0) -> GraphSpec:
+    """A chain of cheap Nodes; each begins an expensive branch."""
+    links = [node(at + 1, count + at, cost=link_us) for at in range(count - 1)]
+    links.append(node(2 * count - 1, cost=link_us))
+    return graph(*links, *(node(cost=branch_us) for _ in range(count)))
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_a_spine_publishes_until_every_worker_has_something(workers: int) -> None:
+    planned = plan(spine(12), workers=workers)
+    first = planned.tasks[0]
+    published = [member.publishes for member in planned.groups[0]]
+    # Every 60 us, when two branches wait; one worker runs the spine.
+    assert first.publications == sum(published) == workers // 2
+    assert not any(task.publications for task in planned.tasks[1:])
+    alone = plan(spine(12), workers=1)
+    assert not any(task.publications for task in alone.tasks)
+
+
+def test_branches_that_are_not_worth_a_message_are_not_published() -> None:
+    planned = plan(spine(12, branch_us=0.9 * PUBLISH_BEFORE_US), bundles=False, workers=8)
+    assert len(planned.tasks) == 13
+    assert not any(task.publications for task in planned.tasks)
+
+
+def test_nothing_is_published_where_the_workers_have_work_from_the_start() -> None:
+    count = 8
+    several = [spine(12) for _ in range(count)]
+    size = len(several[0].nodes)
+    nodes = tuple(
+        one._replace(edges=tuple((to + at * size, nr) for to, nr in one.edges if to is not None))
+        for at, spec in enumerate(several)
+        for one in spec.nodes
+    )
+    seeds = tuple((at * size, 0) for at in range(count))
+    planned = plan(GraphSpec(nodes, seeds, (), serial_order(nodes, seeds)), workers=count)
+    assert not any(task.publications for task in planned.tasks)
 
 
 def test_results_of_the_caller_are_not_waited_for() -> None:

@@ -1,0 +1,49 @@
+"""chunk_ends(): which of a plan's tasks each message of a submission carries.
+
+Workers begin while the client still packs. So first go the tasks that wait for nothing, then about
+as many as there are workers, then ever more.
+
+Rules of this file: pure tables, as in ``graph_spec``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mpgrad.scheduler.plan import Plan
+
+#: Graphs of at most this many tasks go in one message.
+SMALL_GRAPH = 8
+#: Tables of NodeTasks in one message; larger graphs go in several.
+TASKS_PER_MESSAGE = 20_000
+
+
+def chunk_ends(planned: Plan, workers: int, done: int) -> list[int]:
+    """Where each message ends, as a number of tasks.
+
+    Args:
+        planned: the graph.
+        workers: how many wait for it.
+        done: so many tasks have run already; the first message carries their tables, too.
+    """
+    count = len(planned.tasks)
+    if count <= SMALL_GRAPH:
+        return [count]
+    size = _ready(planned, workers, done)
+    ends = [done + size]
+    size = max(size, workers // 2)
+    while ends[-1] < count:
+        size = min(2 * size, TASKS_PER_MESSAGE)
+        ends.append(min(ends[-1] + size, count))
+    return ends
+
+
+def _ready(planned: Plan, workers: int, done: int) -> int:
+    """How many tasks behind ``done`` wait for nothing else: at least 1, at most `workers`."""
+    arrived = Counter([task for task, _, _ in planned.seeds])
+    for task in planned.tasks[:done]:
+        arrived.update([output.task for output in task.outputs])
+    end, last = done + 1, min(done + workers, len(planned.tasks))
+    while end < last and planned.tasks[end].dependencies == arrived[end]:
+        end += 1
+    return end - done
