@@ -53,6 +53,7 @@ class FakeCudaDriver:
 
     Args:
         devices: how many GPUs there are.
+        total_bytes: memory of each.
         has_peer_access: whether they can read each other's memory.
         can_share: whether handles can be made; False as in a container that forbids it.
     """
@@ -60,9 +61,15 @@ class FakeCudaDriver:
     name = "fake"
 
     def __init__(
-        self, devices: int = 1, *, has_peer_access: bool = True, can_share: bool = True
+        self,
+        devices: int = 1,
+        *,
+        total_bytes: int = TOTAL_BYTES,
+        has_peer_access: bool = True,
+        can_share: bool = True,
     ) -> None:
-        self._devices, self._has_peer_access, self._can_share = devices, has_peer_access, can_share
+        self._devices, self._total_bytes = devices, total_bytes
+        self._has_peer_access, self._can_share = has_peer_access, can_share
         self._pid = os.getpid()
         self._memories = MemoryMap()
         self._imports: dict[bytes, Import] = {}
@@ -97,7 +104,7 @@ class FakeCudaDriver:
 
     def properties(self, index: int) -> DeviceProperties:
         self._check_device(index)
-        return DeviceProperties("fake GPU", TOTAL_BYTES, (9, 0), self._can_share)
+        return DeviceProperties("fake GPU", self._total_bytes, (9, 0), self._can_share)
 
     def memory_info(self, index: int) -> tuple[int, int]:
         self._check_device(index)
@@ -106,7 +113,7 @@ class FakeCudaDriver:
             for memory in self._memories.all()
             if memory.device == index and not isinstance(memory, Import)
         )
-        return TOTAL_BYTES - used, TOTAL_BYTES
+        return self._total_bytes - used, self._total_bytes
 
     def synchronize(self) -> None:
         device = self.current_device()

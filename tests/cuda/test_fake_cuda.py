@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpgrad.shm.cuda_driver import DEVICE_TO_DEVICE, HOST_TO_DEVICE, CudaError
-from mpgrad.testing.fake_cuda import TOTAL_BYTES, FakeCudaDriver
+from mpgrad.testing.fake_cuda import FakeCudaDriver
 from tests.cuda.conftest import Peer
 from tests.cuda.test_cuda_driver import MIB, to_device, to_host
 
@@ -142,16 +142,16 @@ def test_arrays_belong_to_their_device(fake: FakeCudaDriver) -> None:
         array + 1
 
 
-def test_memory_ends(fake: FakeCudaDriver) -> None:
-    pointer = fake.malloc(TOTAL_BYTES // 2)
-    assert fake.memory_info(0) == (TOTAL_BYTES // 2, TOTAL_BYTES)
-    assert fake.memory_info(1) == (TOTAL_BYTES, TOTAL_BYTES)
+def test_memory_ends() -> None:
+    fake = FakeCudaDriver(2, total_bytes=8 * MIB)
+    pointer = fake.malloc(4 * MIB)
+    assert fake.memory_info(0) == (4 * MIB, 8 * MIB)
+    assert fake.memory_info(1) == (8 * MIB, 8 * MIB)
     with pytest.raises(CudaError, match="cudaErrorMemoryAllocation"):
-        fake.malloc(TOTAL_BYTES)
-    array = fake.array(pointer, (4,), np.float32)
+        fake.malloc(5 * MIB)
+    fake.array(pointer, (4,), np.float32)
     with pytest.raises(CudaError, match="no device memory"):
-        fake.array(pointer + TOTAL_BYTES // 2 - 8, (4,), np.float32)
-    del array
+        fake.array(pointer + 4 * MIB - 8, (4,), np.float32)
 
 
 def test_functions_give_numpys_bits(fake: FakeCudaDriver) -> None:

@@ -1,0 +1,282 @@
+"""The contract of shared device memory, on the fake driver and (``-m gpu``) on a real GPU.
+
+Opened once, never in the exporter, freed after the last importer has closed it or has died.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from mpgrad.errors import InvariantViolated
+from mpgrad.shm.cuda_driver import CudaDriver, CudaError
+from mpgrad.shm.cuda_export import Exporter, NotExportable, SegmentOffer
+from mpgrad.shm.cuda_import import Importer
+from mpgrad.shm.event_ring import EventRing, ImportedEvents
+from mpgrad.shm.segment_pool import Place
+from mpgrad.testing.fake_cuda import FakeCudaDriver
+from tests.cuda.peer import Peer
+
+StartPeer = Callable[[], Peer]
+
+IMPORTS = (
+    "from mpgrad.shm.cuda_export import *; from mpgrad.shm.cuda_import import *; "
+    "from mpgrad.shm.event_ring import *; from mpgrad.shm.segment_pool import Place"
+)
+
+
+@pytest.fixture
+def exporter(driver: CudaDriver) -> Exporter:
+    return Exporter(driver, "w0.1", 0)
+
+
+@pytest.fixture
+def importer(start_peer: StartPeer) -> Peer:
+    peer = start_peer()
+    peer(IMPORTS)
+    peer("importer = Importer(driver)")
+    return peer
+
+
+def new_array(driver: CudaDriver, exporter: Exporter, values: np.ndarray):
+    """A device array in the exporter's memory, and its place."""
+    pointer, lease = exporter.allocate(values.nbytes)
+    array = driver.array(pointer, values.shape, values.dtype, owner=lease)
+    array.set(values)
+    place = exporter.locate(pointer, values.nbytes)
+    assert place is not None
+    return array, place
+
+
+def read_there(peer: Peer, place: Place, n: int) -> list[float]:
+    peer(f"array = importer.array('w0.1', 0, {place!r}, ({n},), np.float32, {4 * n})")
+    values = peer("array.get().tolist()")
+    peer("del array")
+    return values
+
+
+# ------------------------------------------------------------------------ sharing
+
+
+def test_a_segment_is_opened_once_for_all_tensors_in_it(
+    driver: CudaDriver, exporter: Exporter, importer: Peer
+) -> None:
+    kept = [new_array(driver, exporter, np.full(4, n, np.float32)) for n in range(3)]
+    driver.synchronize()
+    for number, (_, place) in enumerate(kept):
+        offer = exporter.offer(place.segment, "w1.1")
+        importer("importer.open(offer)", offer=offer)
+        assert read_there(importer, place, 4) == [number] * 4
+    assert importer("importer.open_count") == 1
+
+
+def test_what_is_written_there_is_seen_here(
+    driver: CudaDriver, exporter: Exporter, importer: Peer
+) -> None:
+    array, place = new_array(driver, exporter, np.ones(4, np.float32))
+    driver.synchronize()
+    importer("importer.open(offer)", offer=exporter.offer(place.segment, "w1.1"))
+    importer(f"array = importer.array('w0.1', 0, {place!r}, (4,), np.float32, 16)")
+    importer("array *= 3; driver.synchronize()")
+    assert array.get().tolist() == [3] * 4
+
+
+def test_ones_own_references_are_never_opened(driver: CudaDriver, exporter: Exporter) -> None:
+    array, place = new_array(driver, exporter, np.arange(4, dtype=np.float32))
+    importer = Importer(driver, [exporter])
+    importer.open(SegmentOffer("w0.1", place.segment, 2 << 20, 0, b"never looked at"))
+    again = importer.array("w0.1", 0, place, (4,), np.float32, 16)
+    assert driver.pointer(again) == driver.pointer(array)
+    assert importer.open_count == 0
+    with pytest.raises(InvariantViolated, match="its own segment"):
+        exporter.offer(place.segment, "w0.1")
+
+
+def test_an_unknown_place_is_refused(
+    driver: CudaDriver, exporter: Exporter, importer: Peer
+) -> None:
+    _, place = new_array(driver, exporter, np.ones(4, np.float32))
+    with pytest.raises(NotExportable, match="not open here"):
+        importer(f"importer.array('w0.1', 0, {place!r}, (4,), np.float32, 16)")
+    importer("importer.open(offer)", offer=exporter.offer(place.segment, "w1.1"))
+    with pytest.raises(NotExportable, match="leave the segment"):
+        importer(f"importer.array('w0.1', 0, Place({place.segment}, 2 << 20), (4,), 'f4', 16)")
+    with pytest.raises(NotExportable, match="no segment 7"):
+        exporter.offer(7, "w1.1")
+
+
+def test_memory_of_others_is_not_located(driver: CudaDriver, exporter: Exporter) -> None:
+    foreign = driver.malloc(2 << 20)
+    assert exporter.locate(foreign, 16) is None
+    driver.free(foreign)
+
+
+def test_where_handles_are_forbidden_it_says_so() -> None:
+    driver = FakeCudaDriver(1, can_share=False)
+    exporter = Exporter(driver, "w0.1", 0)
+    _, place = new_array(driver, exporter, np.ones(4, np.float32))
+    with pytest.raises(NotExportable, match="cannot export"):
+        exporter.offer(place.segment, "w1.1")
+
+
+def test_only_the_device_thread_opens_and_closes(driver: CudaDriver) -> None:
+    importer, errors = Importer(driver), []
+
+    def elsewhere() -> None:
+        try:
+            importer.close_retired()
+        except InvariantViolated as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "device thread" in errors[0]
+
+
+# ------------------------------------------------------------------------ the way out
+
+
+def test_a_segment_goes_after_its_importer_has_closed_it(
+    driver: CudaDriver, exporter: Exporter, importer: Peer
+) -> None:
+    array, place = new_array(driver, exporter, np.ones(4, np.float32))
+    driver.synchronize()
+    importer("importer.open(offer)", offer=exporter.offer(place.segment, "w1.1"))
+    importer(f"array = importer.array('w0.1', 0, {place!r}, (4,), np.float32, 16)")
+    assert exporter.retire_idle() == []  # in use here
+    del array
+    gc.collect()
+    assert exporter.retire_idle() == [(place.segment, ("w1.1",))]
+    assert exporter.retire_idle() == []  # once
+    with pytest.raises(NotExportable):
+        exporter.offer(place.segment, "w2.1")
+    importer("importer.retire('w0.1', segment)", segment=place.segment)
+    assert importer("importer.close_retired()") == []  # in use there
+    assert exporter.held_bytes == 2 << 20
+    importer("del array; import gc; gc.collect()")
+    assert importer("importer.close_retired()") == [("w0.1", place.segment)]
+    exporter.closed(place.segment, "w1.1")
+    assert exporter.held_bytes == 0
+    with pytest.raises(InvariantViolated, match="was not asked"):
+        exporter.closed(place.segment, "w1.1")
+
+
+def test_a_segment_that_nobody_was_offered_goes_at_once(
+    driver: CudaDriver, exporter: Exporter
+) -> None:
+    array, _ = new_array(driver, exporter, np.ones(4, np.float32))
+    del array
+    gc.collect()
+    assert exporter.retire_idle() == []
+    assert exporter.held_bytes == 0
+
+
+def test_a_killed_importer_holds_nothing_back(
+    driver: CudaDriver, exporter: Exporter, importer: Peer
+) -> None:
+    array, place = new_array(driver, exporter, np.ones(4, np.float32))
+    importer("importer.open(offer)", offer=exporter.offer(place.segment, "w1.1"))
+    del array
+    gc.collect()
+    exporter.retire_idle()
+    importer.kill()
+    exporter.peer_lost("w1.1")
+    assert exporter.held_bytes == 0
+
+
+def test_a_killed_exporter_is_closed_once_nothing_reads_it(
+    driver: CudaDriver, importer: Peer
+) -> None:
+    importer("exporter = Exporter(driver, 'w0.1', 0)")
+    importer("pointer, lease = exporter.allocate(16)")
+    offer = importer("exporter.offer(0, 'w1.1')")
+    here = Importer(driver)
+    here.open(offer)
+    array = here.array("w0.1", 0, Place(0, 0), (4,), np.float32, 16)
+    importer.kill()
+    here.exporter_lost("w0.1")
+    with pytest.raises(NotExportable, match="not open"):
+        here.array("w0.1", 0, Place(0, 0), (4,), np.float32, 16)
+    assert here.close_retired() == []
+    del array
+    gc.collect()
+    assert here.close_retired() == [("w0.1", 0)]
+    assert here.open_count == 0
+
+
+def test_a_block_that_another_stream_uses_is_not_given_out_again() -> None:
+    driver = FakeCudaDriver(1)  # whose streams do not run before somebody asks
+    exporter, stream = Exporter(driver, "w0.1", 0), driver.stream()
+    pointer, lease = exporter.allocate(1 << 20)
+    target, _target_lease = exporter.allocate(1 << 20)
+    for _ in range(3):
+        driver.copy(target, pointer, 1 << 20, 3, stream)
+    exporter.used_on(lease, stream)
+    del lease
+    gc.collect()
+    other, _other_lease = exporter.allocate(1 << 20)
+    assert other != pointer
+    stream.synchronize()
+    again, _lease = exporter.allocate(1 << 20)
+    assert again == pointer
+
+
+def test_when_the_device_is_full_idle_segments_are_given_back() -> None:
+    driver = FakeCudaDriver(1, total_bytes=32 << 20)
+    exporter = Exporter(driver, "w0.1", 0)
+    _, lease = exporter.allocate(30 << 20)
+    with driver.stream():
+        with pytest.raises(CudaError, match="out of memory"):
+            exporter.allocate(16 << 20)
+        del lease
+        gc.collect()
+        exporter.allocate(16 << 20)
+    assert exporter.held_bytes == 16 << 20
+
+
+# ------------------------------------------------------------------------ events
+
+
+def test_streams_of_two_processes_in_order(
+    driver: CudaDriver, exporter: Exporter, importer: Peer
+) -> None:
+    ring = EventRing(driver, 4)
+    source, _ = new_array(driver, exporter, np.full(4, 9, np.float32))
+    target, place = new_array(driver, exporter, np.zeros(4, np.float32))
+    driver.synchronize()
+    importer("importer.open(offer)", offer=exporter.offer(place.segment, "w1.1"))
+    importer("events = ImportedEvents(driver, handles)", handles=ring.handles())
+    stream = driver.stream()
+    driver.copy(driver.pointer(target), driver.pointer(source), 16, 3, stream)
+    number = ring.record(stream, waiters=1)
+    importer("events.wait(driver.current_stream(), number)", number=number)
+    assert read_there(importer, place, 4) == [9] * 4
+    ring.waited(number)
+    assert ring.free_count == 4
+
+
+def test_an_event_is_not_recorded_again_before_all_have_waited(driver: CudaDriver) -> None:
+    ring, stream = EventRing(driver, 2), driver.stream()
+    first, second = ring.record(stream, 2), ring.record(stream, 1)
+    assert {first, second} == {0, 1}
+    assert ring.record(stream, 1) is None  # none is free: this thread has waited instead
+    assert ring.synchronized == 1
+    ring.waited(first)
+    assert ring.record(stream, 1) is None
+    ring.waited(first)
+    assert ring.record(stream, 1) == first
+    ring.waited(second)
+    with pytest.raises(InvariantViolated, match="nobody is to wait"):
+        ring.waited(second)
+
+
+def test_what_nobody_waits_for_takes_no_event(driver: CudaDriver) -> None:
+    ring = EventRing(driver, 1)
+    assert ring.record(driver.stream(), waiters=0) is None
+    assert ring.free_count == 1
+    ImportedEvents(driver, []).wait(driver.stream(), None)
