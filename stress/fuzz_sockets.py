@@ -15,16 +15,17 @@ from collections.abc import Callable
 
 import mpgrad as mg
 from mpgrad.testing.leftovers import wait_until
+from mpgrad.wire.endpoint import UNIX, Endpoint
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
-from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES
-from mpgrad.wire.zeromq import ZmqSpoke
+from mpgrad.wire.transport import CLIENT, WORKER_LANES, Spoke
+from mpgrad.wire.unix_socket import NAME
 from stress.fuzz_core import Tally, frames_of_honest_peers
 from stress.hostile_frames import HostileFrames
 from stress.load import Training
 
 #: Frames that leave together, and batches after which an attacker waits until they are heard.
 BATCH, BATCHES_AHEAD = 100, 5
-#: Connections that do not even speak ZeroMQ.
+#: Connections that do not even speak in frames.
 RAW_CONNECTIONS = 50
 PATIENCE_S = 30.0
 
@@ -85,7 +86,7 @@ class _Attacker(threading.Thread):
         self._directory, self._frames, self._chance = directory, frames, chance
         self._advance = advance
         self._hostile = HostileFrames(chance, frames_of_honest_peers(chance))
-        self._spokes: list[ZmqSpoke] = []
+        self._spokes: list[Spoke] = []
         self.sent = 0
         #: As the engine says, told from outside.
         self.refused = 0
@@ -102,24 +103,21 @@ class _Attacker(threading.Thread):
             self._advance(count)
             wait_until(lambda: self.refused >= self.sent - BATCH * BATCHES_AHEAD, PATIENCE_S)
 
-    def _connect(self, name: str, lane: str) -> ZmqSpoke:
-        spoke = ZmqSpoke(self._directory, name, b"guess", (lane,))
+    def _connect(self, name: str, lane: str) -> Spoke:
+        spoke = Endpoint(UNIX, self._directory, b"guess").spoke(name, (lane,))
         self._spokes.append(spoke)
         return spoke
 
     def speak_nonsense(self) -> None:
-        """Bytes that are not ZeroMQ's; the last one is a frame longer than any may be."""
+        """Bytes that are no frames; the last one is a frame longer than any may be."""
         for _ in range(RAW_CONNECTIONS):
             with socket.socket(socket.AF_UNIX) as raw:
-                raw.connect(os.path.join(self._directory, self._chance.choice(HUB_LANES)))
+                raw.connect(os.path.join(self._directory, NAME))
                 raw.sendall(self._chance.randbytes(self._chance.randrange(1, 500)))
         self._connect("c66.2", CLIENT).send([bytes(MESSAGE_BYTES_MAX + 1)])
 
     def take_names_that_are_taken(self) -> None:
-        """The transport lets nobody in under the name of somebody who is connected.
-
-        It takes a later frame for a new name instead, so these cannot be counted.
-        """
+        """The transport lets nobody in under the name of somebody who is connected."""
         for lane in WORKER_LANES:
             self._connect("w0.1", lane).send([self._hostile.next() for _ in range(BATCH)], lane)
 

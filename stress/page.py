@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import zmq
 
 from mpgrad import machine
 from stress.run import Verdict
@@ -56,7 +55,6 @@ def _machine() -> str:
             f"Linux {platform.release()}",
             f"Python {platform.python_version()}",
             f"NumPy {np.__version__}",
-            f"libzmq {zmq.zmq_version()}",
         ]
     )
 

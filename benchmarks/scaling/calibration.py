@@ -29,8 +29,8 @@ from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.transport import TASK
-from mpgrad.wire.zeromq import ZmqHub, ZmqSpoke
+from mpgrad.wire.endpoint import UNIX, Endpoint
+from mpgrad.wire.transport import TASK, Hub
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.task import TaskRunner
 
@@ -72,7 +72,10 @@ def _one_way_us(*, spins: bool) -> tuple[float, float, tuple[float, float, float
     sending, taking, looking.
     """
     with tempfile.TemporaryDirectory() as directory:
-        hub = ZmqHub(directory, TOKEN)
+        endpoint = Endpoint(UNIX, directory, TOKEN)
+        listener = endpoint.listen()
+        assert listener is not None
+        hub = endpoint.hub(listener.detach())
         command = [sys.executable, "-m", "benchmarks.scaling.calibration", directory]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         child = subprocess.Popen(
@@ -92,7 +95,7 @@ def _one_way_us(*, spins: bool) -> tuple[float, float, tuple[float, float, float
     return median(delays), per_kb, costs
 
 
-def _ping(hub: ZmqHub) -> float:
+def _ping(hub: Hub) -> float:
     hub.send(TASK, PEER, b"one")
     hub.flush()
     sent = perf_counter()  # one clock for all processes of the machine
@@ -101,7 +104,7 @@ def _ping(hub: ZmqHub) -> float:
     return (received - sent) * 1e6
 
 
-def _wire_us_per_kb(hub: ZmqHub) -> float:
+def _wire_us_per_kb(hub: Hub) -> float:
     """The way of a large frame, from the begin of its send, against that of a small one."""
     took: dict[int, list[float]] = {1: [], LARGE_FRAME: []}
     for _ in range(ROUNDS // 3):
@@ -117,7 +120,7 @@ def _wire_us_per_kb(hub: ZmqHub) -> float:
     return max(more_us, 0.0) / LARGE_FRAME * 1024
 
 
-def _processor_us(hub: ZmqHub) -> tuple[float, float, float]:
+def _processor_us(hub: Hub) -> tuple[float, float, float]:
     """Per send to one peer, per message taken, per look in vain."""
     sends, takes, looks = [], [], []
     for _ in range(ROUNDS // 10):
@@ -143,7 +146,7 @@ def _processor_us(hub: ZmqHub) -> tuple[float, float, float]:
 
 def echo(directory: str, *, spins: bool) -> None:
     """The other process: answers each message with the time at which it came."""
-    spoke = ZmqSpoke.worker(directory, PEER, TOKEN)
+    spoke = Endpoint(UNIX, directory, TOKEN).worker(PEER)
     spoke.send([b"here"])
     while True:
         spoke.wait(0 if spins else None)

@@ -30,19 +30,19 @@ def main(descriptor: int) -> None:
         return
     if os.getppid() != setup.client_pid:
         return  # the client died before it could be watched
-    for arena in (setup.client_arena_fd, setup.engine_arena_fd):
-        os.set_inheritable(arena, False)  # workers are given it by name
+    for shared in (setup.client_arena_fd, setup.engine_arena_fd, setup.listener):
+        if shared >= 0:
+            os.set_inheritable(shared, False)  # workers are given what they need by name
     _allow_descriptors()
     supervisor = Supervisor(setup)
     workers = [supervisor.start(slot) for slot in range(setup.cpu_workers)]
 
     from mpgrad.coordinator.process import Coordinator
-    from mpgrad.wire.zeromq import ZmqHub
 
     # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    hub: Hub = ZmqHub(setup.directory, setup.token)
+    hub = setup.endpoint.hub(setup.listener)
     if setup.kill:
         hub = _doomed(hub, setup.kill)
     coordinator = Coordinator(setup, hub, supervisor)

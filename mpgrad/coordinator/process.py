@@ -98,7 +98,7 @@ class Coordinator:
         self._hub.flush()
         self._supervisor.stop_all()
         self._hub.close()
-        shutil.rmtree(self._setup.directory, ignore_errors=True)
+        shutil.rmtree(self._setup.endpoint.directory, ignore_errors=True)
 
     # ------------------------------------------------------------------ messages
 
@@ -126,7 +126,7 @@ class Coordinator:
             self._cut_off(arrival, error)
 
     def _greet(self, arrival: Arrival, hello: schema.Hello) -> None:
-        if not hmac.compare_digest(hello.token, self._setup.token):
+        if not hmac.compare_digest(hello.token, self._setup.endpoint.token):
             raise ProtocolError("a wrong token")
         if hello.version != schema.PROTOCOL_VERSION:
             # The installed mpgrad has changed since this engine was started.

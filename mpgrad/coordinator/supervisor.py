@@ -91,9 +91,8 @@ class Supervisor:
         send_setup(
             writer,
             WorkerSetup(
-                directory=setup.directory,
+                endpoint=setup.endpoint,
                 peer=worker.peer,
-                token=setup.token,
                 coordinator_pid=os.getpid(),
                 client_arena_fd=setup.client_arena_fd,
                 engine_arena_fd=setup.engine_arena_fd,

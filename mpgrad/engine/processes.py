@@ -16,6 +16,7 @@ from mpgrad.handles import ENGINE_ARENA
 from mpgrad.kill_points import Passages, kill_points
 from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.segment import Segment
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
 from mpgrad.wire.journal_keeper import words_about
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, send_setup, spawn
@@ -51,7 +52,6 @@ class CoordinatorProcess:
         self.journal = JournalPlan(journal, config.journal_directory())
         self.passages = Passages(kill_points(kill, "client"))
         self._kill, self._task_timeout_s = kill, task_timeout_s
-        self.token = secrets.token_bytes(32)
         self._is_killed = False
         #: The engine was closed; whoever still waits for an answer gets none.
         self.is_closed = False
@@ -60,6 +60,9 @@ class CoordinatorProcess:
         with contextlib.ExitStack() as undo:
             self._directory = SocketDirectory()
             undo.callback(self._directory.remove)
+            self.endpoint = Endpoint(
+                config.transport(), self._directory.path, secrets.token_bytes(32)
+            )
             segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
             undo.callback(segment.close)
             self._process = self._spawn(segment, cpu_workers, shm_limit, blas_threads)
@@ -72,26 +75,26 @@ class CoordinatorProcess:
             undo.pop_all()
         segment.close()
 
-    @property
-    def directory(self) -> str:
-        """Where its sockets are."""
-        return self._directory.path
-
     def _spawn(
         self, segment: Segment, cpu_workers: int, shm_limit: int, blas_threads: int
     ) -> subprocess.Popen[bytes]:
         client_fd = client_arena().segment.fd
         python_path = _python_path()
-        process, writer = spawn(
-            [sys.executable, "-P", "-m", "mpgrad.coordinator"],
-            (client_fd, segment.fd),
-            {**os.environ, "PYTHONPATH": python_path},
-        )
+        listener = self.endpoint.listen()
+        with listener or contextlib.nullcontext():
+            inherited = (client_fd, segment.fd, *([listener.fileno()] if listener else []))
+            process, writer = spawn(
+                [sys.executable, "-P", "-m", "mpgrad.coordinator"],
+                inherited,
+                {**os.environ, "PYTHONPATH": python_path},
+            )
+            # The child knows it by the same number.
+            listener_fd = listener.fileno() if listener else -1
         send_setup(
             writer,
             CoordinatorSetup(
-                directory=self.directory,
-                token=self.token,
+                endpoint=self.endpoint,
+                listener=listener_fd,
                 client_pid=os.getpid(),
                 cpu_workers=cpu_workers,
                 shm_limit=shm_limit,

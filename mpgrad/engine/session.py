@@ -26,7 +26,6 @@ from mpgrad.wire.doomed import DoomedSpoke
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.output import WARNING, show_output
 from mpgrad.wire.transport import Spoke
-from mpgrad.wire.zeromq import ZmqSpoke
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
 RunTask: TypeAlias = Callable[[do.DispatchNodeTask], ev.NodeTaskDone | ev.NodeTaskFailed]
@@ -50,7 +49,7 @@ class Session:
         self._state = ClientState(peer)
         self._journal = JournalKeeper(coordinator.journal, "client", peer)
         self._recorded = self._journal.keep(self._state.handle_event, self._state)
-        self._spoke: Spoke = ZmqSpoke.session(coordinator.directory, peer, coordinator.token)
+        self._spoke: Spoke = self._connect()
         if coordinator.passages:
             self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
         #: A descriptor of its own: the engine may be closed while this session waits.
@@ -63,11 +62,20 @@ class Session:
         self._run_task: dict[int, RunTask] = {}
         self._interrupted = _Interrupts()
         try:
-            self._send(schema.Hello(peer, coordinator.token, schema.PROTOCOL_VERSION))
+            self._send(schema.Hello(peer, coordinator.endpoint.token, schema.PROTOCOL_VERSION))
             self.workers: int = self._answer(schema.Welcome).workers
         except BaseException:
             self.close()
             raise
+
+    def _connect(self) -> Spoke:
+        try:
+            return self.coordinator.endpoint.session(self.peer)
+        except (ConnectionError, FileNotFoundError) as error:
+            raise CoordinatorLost(
+                f"the coordinator process (pid {self.coordinator.pid}) does not listen any more "
+                f"({error}); no .grad was changed. The next backward starts a new one."
+            ) from None
 
     # ------------------------------------------------------------------ a graph
 
@@ -239,7 +247,9 @@ class Session:
 
     def _send(self, *messages: Any) -> None:
         if messages:
-            self._spoke.send([encode(message) for message in messages])
+            frames = [encode(message) for message in messages]
+            with self._interrupted.deferred():
+                self._spoke.send(frames)
 
 
 class _Interrupts:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from mpgrad.errors import ProtocolError
+from mpgrad.wire.endpoint import Endpoint
 
 
 class JournalPlan(NamedTuple):
@@ -26,9 +27,9 @@ class JournalPlan(NamedTuple):
 class CoordinatorSetup(msgspec.Struct, frozen=True):
     """For the coordinator."""
 
-    #: Private directory of the session's sockets.
-    directory: str
-    token: bytes
+    endpoint: Endpoint
+    #: Inherited descriptor of the socket where peers connect, or -1.
+    listener: int
     client_pid: int
     cpu_workers: int
     #: Bytes that the engine's arena may hold.
@@ -52,9 +53,8 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
 class WorkerSetup(msgspec.Struct, frozen=True):
     """For a worker."""
 
-    directory: str
+    endpoint: Endpoint
     peer: str
-    token: bytes
     coordinator_pid: int
     client_arena_fd: int
     engine_arena_fd: int

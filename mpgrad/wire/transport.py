@@ -1,4 +1,4 @@
-"""What the shells ask of a transport; ``zeromq`` and ``memory`` keep the same contract.
+"""What the shells ask of a transport: ``unix_socket``, ``zeromq`` and ``memory`` keep one contract.
 
 A Hub is the coordinator's end, a Spoke everybody else's. Frames between one Spoke and the Hub
 arrive in order per lane and never twice; lanes do not wait for each other. Sending collects,
@@ -77,7 +77,11 @@ class Spoke(Protocol):
         ...
 
     def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
-        """Send now; the default lane is the last of this Spoke's."""
+        """Send; the default lane is the last of this Spoke's.
+
+        A worker's returns when all has left. A session's never waits: what the Hub has no room for
+        leaves in ``wait``, which a Ctrl-C can break.
+        """
         ...
 
     def close(self) -> None: ...

@@ -5,23 +5,21 @@ the dead vanish silently; no high-water mark, because credits bound what is unde
 per incarnation, because a ROUTER refuses a newcomer under the name of a connection that it is still
 tearing down.
 
-An identity is a peer's name and a proof that whoever uses it knows the engine's token. So nobody
-else can speak as a peer, take its name before it has connected, or take it over when it has died;
-what a stranger sends is counted and thrown away unread.
+A peer's ZeroMQ identity is its name and its proof; what a stranger sends is counted and thrown away
+unread.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import hmac
 import os
 from collections.abc import Sequence
 
 import zmq
 
+from mpgrad.wire.identity import identity_of, verified_peer
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
-from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Arrival, Received
+from mpgrad.wire.transport import HUB_LANES, Arrival, Received
 
 #: zmq.POLLIN as a plain number: it is asked for a few times per message.
 _READABLE = int(zmq.POLLIN)
@@ -29,7 +27,6 @@ _READABLE = int(zmq.POLLIN)
 #: Milliseconds between attempts to connect.
 RECONNECT_MS = 5
 
-PROOF_BYTES = 16
 #: Identities that stay computed; to compute one takes two microseconds.
 IDENTITIES_MAX = 4096
 
@@ -37,19 +34,6 @@ IDENTITIES_MAX = 4096
 def address(directory: str, lane: str) -> str:
     """The endpoint of ``lane`` in the session's private (0700) directory."""
     return f"ipc://{directory}/{lane}"
-
-
-def identity_of(token: bytes, lane: str, peer: str) -> bytes:
-    """The name of ``peer`` in ``lane``, and the proof that its user knows ``token``."""
-    name = peer.encode("latin-1")
-    message = lane.encode() + b" " + name
-    return name + hashlib.blake2b(message, key=token, digest_size=PROOF_BYTES).digest()
-
-
-def verified_peer(token: bytes, lane: str, identity: bytes) -> str | None:
-    """The peer that ``identity`` stands for in ``lane``, or None for a stranger."""
-    peer = identity[:-PROOF_BYTES].decode("latin-1")
-    return peer if hmac.compare_digest(identity, identity_of(token, lane, peer)) else None
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -155,14 +139,6 @@ class ZmqSpoke:
             self._poller.register(socket, zmq.POLLIN)
             self._sockets[lane] = socket
         self._reply_lane = lanes[-1]
-
-    @classmethod
-    def worker(cls, directory: str, peer: str, token: bytes) -> ZmqSpoke:
-        return cls(directory, peer, token, WORKER_LANES)
-
-    @classmethod
-    def session(cls, directory: str, peer: str, token: bytes) -> ZmqSpoke:
-        return cls(directory, peer, token, (CLIENT,))
 
     def watch(self, descriptor: int) -> None:
         self._poller.register(descriptor, zmq.POLLIN)

@@ -18,7 +18,6 @@ from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.schema import PROTOCOL_VERSION, TO_WORKER, Hello
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.wire.transport import WORKER_LANES
-from mpgrad.wire.zeromq import ZmqSpoke
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.output import OutputForwarder
 from mpgrad.workers.task import TaskRunner
@@ -43,7 +42,7 @@ class Worker:
         self._handle_event = self.journal.keep(state.handle_event, state)
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self._runner = TaskRunner(self._memory, where, self._report)
-        self._spoke = ZmqSpoke.worker(setup.directory, setup.peer, setup.token)
+        self._spoke = setup.endpoint.worker(setup.peer)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
         #: The graph whose task runs, for what it prints.
@@ -53,7 +52,7 @@ class Worker:
 
     def run(self) -> None:
         """Until the coordinator says ShutDown (or dies, which kills this process)."""
-        hello = encode(Hello(self._setup.peer, self._setup.token, PROTOCOL_VERSION))
+        hello = encode(Hello(self._setup.peer, self._setup.endpoint.token, PROTOCOL_VERSION))
         for lane in WORKER_LANES:
             self._spoke.send([hello], lane)
         finished: Reply | None = None

@@ -66,8 +66,7 @@ def test_the_stub_says_the_same_names() -> None:
 def test_importing_loads_no_array_library(module: str) -> None:
     package, _, name = module.rpartition(".")
     statement = f"from {package} import {name}" if package else f"import {name}"
-    # The coordinator speaks ZeroMQ; nobody else does before an engine starts.
-    heavy = ["numpy", "cupy"] + ([] if "coordinator" in module else ["zmq"])
+    heavy = ["numpy", "cupy", "zmq"]
     loaded = run_python(f"import sys\n{statement}\nprint([m for m in {heavy} if m in sys.modules])")
     assert loaded == "[]"
 

@@ -13,8 +13,7 @@ from mpgrad.errors import EngineClosed
 from mpgrad.scheduler.events import BlocksReleased, GraphCancelled, NodeTaskDone
 from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import PROTOCOL_VERSION, Hello, StopEngine
-from mpgrad.wire.transport import TASK, WORKER_LANES
-from mpgrad.wire.zeromq import ZmqSpoke
+from mpgrad.wire.transport import TASK, WORKER_LANES, Spoke
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process
@@ -49,16 +48,17 @@ def test_workers_that_cannot_start(
 
 
 @pytest.fixture
-def stranger(engine: mg.Engine) -> Iterator[Callable[..., ZmqSpoke]]:
+def stranger(engine: mg.Engine) -> Iterator[Callable[..., Spoke]]:
     """Somebody with access to the sockets who was never given the token, unless it is stolen."""
     coordinator = engine._process._coordinator
     assert coordinator is not None
-    spokes: list[ZmqSpoke] = []
+    spokes: list[Spoke] = []
 
-    def connect(peer: str, *, as_worker: bool = False, has_token: bool = False) -> ZmqSpoke:
-        make = ZmqSpoke.worker if as_worker else ZmqSpoke.session
-        token = coordinator.token if has_token else b"guess"
-        spokes.append(make(coordinator.directory, peer, token))
+    def connect(peer: str, *, as_worker: bool = False, has_token: bool = False) -> Spoke:
+        endpoint = coordinator.endpoint
+        if not has_token:
+            endpoint = endpoint._replace(token=b"guess")
+        spokes.append(endpoint.worker(peer) if as_worker else endpoint.session(peer))
         return spokes[-1]
 
     yield connect
@@ -66,7 +66,7 @@ def stranger(engine: mg.Engine) -> Iterator[Callable[..., ZmqSpoke]]:
         spoke.close()
 
 
-Connect = Callable[..., ZmqSpoke]
+Connect = Callable[..., Spoke]
 
 
 def test_a_session_with_a_wrong_token(engine: mg.Engine, stranger: Connect) -> None:

@@ -18,8 +18,7 @@ from mpgrad.scheduler.events import GraphCancelled, NodeTaskDone
 from mpgrad.testing.leftovers import Leftovers, left_since
 from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX, PROTOCOL_VERSION, EndSession, Hello, StopEngine
-from mpgrad.wire.transport import HUB_LANES, WORKER_LANES
-from mpgrad.wire.zeromq import ZmqSpoke
+from mpgrad.wire.transport import WORKER_LANES
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process
@@ -44,21 +43,23 @@ def pids_of(engine: mg.Engine) -> list[int]:
 
 
 def test_neither_arguments_nor_environment_hold_the_token(engine: mg.Engine) -> None:
-    token: bytes = coordinator_of(engine).token
+    token: bytes = coordinator_of(engine).endpoint.token
     forms = (token, token.hex().encode(), base64.b64encode(token), repr(token)[2:-1].encode())
     for pid in (os.getpid(), *pids_of(engine)):
         for name in ("cmdline", "environ"):
             seen = Path(f"/proc/{pid}/{name}").read_bytes()
             assert not any(form in seen for form in forms), (pid, name)
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert coordinator_of(engine).directory.encode() not in command
+        assert coordinator_of(engine).endpoint.directory.encode() not in command
 
 
 def test_directory_and_sockets_are_the_owners_alone(engine: mg.Engine) -> None:
-    directory = Path(coordinator_of(engine).directory)
+    directory = Path(coordinator_of(engine).endpoint.directory)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    for lane in HUB_LANES:
-        found = (directory / lane).stat()
+    paths = [path for path in directory.iterdir() if path.is_socket()]
+    assert paths
+    for path in paths:
+        found = path.stat()
         assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.getuid())
 
 
@@ -83,13 +84,13 @@ def test_a_stranger_is_counted_and_ignored(engine: mg.Engine) -> None:
     """One who speaks as itself, as a living worker, as a dead one, and as a session."""
     before = engine.statistics().protocol_errors
     session = next(iter(engine._process._idle)).peer
-    directory, spokes = coordinator_of(engine).directory, []
+    guess, spokes = coordinator_of(engine).endpoint._replace(token=b"guess"), []
     for peer in ("w0.1", "w0.2", "w1.1", "w77.1"):
-        spokes.append(ZmqSpoke.worker(directory, peer, b"guess"))
+        spokes.append(guess.worker(peer))
         for lane in WORKER_LANES:
             spokes[-1].send(words_of(peer), lane)
     for peer in (session, "c1.1"):
-        spokes.append(ZmqSpoke.session(directory, peer, b"guess"))
+        spokes.append(guess.session(peer))
         spokes[-1].send([encode(StopEngine(peer)), encode(EndSession(peer))])
         spokes[-1].send([encode(GraphCancelled(session, 1))])
     pids = pids_of(engine)
@@ -103,8 +104,8 @@ def test_a_stranger_is_counted_and_ignored(engine: mg.Engine) -> None:
 
 def test_a_stolen_token_does_not_make_a_worker(engine: mg.Engine) -> None:
     """Only processes that the coordinator has started are given tasks."""
-    stolen = coordinator_of(engine).token
-    spoke = ZmqSpoke.worker(coordinator_of(engine).directory, "w5.1", stolen)
+    stolen = coordinator_of(engine).endpoint.token
+    spoke = coordinator_of(engine).endpoint.worker("w5.1")
     for lane in WORKER_LANES:
         spoke.send([encode(Hello("w5.1", stolen, PROTOCOL_VERSION))], lane)
     spoke.send([encode(NodeTaskDone("w5.1", 1, 0, 1, ()))])
@@ -116,8 +117,8 @@ def test_a_stolen_token_does_not_make_a_worker(engine: mg.Engine) -> None:
 
 def test_a_workers_name_makes_no_session(engine: mg.Engine) -> None:
     """It would take the place of that worker in the coordinator's tables."""
-    stolen = coordinator_of(engine).token
-    spoke = ZmqSpoke.session(coordinator_of(engine).directory, "w0.1", stolen)
+    stolen = coordinator_of(engine).endpoint.token
+    spoke = coordinator_of(engine).endpoint.session("w0.1")
     spoke.send([encode(Hello("w0.1", stolen, PROTOCOL_VERSION)), encode(StopEngine("w0.1"))])
     for _ in range(3):
         check_usable()
@@ -135,7 +136,7 @@ def test_a_second_hello_ends_the_session() -> None:
 
 def say_hello_again(engine: mg.Engine) -> None:
     with engine._process._session() as session:
-        session._send(Hello(session.peer, session.coordinator.token, PROTOCOL_VERSION))
+        session._send(Hello(session.peer, session.coordinator.endpoint.token, PROTOCOL_VERSION))
         session.processes()
 
 
@@ -162,6 +163,6 @@ def test_nothing_is_left_at_the_end() -> None:
     before = Leftovers.now()
     with mg.Engine("process", cpu_workers=2) as own:
         check_usable()
-        directory = coordinator_of(own).directory
+        directory = coordinator_of(own).endpoint.directory
     assert not os.path.exists(directory)
     assert left_since(before) == ""

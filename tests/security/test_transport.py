@@ -2,82 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import zmq
 
-from mpgrad.wire import zeromq
+from mpgrad.wire.endpoint import UNIX, ZEROMQ, Endpoint
+from mpgrad.wire.identity import PROOF_BYTES, identity_of
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
-from mpgrad.wire.transport import CLIENT, CONTROL, HUB_LANES, TASK, WORKER_LANES, Arrival
-from mpgrad.wire.zeromq import PROOF_BYTES, ZmqHub, ZmqSpoke, identity_of
+from mpgrad.wire.transport import CLIENT, CONTROL, TASK, WORKER_LANES, Arrival, Hub
+from mpgrad.wire.unix_socket import NAME
+from mpgrad.wire.zeromq import ZmqSpoke
+from tests.security.raw_peers import PATIENCE_MS, RawPeer, raw_peer
 
-TOKEN, PATIENCE_MS = b"the engine's", 5000
+TOKEN = b"the engine's"
 NOBODY = 65534
 
 
 class Sockets(NamedTuple):
-    hub: ZmqHub
-    directory: str
+    hub: Hub
+    endpoint: Endpoint
+
+    def peer(self, lane: str, identity: bytes | None) -> contextlib.closing[RawPeer]:
+        return contextlib.closing(raw_peer(self.endpoint, lane, identity))
 
     def arrivals_before_the_last(self) -> list[Arrival]:
         """What arrives before the frame "last" of a peer that has connected after all others."""
-        with Raw(self.directory, TASK, identity_of(TOKEN, TASK, "w9.9")) as last:
+        with self.peer(TASK, identity_of(TOKEN, TASK, "w9.9")) as last:
             last.send(b"last")
             found: list[Arrival] = []
             while not found or found[-1].frame != b"last":
                 fresh = self.hub.receive(PATIENCE_MS)
-                assert fresh.arrivals or self.hub.ignored, "nothing came"
                 found += fresh.arrivals
             return found[:-1]
 
 
-class Raw:
-    """A peer that says what it likes; ``send`` returns when the frame has left this process."""
-
-    def __init__(self, directory: str, lane: str, identity: bytes | None) -> None:
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.linger = PATIENCE_MS
-        # Nothing is queued for a peer that is not there: it waits until it is connected.
-        self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.socket.sndtimeo = PATIENCE_MS
-        if identity is not None:
-            self.socket.routing_id = identity
-        self.socket.connect(zeromq.address(directory, lane))
-
-    def send(self, *frames: bytes) -> None:
-        self.socket.send_multipart(frames)
-
-    def __enter__(self) -> Raw:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._context.destroy(linger=PATIENCE_MS)
+def opened_hub(endpoint: Endpoint) -> Hub:
+    listener = endpoint.listen()
+    return endpoint.hub(listener.detach() if listener else -1)
 
 
-@pytest.fixture
-def sockets(tmp_path: Path) -> Iterator[Sockets]:
+@pytest.fixture(params=[UNIX, ZEROMQ])
+def sockets(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sockets]:
     # A path of a socket holds 107 characters.
-    directory = os.path.relpath(tmp_path)
-    directory = min(str(tmp_path), directory, key=len)
-    hub = ZmqHub(directory, TOKEN)
-    yield Sockets(hub, directory)
+    directory = min(str(tmp_path), os.path.relpath(tmp_path), key=len)
+    endpoint = Endpoint(request.param, directory, TOKEN)
+    hub = opened_hub(endpoint)
+    yield Sockets(hub, endpoint)
     hub.close()
 
 
-def wait_for_ignored(hub: ZmqHub, count: int) -> list[Arrival]:
+def wait_for_ignored(hub: Hub, count: int) -> list[Arrival]:
     """Receive until ``count`` messages were ignored; what else came."""
     found: list[Arrival] = []
     while hub.ignored < count:
-        before = hub.ignored
-        fresh = hub.receive(PATIENCE_MS).arrivals
-        found += fresh
-        assert fresh or hub.ignored > before, f"{count - before} messages were not ignored"
+        found += hub.receive(PATIENCE_MS).arrivals
     assert hub.ignored == count
     return found
 
@@ -96,99 +80,125 @@ FORGERIES = {
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_stranger_is_counted_and_not_heard(sockets: Sockets, forgery: str) -> None:
-    with Raw(sockets.directory, TASK, FORGERIES[forgery]) as stranger:
+    with sockets.peer(TASK, FORGERIES[forgery]) as stranger:
         stranger.send(b"hello", b"and more")
         assert wait_for_ignored(sockets.hub, 2) == []
 
 
 def test_who_knows_the_token_is_heard(sockets: Sockets) -> None:
-    with Raw(sockets.directory, TASK, identity_of(TOKEN, TASK, "w0.1")) as peer:
-        peer.send(b"hello")
-        assert sockets.hub.receive(PATIENCE_MS).arrivals == [Arrival(TASK, "w0.1", b"hello")]
+    assert sockets.arrivals_before_the_last() == []
     assert sockets.hub.ignored == 0
 
 
 def test_a_stranger_cannot_keep_a_worker_out(sockets: Sockets) -> None:
     """It has taken the worker's name before that one is there."""
-    with Raw(sockets.directory, TASK, b"w0.1") as squatter:
+    with sockets.peer(TASK, b"w0.1") as squatter:
         squatter.send(b"mine")
         assert wait_for_ignored(sockets.hub, 1) == []
-        worker = ZmqSpoke.worker(sockets.directory, "w0.1", TOKEN)
+        worker = sockets.endpoint.worker("w0.1")
         worker.send([b"hello"])
-        assert sockets.hub.receive(PATIENCE_MS).arrivals == [Arrival(TASK, "w0.1", b"hello")]
+        assert next_arrivals(sockets.hub) == [Arrival(TASK, "w0.1", b"hello")]
         sockets.hub.send(TASK, "w0.1", b"work")
         assert sockets.hub.flush() == []
         worker.wait(PATIENCE_MS)
         assert worker.receive() == [b"work"]
-        assert squatter.socket.poll(0) == 0
+        assert not squatter.is_answered()
         worker.close()
 
 
+def next_arrivals(hub: Hub) -> list[Arrival]:
+    while True:
+        # A connection that is made wakes the hub too, and brings nothing.
+        found = hub.receive(PATIENCE_MS).arrivals
+        if found:
+            return found
+
+
 def test_the_name_of_a_dead_worker_cannot_be_taken_over(sockets: Sockets) -> None:
-    worker = ZmqSpoke.worker(sockets.directory, "w0.1", TOKEN)
+    worker = sockets.endpoint.worker("w0.1")
     for lane in WORKER_LANES:
         worker.send([b"hello"], lane)
-        assert len(sockets.hub.receive(PATIENCE_MS).arrivals) == 1
+        assert len(next_arrivals(sockets.hub)) == 1
     worker.close()
-    with Raw(sockets.directory, TASK, b"w0.1") as thief:
+    with sockets.peer(TASK, b"w0.1") as thief:
         thief.send(b"done")
         assert wait_for_ignored(sockets.hub, 1) == []
 
 
+def test_a_living_workers_name_is_taken(sockets: Sockets) -> None:
+    """Even one who has stolen the token does not get between a worker and the hub."""
+    worker = sockets.endpoint.worker("w0.1")
+    worker.send([b"hello"])
+    assert next_arrivals(sockets.hub) == [Arrival(TASK, "w0.1", b"hello")]
+    with sockets.peer(TASK, identity_of(TOKEN, TASK, "w0.1")) as thief:
+        thief.send(b"done")
+        assert sockets.arrivals_before_the_last() == []
+        sockets.hub.send(TASK, "w0.1", b"work")
+        assert sockets.hub.flush() == []
+        worker.wait(PATIENCE_MS)
+        assert worker.receive() == [b"work"]
+        assert not thief.is_answered()
+    worker.close()
+
+
 def test_a_frame_over_the_bound_ends_the_connection(sockets: Sockets) -> None:
-    with Raw(sockets.directory, TASK, identity_of(TOKEN, TASK, "w0.1")) as peer:
-        monitor = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    with sockets.peer(TASK, identity_of(TOKEN, TASK, "w0.1")) as peer:
         peer.send(bytes(MESSAGE_BYTES_MAX))
-        assert len(sockets.hub.receive(PATIENCE_MS).arrivals) == 1
-        assert monitor.poll(0) == 0
+        found: list[Arrival] = []
+        while not found:
+            peer.push()
+            found = sockets.hub.receive(0).arrivals
+        assert len(found[0].frame) == MESSAGE_BYTES_MAX
+        assert not peer.is_cut_off(0)
         peer.send(bytes(MESSAGE_BYTES_MAX + 1))
-        assert monitor.poll(PATIENCE_MS) == zmq.POLLIN
-        assert sockets.hub.receive(0).arrivals == []
+        while not peer.is_cut_off(1):
+            assert sockets.hub.receive(1).arrivals == []
 
 
-def test_only_the_owner_may_use_the_sockets(tmp_path: Path) -> None:
+def test_only_the_owner_may_use_the_sockets(sockets: Sockets, tmp_path: Path) -> None:
+    sockets.hub.close()
+    for path in tmp_path.iterdir():
+        path.unlink()
     before = os.umask(0)
     try:
-        directory = min(str(tmp_path), os.path.relpath(tmp_path), key=len)
-        ZmqHub(directory, TOKEN).close()
-        hub = ZmqHub(directory, TOKEN)
+        hub = opened_hub(sockets.endpoint)
     finally:
         os.umask(before)
-    modes = {lane: stat.S_IMODE(os.stat(tmp_path / lane).st_mode) for lane in HUB_LANES}
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     hub.close()
-    assert modes == dict.fromkeys(HUB_LANES, 0o600)
+    assert modes == {0o600}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("is_open", [False, True], ids=["as they are", "modes changed"])
 def test_another_user_is_not_heard(sockets: Sockets, is_open: bool) -> None:
     """Not even one who knows the token and can reach the sockets."""
-    path = Path(sockets.directory).resolve()
+    directory = Path(sockets.endpoint.directory).resolve()
+    [path] = (path for path in directory.iterdir() if path.name in (TASK, NAME))
     if is_open:
-        (path / TASK).chmod(0o777)
-        for parent in (path, *path.parents):
+        path.chmod(0o777)
+        for parent in (directory, *directory.parents):
             if not parent.stat().st_mode & 0o001:
                 parent.chmod(0o711)
     child = os.fork()
     if child == 0:
-        os._exit(_speak_as_nobody(sockets.directory))
+        os._exit(_speak_as_nobody(sockets.endpoint, path.name))
     _, status = os.waitpid(child, 0)
-    # Connected it has (1) only where the modes allow it; the filter behind them hears nobody.
+    # Connected it has (1) only where the modes allow it; what stands behind them hears nobody.
     assert os.waitstatus_to_exitcode(status) == is_open
     assert sockets.arrivals_before_the_last() == []
 
 
-def _speak_as_nobody(directory: str) -> int:
+def _speak_as_nobody(endpoint: Endpoint, name: str) -> int:
     """Whether another user can connect to the socket at all; says something there if so."""
-    import socket
-
     os.setuid(NOBODY)
     with socket.socket(socket.AF_UNIX) as plain:
         try:
-            plain.connect(os.path.join(directory, TASK))
+            plain.connect(os.path.join(endpoint.directory, name))
         except OSError:
             return 0
-    spoke = ZmqSpoke.worker(directory, "w0.1", TOKEN)
+    spoke = endpoint.worker("w0.1")
     spoke.send([b"hello"])
-    spoke._context.destroy(linger=300)
+    if isinstance(spoke, ZmqSpoke):
+        spoke._context.destroy(linger=300)
     return 1

@@ -11,11 +11,20 @@ import threading
 import pytest
 
 from mpgrad.errors import ProtocolError
+from mpgrad.wire.endpoint import UNIX, Endpoint
 from mpgrad.wire.environment import capture_environment
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, WorkerSetup, receive_setup, send_setup
 
 SETUP = WorkerSetup(
-    "/run/x", "w0.1", b"token", 1, 3, 4, 5, 0, bytes(300_000), JournalPlan("off", "/x")
+    Endpoint(UNIX, "/run/x", b"token"),
+    "w0.1",
+    1,
+    3,
+    4,
+    5,
+    0,
+    bytes(300_000),
+    JournalPlan("off", "/x"),
 )
 
 
