@@ -15,6 +15,7 @@ from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.local import blame_for_nan, output_metadata
 from mpgrad.engine.stale_saved import StaleSaved
+from mpgrad.errors import ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
@@ -66,7 +67,14 @@ class ClientWorker:
                 self._frozen.nodes[done].release_saved()
 
     def run(self, dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
-        """Run one task; an exception is kept in ``error`` as it is."""
+        """Run one task; an exception is kept in ``error`` as it is.
+
+        Raises:
+            ProtocolError: there is no such task, or it has other inputs; nothing was run.
+        """
+        is_known = 0 <= dispatch.task < len(self._groups)
+        if not is_known or len(dispatch.inputs) != len(self._slots[dispatch.task]):
+            raise ProtocolError(f"task {dispatch.task} with {len(dispatch.inputs)} inputs")
         self.has_begun = True
         name = (dispatch.graph, dispatch.task, dispatch.attempt)
         members = self._groups[dispatch.task]

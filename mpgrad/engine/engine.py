@@ -256,7 +256,8 @@ class Engine:
             copied_bytes=counters.copied_bytes,
             recoveries=counters.recoveries,
             restarts=processes.restarts if processes is not None else 0,
-            protocol_errors=processes.protocol_errors if processes is not None else 0,
+            protocol_errors=counters.protocol_errors
+            + (processes.protocol_errors if processes is not None else 0),
             client_arena=ArenaStatistics(
                 arena.used_bytes,
                 arena.idle_bytes,

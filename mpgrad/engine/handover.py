@@ -20,6 +20,7 @@ from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.errors import ProtocolError
 from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef, TensorHandle
 from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.lease import byte_bounds
@@ -113,7 +114,10 @@ class Handover:
         if ref is None:
             return None
         if isinstance(ref, bytes):
-            return np.ndarray(shape, dtype, ref).copy()
+            try:
+                return np.ndarray(shape, dtype, ref).copy()
+            except TypeError as error:
+                raise ProtocolError(f"a gradient of {len(ref)} bytes: {error}") from None
         return adopt(self._arena.open(ref, shape, dtype, writeable=False))
 
     def _copy(self, array: Array) -> Array:

@@ -30,13 +30,14 @@ from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.learning import learn, that_ran
+from mpgrad.engine.outcomes import check_outcome
 from mpgrad.engine.placement import place
 from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.recovery import repeat_after_loss
 from mpgrad.engine.session import Session
 from mpgrad.engine.submission import Submission
-from mpgrad.errors import CoordinatorLost, EngineClosed
+from mpgrad.errors import CoordinatorLost, EngineClosed, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan import Plan
@@ -62,6 +63,8 @@ class Counters:
     handed_bytes: int = 0
     copied_bytes: int = 0
     recoveries: int = 0
+    #: Frames of coordinators that were refused here.
+    protocol_errors: int = 0
 
     def __post_init__(self) -> None:
         self.tasks: Counter[str] = Counter()
@@ -203,6 +206,8 @@ class ProcessEngine:
 
     def _give_back(self, session: Session, coordinator: CoordinatorProcess | None) -> None:
         with self._lock:
+            self.counters.protocol_errors += session.refused_frames
+            session.refused_frames = 0
             if coordinator is self._coordinator and self.is_running:
                 self._idle.append(session)
             else:
@@ -278,11 +283,15 @@ class ProcessEngine:
                 planned = graph.plan
                 handover.learns = graph.learns()
                 outcome, client = self._submit(session, frozen, graph, code, handover)
+                try:
+                    check_outcome(outcome, planned, len(frozen.spec.captures))
+                    if isinstance(outcome, CompleteGraph):
+                        results = self._open_results(session, frozen, outcome, handover)
+                except ProtocolError as error:
+                    raise session.distrust(error) from error
                 self._note(frozen, graph, handover, outcome)
                 if profile is not None and isinstance(outcome, CompleteGraph):
                     _note_times(profile, frozen, planned, outcome)
-                if isinstance(outcome, CompleteGraph):
-                    results = self._open_results(session, frozen, outcome, handover)
         finally:
             handover.close()
         replay_warnings(client.warnings, lambda task: planned.tasks[task].position)
@@ -351,7 +360,9 @@ class ProcessEngine:
         if coordinator is None:
             raise EngineClosed(_CLOSED)
         self._leased[block.offset, block.generation] = (session, block)
-        return coordinator.arena.open(block, meta.shape, meta.dtype, writeable=True, track=True)
+        return coordinator.arena.open(
+            block, meta.shape, meta.dtype, writeable=True, is_written=True, track=True
+        )
 
     # ------------------------------------------------------------------ what came of it
 

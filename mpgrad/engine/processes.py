@@ -53,6 +53,7 @@ class CoordinatorProcess:
         self.passages = Passages(kill_points(kill, "client"))
         self._kill, self._task_timeout_s = kill, task_timeout_s
         self._is_killed = False
+        self._why_killed: str | None = None
         #: The engine was closed; whoever still waits for an answer gets none.
         self.is_closed = False
         require_descriptors(FOR_ENGINE, "an engine")
@@ -121,7 +122,10 @@ class CoordinatorProcess:
 
     def cause_of_death(self) -> str:
         """How it ended, in words; asked once its pidfd says that it has."""
-        return f"the coordinator process (pid {self.pid}) {describe_exit(self._process.wait())}"
+        status = self._process.wait()
+        return (
+            f"the coordinator process (pid {self.pid}) {self._why_killed or describe_exit(status)}"
+        )
 
     def wait(self) -> int:
         """Wait for its end, with force if it takes too long; its exit status."""
@@ -135,9 +139,14 @@ class CoordinatorProcess:
         self._directory.remove()
         return status
 
-    def kill(self) -> None:
-        """End it at once; the kernel ends its workers with it."""
+    def kill(self, why: str | None = None) -> None:
+        """End it at once; the kernel ends its workers with it.
+
+        Args:
+            why: what ``cause_of_death`` shall say, if it is not known from the signal.
+        """
         self._is_killed = True  # it may take a moment to die
+        self._why_killed = self._why_killed or why
         self._process.kill()
 
 

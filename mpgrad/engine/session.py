@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from mpgrad.engine import lookout
 from mpgrad.engine.processes import CoordinatorProcess
-from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated
+from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -52,6 +53,9 @@ class Session:
         self._spoke: Spoke = self._connect()
         if coordinator.passages:
             self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
+        self._lookout = lookout.Lookout(coordinator)
+        #: Frames of the coordinator that break the protocol.
+        self.refused_frames = 0
         #: A descriptor of its own: the engine may be closed while this session waits.
         self._pidfd = os.dup(coordinator.pidfd)
         self._spoke.watch(self._pidfd)
@@ -147,11 +151,16 @@ class Session:
     def _step(self) -> None:
         """Sleep until something comes, and deal with it."""
         with self._interrupted.allowed():
-            readable = self._spoke.wait(None)
+            readable = self._spoke.wait(lookout.WAIT_MS)
         replies: list[Any] = []
         ended = len(self._state.outcomes)
-        for frame in self._spoke.receive():
-            replies += self._receive(decode(frame, schema.TO_CLIENT))
+        frames = self._spoke.receive()
+        self._lookout.note_wait(has_come=bool(frames or readable))
+        for frame in frames:
+            try:
+                replies += self._receive(decode(frame, schema.TO_CLIENT))
+            except ProtocolError as error:
+                raise self.distrust(error) from error
         self._send(*replies)
         # Results that it sent before it died count.
         if self._pidfd in readable and len(self._state.outcomes) == ended:
@@ -164,6 +173,18 @@ class Session:
                 f"{self.coordinator.cause_of_death()} while a backward was running; no .grad was "
                 f"changed. The next backward starts a new one.{self.coordinator.last_words()}"
             )
+
+    def distrust(self, error: ProtocolError) -> ProtocolError:
+        """End a coordinator that has sent what it must not; the error for the caller."""
+        self.refused_frames += 1
+        where = self._journal.on_error(error)
+        self.coordinator.kill("was killed, because it broke the protocol")
+        return ProtocolError(
+            f"the coordinator process (pid {self.coordinator.pid}) sent session {self.peer} what "
+            f"the protocol does not allow: {error}. No .grad was changed; it was killed, and the "
+            "next backward starts a new one. This is a bug in mpgrad, or something has overwritten "
+            f"its memory: please report it. {where}"
+        )
 
     def _receive(self, message: Any) -> list[Any]:
         if isinstance(message, schema.Refused):
@@ -192,6 +213,8 @@ class Session:
         """What this session's core says to ``event``; if it cannot, that is a bug."""
         try:
             return self._recorded(event)
+        except ProtocolError:
+            raise
         except Exception as error:
             where = self._journal.on_error(error)
             raise InvariantViolated(

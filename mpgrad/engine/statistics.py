@@ -34,8 +34,8 @@ class EngineStatistics:
         copied_bytes: of those and of gradients, what had to be copied.
         restarts: workers that were replaced after they died.
         recoveries: backwards that were run again because the coordinator had died.
-        protocol_errors: messages that the coordinator refused: malformed, or from a process that
-            has not proved to belong to this engine, or with what their sender may not say.
+        protocol_errors: messages that were refused: malformed, or from a process that has not
+            proved to belong to this engine, or with what their sender may not say.
         client_arena, engine_arena: the arenas of this process's tensors and of workers' results
             (None while no process runs).
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpgrad.errors import InvariantViolated
+from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
@@ -30,6 +30,9 @@ class ClientState:
 
         Of a graph that is submitted it need know only the name: the shell sends the tables. The
         end of one that is cancelled is reported all the same.
+
+        Raises:
+            ProtocolError: the coordinator speaks of a graph that is not running.
         """
         if isinstance(event, ev.GraphSubmitted):
             self.running.append(event.graph)
@@ -40,6 +43,8 @@ class ClientState:
             self._cancelled.add(event.graph)
             return [event]
         if isinstance(event, do.DispatchNodeTask):
+            if event.name not in self.running:
+                raise ProtocolError(f"a task of graph {event.name}, which is not running")
             if event.name in self._cancelled:
                 return [ev.NodeTaskDropped(self.peer, event.graph, event.task, event.attempt)]
             self._executing.append((event.graph, event.task, event.attempt))
@@ -50,7 +55,7 @@ class ClientState:
             return [reply]
         if isinstance(event, do.CompleteGraph | do.FailGraph):
             if event.graph not in self.running:
-                raise InvariantViolated(f"graph {event.graph} ended twice, or was never submitted")
+                raise ProtocolError(f"graph {event.graph} ended twice, or was never submitted")
             self.running.remove(event.graph)
             self._cancelled.discard(event.graph)
             self.outcomes[event.graph] = event

@@ -83,21 +83,26 @@ class _MappedArena:
         dtype: Any,
         *,
         writeable: bool,
+        is_written: bool | None = None,
         track: bool = False,
     ) -> Array:
         """A C-contiguous array at the start of ``block``.
 
         Args:
-            block: where; for reading, its header must hold its generation.
+            block: where.
             shape: in elements.
             dtype: of the elements.
-            writeable: whether this process is the one that fills the block.
+            writeable: whether this process may write into the block.
+            is_written: whether the block was filled before, so that its header must hold its
+                generation; by default unless it is ``writeable``.
             track: append to ``released`` when the last view of the result dies.
 
         Raises:
             ProtocolError: the array does not fit the block, or the block is stale.
         """
-        if writeable:
+        if is_written is None:
+            is_written = not writeable
+        if not is_written:
             check_block(self.segment, block.offset, block.nbytes)
         else:
             written = check_header(self.segment, block.offset, block.generation)

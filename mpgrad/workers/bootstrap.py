@@ -34,7 +34,10 @@ def main(descriptor: int) -> None:
     try:
         worker.run()
     except Exception as error:
-        worker.journal.on_error(error)
+        where = worker.journal.on_error(error)
+        sys.stderr = sys.__stderr__  # nobody passes on any more what is written here
+        who = f"worker {setup.peer} (pid {os.getpid()})"
+        print(f"mpgrad: {who} met an internal error: {error}. {where}", file=sys.stderr)
         raise
     worker.journal.on_end()
 

@@ -40,7 +40,10 @@ class WorkerMemory:
             ProtocolError: it does not fit, or the handle is stale.
         """
         if isinstance(ref, bytes):
-            return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape)
+            try:
+                return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape)
+            except ValueError as error:
+                raise ProtocolError(f"a gradient of {len(ref)} bytes: {error}") from None
         return self._open_block(ref, shape, dtype, writeable=False)
 
     def open_packed(self, packed: PackedArray) -> Array:
@@ -67,7 +70,7 @@ class WorkerMemory:
         self._arenas[block.arena].write_header(block)
 
     def address(self, block: Block) -> int:
-        return self._arenas[block.arena].segment.address + block.offset
+        return self._arena(block.arena).segment.address + block.offset
 
     def _open_block(
         self, block: Block, shape: tuple[int, ...], dtype: Any, *, writeable: bool

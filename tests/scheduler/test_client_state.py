@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpgrad.errors import InvariantViolated
+from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
@@ -29,8 +29,13 @@ def test_an_end_becomes_an_outcome(core: ClientState) -> None:
 
 def test_a_graph_ends_once(core: ClientState) -> None:
     core.handle_event(END)
-    with pytest.raises(InvariantViolated, match="ended twice"):
+    with pytest.raises(ProtocolError, match="ended twice"):
         core.handle_event(END)
+
+
+def test_only_tasks_of_running_graphs_are_run(core: ClientState) -> None:
+    with pytest.raises(ProtocolError, match="graph 5, which is not running"):
+        core.handle_event(do.DispatchNodeTask(PEER, 9, 2, 1, 5, 0, (0, 0), (), ()))
 
 
 def test_only_a_running_graph_is_cancelled(core: ClientState) -> None:

@@ -1,0 +1,118 @@
+"""A coordinator that is stopped (SIGSTOP), not dead: nobody waits for ever and in silence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.engine import lookout
+from mpgrad.errors import CoordinatorLost
+from tests.process.conftest import check_usable
+
+pytestmark = pytest.mark.process
+
+
+def leaf() -> mg.Tensor:
+    return mg.tensor(np.linspace(0.0, 1.0, 3000), requires_grad=True)
+
+
+def gradient() -> bytes:
+    x = leaf()
+    mg.tanh(mg.exp(x)).sum().backward()
+    return x.grad.numpy().tobytes()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits are short, and few of them are enough."""
+    monkeypatch.setattr(lookout, "WAIT_MS", 20)
+    monkeypatch.setattr(lookout, "NOTICE_AFTER", 2)
+    monkeypatch.setattr(lookout, "KILL_AFTER", 4)
+
+
+def stop(engine: mg.Engine) -> int:
+    pid = engine.coordinator_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_it_is_named_and_then_given_up(impatient: None, capsys: pytest.CaptureFixture[str]) -> None:
+    x = leaf()
+    with mg.Engine("process", cpu_workers=1) as engine:
+        check_usable()
+        pid = stop(engine)
+        with pytest.raises(CoordinatorLost) as caught:
+            mg.exp(x).sum().backward()
+        for words in (f"(pid {pid})", "stopped (SIGSTOP) for 0.08 s", "no .grad was changed"):
+            assert words in str(caught.value)
+        assert x.grad is None
+        check_usable()
+    notice = capsys.readouterr().err
+    assert notice.count("\n") == 1
+    assert f"(pid {pid}) has been stopped (SIGSTOP) for 0.04 s" in notice
+    assert f"kill -CONT {pid}" in notice
+
+
+def test_with_recover_all_the_backward_is_run_again(impatient: None) -> None:
+    with mg.Engine("local"):
+        undisturbed = gradient()
+    with mg.Engine("process", cpu_workers=1, recover="all") as engine:
+        check_usable()
+        pid = stop(engine)
+        assert gradient() == undisturbed
+        assert engine.statistics().recoveries == 1
+        assert engine.coordinator_pid != pid
+
+
+def test_a_query_does_not_wait_for_ever_either(impatient: None) -> None:
+    with mg.Engine("process", cpu_workers=1) as engine:
+        check_usable()
+        stop(engine)
+        assert engine.worker_pids() == []
+        check_usable()
+
+
+def test_a_long_task_is_none_of_its_business(impatient: None) -> None:
+    """A client that waits for long hears nothing, and a coordinator that sleeps is not stopped."""
+    watch = lookout.Lookout(mg.current_engine())  # type: ignore[arg-type]
+    watch._coordinator = type("Child", (), {"pid": os.getpid()})()  # no child of ours: not stopped
+    for _ in range(100):
+        watch.note_wait(has_come=False)
+
+
+GOES_ON = """
+import os, signal
+import mpgrad as mg
+from mpgrad.engine import lookout
+
+lookout.WAIT_MS = 20
+x = mg.ones(100, requires_grad=True)
+with mg.Engine("process", cpu_workers=1) as engine:
+    (x * 2).sum().backward()
+    pid = engine.coordinator_pid
+    print(pid, flush=True)
+    os.kill(pid, signal.SIGSTOP)
+    (x * 3).sum().backward()
+    print(x.grad.sum().item(), engine.coordinator_pid == pid)
+"""
+
+
+def test_one_that_goes_on_in_time_is_kept(
+    start_script: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    client = start_script(GOES_ON, stderr=subprocess.PIPE)
+    assert client.stdout is not None
+    assert client.stderr is not None
+    pid = int(client.stdout.readline())
+    notice = client.stderr.readline()  # it is waited for until somebody complains
+    assert b"kill -CONT %d" % pid in notice
+    os.kill(pid, signal.SIGCONT)
+    out, _ = client.communicate(timeout=20)
+    assert out == b"500.0 True\n"
