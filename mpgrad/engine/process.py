@@ -24,6 +24,7 @@ from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.autograd.shipping.decision import ShippedCode
+from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
 from mpgrad.engine.failure import cause_of
@@ -39,7 +40,8 @@ from mpgrad.engine.session import Session
 from mpgrad.engine.submission import Submission
 from mpgrad.errors import CoordinatorLost, EngineClosed, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block
-from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
+from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
+from mpgrad.scheduler.instructions import CompleteGraph, DispatchNodeTask, FailGraph
 from mpgrad.scheduler.plan import Plan
 from mpgrad.scheduler.plan_cache import PlanCache
 from mpgrad.wire.output import replay_warnings
@@ -325,8 +327,13 @@ class ProcessEngine:
             session.peer, graph, running.depth if running is not None else 0, client,
             workers=session.workers, blas_threads=self._blas_threads,
         )  # fmt: skip
+
+        def run_task(dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
+            with blas_limit(self._blas_threads):
+                return client.run(dispatch)
+
         try:
-            outcome = session.run(first, submission.rest(session.peer, graph), client.run)
+            outcome = session.run(first, submission.rest(session.peer, graph), run_task)
         except CoordinatorLost as lost:
             lost.has_run_user_code = client.has_begun
             raise

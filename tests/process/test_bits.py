@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import mpgrad as mg
 from mpgrad.scheduler import chunks, plan_cache
@@ -75,6 +76,40 @@ def test_a_graph_that_is_submitted_in_pieces(
     monkeypatch.setattr(chunks, "TASKS_PER_MESSAGE", 3)
     with mg.Engine("process", cpu_workers=2):
         assert differing(range(0, PROGRAMS, 10), serial) == []
+
+
+class Notes(mg.Function):
+    """Doubles in the client; its backward notes how many threads BLAS has."""
+
+    run_on = "client"
+    threads: ClassVar[list[int]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        Notes.threads += blas_threads()
+        return grad * 2
+
+
+def blas_threads() -> list[int]:
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize("mode", ["local", "process"])
+def test_user_code_in_the_client_has_the_workers_blas_threads(mode: str) -> None:
+    """39 of 48 products differed in their bits between ``local`` and ``process``."""
+    x = mg.ones(10, requires_grad=True)
+    with threadpool_limits(2, "blas"), mg.Engine(mode, cpu_workers=1):
+        Notes.threads.clear()
+        y = Notes.apply(x.exp())
+        y.register_hook(lambda grad: Notes.threads.extend(blas_threads()))
+        y.sum().backward()
+        assert len(Notes.threads) >= 2
+        assert set(Notes.threads) == {1}
+        assert set(blas_threads()) == {2}
 
 
 def test_a_seed_and_an_unused_leaf() -> None:
