@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.shipping.decision import Decision, ShippedCode, attributes_reason, decide
@@ -26,16 +27,21 @@ def where(node: Node, runs: bool, spec_on_client: bool) -> Where:
     if node.has_packed:
         return Where(True, "hooks unpack its saved tensors in the calling process")
     if isinstance(node, FunctionNode):
-        return _where_function(node)
+        return _where_function(node, False, {})
     if spec_on_client:
         return Where(True, "hooks run in the calling process")
     return Where(False, "an operator")
 
 
-def _where_function(node: FunctionNode, keep_graph: bool = False) -> Where:
+def _where_function(
+    node: FunctionNode, keep_graph: bool, decisions: dict[type[Function], Decision]
+) -> Where:
+    """``decisions`` keeps those of one walk, during which no user code can change anything."""
     if (keep_graph and node.ctx._clears_on_access) or node.ctx._was_accessed:
         return Where(True, "the next backward must find its saved tensors gone, which ctx keeps")
-    decision: Decision = decide(node.function)
+    decision = decisions.get(node.function)
+    if decision is None:
+        decision = decisions[node.function] = decide(node.function)
     if decision.run_on == "client":
         return Where(True, decision.reason)
     if node.function.run_on is None:
@@ -59,9 +65,10 @@ def place(
     """
     code: dict[int, ShippedCode] = {}
     moved: dict[int, Where] = {}
+    decisions: dict[type[Function], Decision] = {}
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
-            found = _where_function(node, frozen.keep_graph)
+            found = _where_function(node, frozen.keep_graph, decisions)
             if found.code is not None:
                 code[index] = found.code
             if found.on_client:
