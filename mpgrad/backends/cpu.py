@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
 
 LARGE_BYTES = cpu_choices.LARGE_BYTES
+#: Fewer pairs of elements than this cannot make a large result; the largest takes 16 bytes each.
+SMALL_PAIRS = LARGE_BYTES // 16
 
 #: Stands in a key of ``getitem`` where the next of ``indices`` belongs.
 INDEX = "index"
@@ -34,9 +36,11 @@ def _as_array(value: Any) -> Array:
 
 def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]:
     def apply(self: CpuBackend, a: Any, b: Any) -> Array:
-        out = self._binary_output(a, b, result)
-        if out is not None:
-            return ufunc(a, b, out=out)
+        # The result has at most as many elements as there are pairs.
+        if getattr(a, "size", 1) * getattr(b, "size", 1) >= SMALL_PAIRS:
+            out = self._binary_output(a, b, result)
+            if out is not None:
+                return ufunc(a, b, out=out)
         return _as_array(ufunc(a, b, order="C"))
 
     return apply

@@ -98,6 +98,9 @@ class Operator:
         self._wants = {key: _wanted(f) for key, f in derivatives.items()}
         if joint is not None:
             self._wants["joint"] = _wanted(joint)
+        self._formulas = {key: (f, self._wants[key]) for key, f in derivatives.items()}
+        #: Whether any asks for the gradients of all outputs, or for which inputs need one.
+        self._asks_for_all = any({"grads", "needs"} & {*names} for names in self._wants.values())
         #: All that any of the formulas asks forward for.
         self.wanted = frozenset[str]().union(*self._wants.values()) - _PASSED_BY_ENGINE
         self._sources: dict[tuple[bool, ...], tuple[Source, ...]] = {}
@@ -169,29 +172,36 @@ class Operator:
         Args:
             xp: the array namespace.
             grads: gradients of the differentiable outputs, all defined.
-            saved: by name, everything in :meth:`sources`, attributes included.
+            saved: by name, everything in :meth:`sources`, attributes included; what else formulas
+                may ask for is added to it.
             needs: for each input, whether its gradient is wanted.
         """
         conjugates = self.conjugates and grads[0].dtype.kind == "c"
         if conjugates:
             grads = [xp.conj(grad) for grad in grads]
-        offered = {**saved, "grad": grads[0], "grads": tuple(grads), "needs": tuple(needs)}
-        gradients: list[Any] = [None] * len(needs)
+        offered = saved
+        offered["grad"] = grads[0]
+        if self._asks_for_all:
+            offered["grads"], offered["needs"] = tuple(grads), tuple(needs)
         if self.joint is not None:
-            gradients = list(self._call("joint", self.joint, xp, offered))
+            gradients = list(self._call(self.joint, self._wants["joint"], xp, offered))
         else:
+            gradients = [None] * len(needs)
             for position, needed in enumerate(needs):
                 if needed:
                     name = self.input_name(position)
                     if self.variadic:
                         offered["index"] = position - (len(self.inputs) - 1)
-                    gradients[position] = self._call(name, self.derivatives[name], xp, offered)
+                    formula, wanted = self._formulas[name]
+                    gradients[position] = self._call(formula, wanted, xp, offered)
         if conjugates:
             return [None if grad is None else xp.conj(grad) for grad in gradients]
         return gradients
 
-    def _call(self, key: str, formula: Formula, xp: Any, offered: dict[str, Any]) -> Any:
-        operands = [offered[name] for name in self._wants[key]]
+    def _call(
+        self, formula: Formula, wanted: Sequence[str], xp: Any, offered: dict[str, Any]
+    ) -> Any:
+        operands = [offered[name] for name in wanted]
         return xp.blockwise(formula, *operands) if self.elementwise else formula(xp, *operands)
 
     def __repr__(self) -> str:

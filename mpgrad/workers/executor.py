@@ -64,7 +64,7 @@ class Step:
         self.name, self.apply = name, apply
         self.inputs, self.outputs = inputs, outputs
         self.routes, self.captures = routes, captures
-        self.needs = tuple(route is not None for route in routes)
+        self.needs = tuple([route is not None for route in routes])
         self.takes_undefined = takes_undefined
         self.release = release
         self.blamed = blamed
@@ -192,17 +192,23 @@ def _describe(step: Step) -> str:
     return f"{step.name}({inputs}) -> ({outputs})"
 
 
+def _completed(step: Step, values: list[Any], xp: Any) -> list[Any]:
+    """``values`` with zeros where nothing has flowed in."""
+    return [
+        xp.zeros(meta.shape, meta.dtype) if value is None else value
+        for value, meta in zip(values, step.inputs, strict=True)
+    ]
+
+
 def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:
     """The rule's validated results, all None where nothing is defined."""
-    missing = sum(value is None for value in values)
     if not step.takes_undefined:
-        if missing == len(values):
-            return [None] * len(step.routes)
-        if missing:
-            values = [
-                xp.zeros(meta.shape, meta.dtype) if value is None else value
-                for value, meta in zip(values, step.inputs, strict=True)
-            ]
+        for value in values:
+            if value is None:
+                if all(value is None for value in values):
+                    return [None] * len(step.routes)
+                values = _completed(step, values, xp)
+                break
     if placement is not None:
         placement.begin(step)
     results = step.apply(xp, values, step.needs)  # type: ignore[misc]
@@ -211,12 +217,12 @@ def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) 
             f"Function {step.name} returned an invalid number of gradients - expected "
             f"{len(step.routes)}, but got {len(results)}"
         )
-    grads = [
-        None
-        if result is None or expected is None
-        else validate_output(step.name, index, result, expected, xp)
-        for index, (result, expected) in enumerate(zip(results, step.outputs, strict=True))
-    ]
+    grads: list[Any] = []
+    for result, expected in zip(results, step.outputs, strict=True):
+        if result is None or expected is None:
+            grads.append(None)
+        else:
+            grads.append(validate_output(step.name, len(grads), result, expected, xp))
     if step.blamed is not None:
         refuse_nan(step.blamed, grads)
     if placement is not None:

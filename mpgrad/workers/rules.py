@@ -63,11 +63,9 @@ class Rules:
         )
 
     def _apply(self, rule: OperatorRule | FunctionRule | CaptureRule) -> Any:
-        if isinstance(rule, CaptureRule):
-            return None
-        if isinstance(rule, FunctionRule):
-            return self._function(rule)
-        return self._operator(rule)
+        if isinstance(rule, OperatorRule):
+            return self._operator(rule)
+        return self._function(rule) if isinstance(rule, FunctionRule) else None
 
     def _operator(self, rule: OperatorRule) -> Any:
         operator = find_operator(rule.operator)
@@ -76,8 +74,9 @@ class Rules:
             offered = _plain(rule.plain)
             for name, packed in rule.saved.items():
                 offered[name] = self._memory.open_packed(packed)
-            for name, entries in rule.several.items():
-                offered[name] = self._open_several(entries, offered.get(name))
+            if rule.several:
+                for name, entries in rule.several.items():
+                    offered[name] = self._open_several(entries, offered.get(name))
             return operator.backward(xp, grads, offered, needs)
 
         return apply

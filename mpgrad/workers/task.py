@@ -153,6 +153,8 @@ class Publication(Placement):
     def __init__(self, memory: WorkerMemory, dispatch: DispatchNodeTask) -> None:
         self._memory, self._dispatch = memory, dispatch
         self._blocks = dispatch.blocks
+        #: Small outputs need none: they travel inside the reply.
+        self._has_blocks = any(block is not None for block in dispatch.blocks)
         self._refs: list[GradientRef] = [None] * len(dispatch.blocks)
         #: Start address of each block whose content is final, so that it can be passed on again.
         self._final: dict[int, Block] = {
@@ -200,6 +202,8 @@ class Publication(Placement):
     # ------------------------------------------------------------------ results are born
 
     def begin(self, step: Step) -> None:
+        if not self._has_blocks:
+            return
         self._lent.clear()
         self._free.clear()
         if step.takes_undefined:
