@@ -22,6 +22,7 @@ DESCRIPTORS = 16_384
 
 def main(descriptor: int) -> None:
     """Run until the client closes the engine or dies."""
+    gc.disable()  # while it would only look through what has just been loaded
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup = receive_setup(descriptor, CoordinatorSetup)
     try:
@@ -42,6 +43,7 @@ def main(descriptor: int) -> None:
     # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
+    gc.enable()
     hub = setup.endpoint.hub(setup.listener)
     if setup.kill:
         hub = _doomed(hub, setup.kill)

@@ -1,6 +1,7 @@
 """Supervisor: starts worker processes, sees them die, and knows what each of them is called.
 
-It decides nothing about tasks; a death becomes a WorkerLost event for the core.
+It decides nothing about tasks; a death becomes a WorkerLost event for the core. The core's words
+are imported where they are needed: the first workers are started before anything else is loaded.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ import os
 import subprocess
 import time
 from collections import Counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpgrad.coordinator.burial import Burial
-from mpgrad.coordinator.watchdog import Sight
 from mpgrad.exits import is_stopped
-from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
 from mpgrad.shm.status_board import StatusBoard
-from mpgrad.wire.journal_keeper import words_about
 from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
+
+if TYPE_CHECKING:
+    from mpgrad.coordinator.watchdog import Sight
+    from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
 
 #: Workers that may die in a row before one is ready, by their own fault: the next ones would, too.
 FAILED_STARTS_MAX = 3
@@ -140,6 +142,8 @@ class Supervisor:
 
     def sight(self, peer: str) -> Sight:
         """What worker ``peer`` is doing right now."""
+        from mpgrad.coordinator.watchdog import Sight
+
         worker = self._by_peer[peer]
         running = self.board.read(worker.slot)
         return Sight(peer, _name(worker), running, is_stopped(worker.process.pid))
@@ -149,6 +153,9 @@ class Supervisor:
 
         A worker that was never ready is nobody's loss: its slot is started again a few times.
         """
+        from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
+        from mpgrad.wire.journal_keeper import words_about
+
         worker = self._by_pidfd.pop(pidfd)
         del self._by_peer[worker.peer]
         os.close(pidfd)

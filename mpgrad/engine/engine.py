@@ -1,37 +1,33 @@
-"""Engine: the user's door to the executor, and which engine is current."""
+"""Engine: the user's door to the executor, and which engine is current.
+
+What runs a backward (``engine.execution``) is loaded when one is run, or beside the start of the
+processes, which would otherwise have to wait for it.
+"""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from time import perf_counter
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from mpgrad import config
-from mpgrad.autograd import costs, engine_slot
-from mpgrad.autograd.freeze import FrozenGraph, freeze
-from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.autograd import engine_slot
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.engine.blas import blas_limit
-from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose
-from mpgrad.engine.idle_threads import let_idle_threads_sleep
-from mpgrad.engine.local import run_local
-from mpgrad.engine.placement import place
-from mpgrad.engine.process import ProcessEngine
-from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
 from mpgrad.errors import EngineClosed
-from mpgrad.scheduler.plan import plan
-from mpgrad.shm.arena import client_arena, default_limit_bytes
-from mpgrad.tensor import Tensor, gradient_edge
+from mpgrad.shm.arena import default_limit_bytes
+from mpgrad.tensor import Tensor
 
-#: From this size on a local backward of operators holds the garbage collector off.
-HELD_ABOVE_NODES = 1000
+if TYPE_CHECKING:
+    from mpgrad.autograd.freeze import FrozenGraph
+    from mpgrad.engine.execution import Execution
+    from mpgrad.engine.process import ProcessEngine
+    from mpgrad.engine.processes import CoordinatorProcess
+    from mpgrad.engine.statistics import EngineStatistics, Explanation
 
 _MODES = ("auto", "local", "process")
 
@@ -88,17 +84,18 @@ class Engine:
         )
         self.blas_threads = _count("blas_threads", blas_threads, 1, 1024)
         limit = default_limit_bytes() if shm_limit is None else shm_limit
-        self._shm_limit = _count("shm_limit", limit, limit, 1 << 50)
+        limit = _count("shm_limit", limit, limit, 1 << 50)
         if self.mode == "process" and sys.platform != "linux":
             raise RuntimeError(
                 f'Engine(mode="process") needs Linux; this is {sys.platform}. Use mode="local".'
             )
         journal = config.journal() if journal is None else journal
         _check_choice("journal", journal, config.JOURNAL_MODES)
-        self._journal = journal
-        self._process = self._new_process_engine()
-        self._local_count = 0
-        self._local_failed = 0
+        self._spawn = partial(
+            _spawn, self.cpu_workers, limit, blas_threads, journal, self.task_timeout
+        )
+        self._made: Execution | None = None
+        self._making = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
         _engines.add(self)
@@ -107,8 +104,8 @@ class Engine:
 
     def __enter__(self) -> Engine:
         self._check_open()
-        if self._effective_mode() == "process":
-            self._process.start()
+        if self._needs_processes():
+            self._start()
         _stack.append(self)
         return self
 
@@ -119,8 +116,8 @@ class Engine:
     def close(self) -> None:
         """End all processes. Tensors and ``.grad`` stay readable; a second call does nothing."""
         self._is_closed = True
-        if self._pid == os.getpid():
-            self._process.close()
+        if self._pid == os.getpid() and self._made is not None:
+            self._made.process.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -130,99 +127,63 @@ class Engine:
         if self._pid != os.getpid():
             self._restart_in_child()
 
-    def _new_process_engine(self) -> ProcessEngine:
-        return ProcessEngine(
-            self.cpu_workers,
-            self._shm_limit,
-            self.blas_threads,
-            recover=self.recover,
-            task_timeout_s=self.task_timeout,
-            journal=self._journal,
-        )
-
     def _restart_in_child(self) -> None:
         """After a fork the processes belong to the parent; the child starts its own when needed."""
-        self._process.abandon()
-        self._process = self._new_process_engine()
+        self._making = threading.Lock()  # another thread may have been inside
+        if self._made is not None:
+            self._made.start_anew_in_child()
         self._pid = os.getpid()
+
+    @property
+    def _execution(self) -> Execution:
+        """What runs backwards, made when it is first needed."""
+        if self._made is None:
+            with self._making:
+                if self._made is None:
+                    self._made = self._load()
+        return self._made
+
+    @collector_held()
+    def _load(self) -> Execution:
+        from mpgrad.engine.execution import Execution
+
+        return Execution(
+            self.mode, self.cpu_workers, self.blas_threads, self._spawn, recover=self.recover
+        )
+
+    @property
+    def _process(self) -> ProcessEngine:
+        return self._execution.process
+
+    def _needs_processes(self) -> bool:
+        return self.mode == "process" and sys.platform == "linux" and not engine_slot.is_local()
+
+    def _start(self) -> None:
+        """Start the processes if they are not running; what uses them is loaded meanwhile."""
+        spawned = self._spawn(config.kill()) if self._made is None else None
+        try:
+            process = self._process
+        except BaseException:
+            if spawned is not None:
+                spawned.discard()
+            raise
+        process.start(spawned)
 
     # ------------------------------------------------------------------ one backward
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph; see ``autograd.engine_slot``."""
         self._check_open()
-        choice = self._choose(frozen)
-        if config.debug():
-            _report(frozen, choice, self.cpu_workers)
-        if choice.mode == "process":
-            if self._effective_mode() == "process" or self._process.is_running:
-                with self._timed("process", frozen):
-                    return self._process.execute(frozen)
-            self._start_in_background()  # `auto` does not wait for it
-        with self._counted_locally(), self._timed("local", frozen):
-            if len(frozen.nodes) >= HELD_ABOVE_NODES and has_only_operators(frozen):
-                with collector_held():
-                    return run_local(frozen)
-            return run_local(frozen)
+        if self._made is None and self._needs_processes():
+            self._start()
+        return self._execution.execute(frozen)
 
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Run a frozen graph under ``create_graph``; see ``higher_order.recording``.
-
-        Operators run wherever the engine would run them. A graph with hooks or custom Functions
-        runs here: they get recorded tensors.
-        """
-        if has_only_operators(frozen):
-            watched = with_inputs_captured(frozen)
-            arrays = [array for array, _ in self.execute(watched)]
-            captured = dict(zip(watched.spec.captures, arrays, strict=True))
-            return record(frozen, seeds, captured)
+        """Run a frozen graph under ``create_graph``; see ``higher_order.recording``."""
         self._check_open()
-        with self._counted_locally():
-            return record(frozen, seeds)
-
-    @contextmanager
-    def _counted_locally(self) -> Iterator[None]:
-        """A backward of this process: with as many BLAS threads as a worker has."""
-        self._local_count += 1
-        try:
-            with blas_limit(self.blas_threads):
-                yield
-        except BaseException:
-            self._local_failed += 1
-            raise
-
-    def _effective_mode(self) -> str:
-        return "local" if engine_slot.is_local() or sys.platform != "linux" else self.mode
-
-    def _choose(self, frozen: FrozenGraph) -> Choice:
-        mode = self._effective_mode()
-        if mode != "auto":
-            return Choice(mode, f'Engine(mode="{self.mode}")')
-        choice = choose(frozen, self.cpu_workers, self._process.plan)
-        if choice.mode == "process" and frozen.may_recur:
-            graph = self._process.prepare(frozen)
-            return graph.experience.correct(choice, graph.plan.work_us)
-        return choice
-
-    @contextmanager
-    def _timed(self, mode: str, frozen: FrozenGraph) -> Iterator[None]:
-        """``auto`` remembers what a backward took, where one like it may come again."""
-        started = perf_counter()
-        yield
-        if self.mode == "auto" and frozen.may_recur:
-            took_us = (perf_counter() - started) * 1e6
-            if took_us >= WORTH_A_LOOK_US:
-                self._process.prepare(frozen).experience.note(mode, took_us)
-
-    def _start_in_background(self) -> None:
-        """Start the processes beside this and the next local backward."""
-        let_idle_threads_sleep()
-        if not any(thread.name == _starter_name(self) for thread in threading.enumerate()):
-            threading.Thread(
-                target=_start_quietly, args=(self._process,), name=_starter_name(self), daemon=True
-            ).start()
+        return self._execution.execute_recorded(frozen, seeds)
 
     # ------------------------------------------------------------------ questions
 
@@ -232,68 +193,26 @@ class Engine:
         Raises:
             RuntimeError: ``tensor`` does not require grad.
         """
-        if not tensor.requires_grad:
-            raise RuntimeError(
-                "element 0 of tensors does not require grad and does not have a grad_fn"
-            )
         self._check_open()
-        edges = [gradient_edge(tensor)]
-        frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return _explain(frozen, self._choose(frozen), self.cpu_workers)
+        return self._execution.explain(tensor)
 
     def statistics(self) -> EngineStatistics:
         """Counters and memory figures as of now."""
-        counters = self._process.counters
-        processes = self._process.processes()
-        arena = client_arena().statistics()
-        return EngineStatistics(
-            mode=self.mode,
-            backwards_local=self._local_count,
-            backwards_process=counters.backwards,
-            failed=counters.failed + self._local_failed,
-            tasks=dict(sorted(counters.tasks.items())),
-            handed_bytes=counters.handed_bytes,
-            copied_bytes=counters.copied_bytes,
-            recoveries=counters.recoveries,
-            restarts=processes.restarts if processes is not None else 0,
-            protocol_errors=counters.protocol_errors
-            + (processes.protocol_errors if processes is not None else 0),
-            client_arena=ArenaStatistics(
-                arena.used_bytes,
-                arena.idle_bytes,
-                arena.live_blocks,
-                arena.peak_bytes,
-                arena.limit_bytes,
-            ),
-            engine_arena=ArenaStatistics(*processes.arena) if processes is not None else None,
-        )
+        return self._execution.statistics()
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, by slot; empty while none runs."""
-        processes = self._process.processes()
+        processes = self._process.processes() if self._made is not None else None
         return [] if processes is None else list(processes.worker_pids)
 
     @property
     def coordinator_pid(self) -> int | None:
         """Process id of the coordinator; None while none runs."""
-        return self._process.coordinator_pid
+        return self._made.process.coordinator_pid if self._made is not None else None
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
         return f"<Engine mode={self.mode!r} cpu_workers={self.cpu_workers} {state}>"
-
-
-def _explain(frozen: FrozenGraph, choice: Choice, workers: int) -> Explanation:
-    placed, _ = place(frozen)
-    return explain(placed, plan(placed.spec, workers=workers), choice.mode, choice.reason)
-
-
-def _report(frozen: FrozenGraph, choice: Choice, workers: int) -> None:
-    """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
-    text = f"{choice.mode} ({choice.reason})"
-    if config.debug() >= 2:
-        text = str(_explain(frozen, choice, workers))
-    print(f"mpgrad: backward: {text}", file=sys.stderr)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -316,14 +235,21 @@ def _seconds(name: str, value: float | None) -> float | None:
     return value
 
 
-def _starter_name(engine: Engine) -> str:
-    return f"mpgrad-starter-{id(engine)}"
+def _spawn(
+    cpu_workers: int,
+    shm_limit: int,
+    blas_threads: int,
+    journal: str,
+    task_timeout_s: float | None,
+    kill: str,
+) -> CoordinatorProcess:
+    """A new coordinator; ``kill``: kill points, see ``mpgrad.kill_points``."""
+    with collector_held():
+        from mpgrad.engine.processes import CoordinatorProcess
 
-
-def _start_quietly(process: ProcessEngine) -> None:
-    # Whoever needs the processes starts them again and gets the error.
-    with contextlib.suppress(Exception):
-        process.start()
+        return CoordinatorProcess(
+            cpu_workers, shm_limit, blas_threads, journal, kill, task_timeout_s
+        )
 
 
 # ---------------------------------------------------------------------- the current engine

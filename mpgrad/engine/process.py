@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -73,21 +73,22 @@ class Counters:
 
 
 class ProcessEngine:
-    """Thread-safe: each calling thread borrows a session of its own."""
+    """Thread-safe: each calling thread borrows a session of its own.
+
+    Args:
+        cpu_workers, blas_threads, recover: as of ``Engine``.
+        spawn: starts a coordinator, given its kill points.
+    """
 
     def __init__(
         self,
         cpu_workers: int,
-        shm_limit: int,
         blas_threads: int,
+        spawn: Callable[[str], CoordinatorProcess],
         *,
-        recover: str = "worker",
-        task_timeout_s: float | None = None,
-        journal: str = "errors",
+        recover: str,
     ) -> None:
-        self._arguments = (cpu_workers, shm_limit, blas_threads, journal)
-        self._blas_threads = blas_threads
-        self._recover, self._task_timeout_s = recover, task_timeout_s
+        self._spawn, self._blas_threads, self._recover = spawn, blas_threads, recover
         self._has_started = False
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
@@ -111,22 +112,25 @@ class ProcessEngine:
     def coordinator_pid(self) -> int | None:
         return self._coordinator.pid if self._coordinator is not None else None
 
-    def start(self) -> None:
+    def start(self, spawned: CoordinatorProcess | None = None) -> None:
         """Start the processes if they are not running; returns when the workers are ready.
+
+        Args:
+            spawned: a coordinator that was started ahead.
 
         Raises:
             EngineClosed: the workers cannot be started; the message says why.
         """
         with self._lock:
             if self.is_running:
+                if spawned is not None:
+                    spawned.discard()
                 return
             self._end()
+            if spawned is None:
+                spawned = self._spawn("" if self._has_started else config.kill())
+            self._coordinator, self._has_started = spawned, True
             let_idle_threads_sleep()
-            kill = "" if self._has_started else config.kill()
-            self._coordinator = CoordinatorProcess(
-                *self._arguments, kill=kill, task_timeout_s=self._task_timeout_s
-            )
-            self._has_started = True
             try:
                 self._idle.append(self._open_session())
             except BaseException:

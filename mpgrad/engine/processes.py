@@ -7,7 +7,6 @@ import os
 import secrets
 import subprocess
 import sys
-from pathlib import Path
 
 from mpgrad import config
 from mpgrad.engine.descriptors import FOR_ENGINE, require_descriptors, require_hard_limit
@@ -18,7 +17,6 @@ from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
-from mpgrad.wire.journal_keeper import words_about
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, send_setup, spawn
 from mpgrad.wire.socket_directory import SocketDirectory
 
@@ -114,6 +112,9 @@ class CoordinatorProcess:
 
     def last_words(self) -> str:
         """Where it has written down what happened, if it has."""
+        # Here and not above, since this file is loaded before the coordinator can start.
+        from mpgrad.wire.journal_keeper import words_about
+
         words = words_about(self.journal, "coordinator", self.pid)
         return f" {words}" if words else ""
 
@@ -139,6 +140,11 @@ class CoordinatorProcess:
         self._directory.remove()
         return status
 
+    def discard(self) -> None:
+        """It is not needed after all."""
+        self.kill()
+        self.wait()
+
     def kill(self, why: str | None = None) -> None:
         """End it at once; the kernel ends its workers with it.
 
@@ -152,6 +158,6 @@ class CoordinatorProcess:
 
 def _python_path() -> str:
     """Lets the children find this very mpgrad; they take over ``sys.path`` themselves later."""
-    home = str(Path(__file__).parents[2])
+    home = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([home, inherited]) if inherited else home

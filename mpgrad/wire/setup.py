@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from mpgrad.errors import ProtocolError
 from mpgrad.wire.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 class JournalPlan(NamedTuple):
@@ -80,6 +82,8 @@ def spawn(
     Raises:
         OSError: the system allows no more processes or descriptors; nothing is left open.
     """
+    import subprocess  # here, since workers start nothing
+
     reader, writer = os.pipe()
     try:
         child = subprocess.Popen(

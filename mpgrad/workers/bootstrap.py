@@ -21,6 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(descriptor: int) -> None:
     """Run a worker until it is told to stop."""
+    gc.disable()  # importing makes no garbage, and each time there would be more to look through
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     setup = receive_setup(descriptor, WorkerSetup)
@@ -31,6 +32,7 @@ def main(descriptor: int) -> None:
 
     worker = _worker(setup, environment)
     gc.freeze()  # modules stay: the collector need not go through them in the middle of a task
+    gc.enable()
     try:
         worker.run()
     except Exception as error:

@@ -16,9 +16,9 @@ from mpgrad.autograd.functions.function_node import (
     SavedArray,
     run_function_backward,
 )
-from mpgrad.autograd.higher_order.backward_of import find_operator
 from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.shipping.decision import load
+from mpgrad.autograd.shipping.loading import load
+from mpgrad.ops.registry import OPERATORS, Operator
 from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
@@ -68,7 +68,7 @@ class Rules:
         return self._function(rule) if isinstance(rule, FunctionRule) else None
 
     def _operator(self, rule: OperatorRule) -> Any:
-        operator = find_operator(rule.operator)
+        operator = OPERATORS.get(rule.operator) or _derived(rule.operator)
 
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
             offered = _plain(rule.plain)
@@ -118,6 +118,14 @@ class Rules:
             scalar if packed is None else self._memory.open_packed(packed)
             for packed, scalar in zip(entries, scalars, strict=True)
         )
+
+
+def _derived(name: str) -> Operator:
+    """The derivative of an operator as an operator, for ``create_graph``."""
+    # Here and not above: most workers never need it, and it loads the whole engine.
+    from mpgrad.autograd.higher_order.backward_of import find_operator
+
+    return find_operator(name)
 
 
 def _plain(data: bytes) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import pytest
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.shipping import decision as shipping
-from mpgrad.autograd.shipping.decision import attributes_reason, decide, load
+from mpgrad.autograd.shipping.decision import attributes_reason, decide
+from mpgrad.autograd.shipping.loading import load
 from mpgrad.tensor import Tensor
 
 _numbers = itertools.count()
@@ -631,7 +632,7 @@ class TestTravelling:
         tools.unlink()
         worker = (
             "import sys, numpy as np\n"
-            "from mpgrad.autograd.shipping.decision import load\n"
+            "from mpgrad.autograd.shipping.loading import load\n"
             "from mpgrad.tensor import Tensor\n"
             "cls = load(sys.stdin.buffer.read())\n"
             "print(cls.backward(None, Tensor(np.ones(2))).tolist(), 'my_tools' in sys.modules)"

@@ -1,7 +1,7 @@
 """Where a custom Function's backward may run, and how its code reaches a worker.
 
 ``decide`` looks through the class once (see ``purity``) and afterwards only compares what was read
-with what is there now. ``load`` is the worker's side. Knows neither graphs nor processes.
+with what is there now. ``loading`` is the worker's side. Knows neither graphs nor processes.
 
 Code travels by value: a worker that imported the user's module could find another version of it
 than the one that ran forward. Only installed classes travel by import path.
@@ -96,18 +96,6 @@ def decide(cls: type[Function]) -> Decision:
     if entry.decision.run_on == "client":
         _notice(cls, entry.decision.reason)
     return entry.decision
-
-
-def load(blob: bytes) -> type[Function]:
-    """The Function class in ``blob``: a new class at each call, so keep it by its ``code_id``.
-
-    Raises:
-        TypeError: the blob holds something else.
-    """
-    cls = pickle.loads(blob)
-    if not (isinstance(cls, type) and issubclass(cls, Function)):
-        raise TypeError(f"shipped code holds {cls!r}, not a Function class")
-    return cls
 
 
 def attributes_reason(attributes: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ import site
 import sys
 import sysconfig
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 
@@ -97,7 +96,8 @@ def _installed_roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
-    roots.append(str(Path(__file__).resolve().parents[2]))
+    # Not pathlib: it would take as long to load as all of this folder.
+    roots.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../.."))
     return tuple(sorted({os.path.realpath(root) + os.sep for root in roots}))
 
 

@@ -1,0 +1,196 @@
+"""Execution: runs frozen graphs for one Engine, here or in its processes, and says where."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from mpgrad import config
+from mpgrad.autograd import costs, engine_slot
+from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.autograd.running.collector import collector_held
+from mpgrad.engine.blas import blas_limit
+from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose
+from mpgrad.engine.idle_threads import let_idle_threads_sleep
+from mpgrad.engine.local import run_local
+from mpgrad.engine.placement import place
+from mpgrad.engine.process import ProcessEngine
+from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
+from mpgrad.scheduler.plan import plan
+from mpgrad.shm.arena import client_arena
+from mpgrad.tensor import Tensor, gradient_edge
+
+if TYPE_CHECKING:
+    from mpgrad.engine.processes import CoordinatorProcess
+
+#: From this size on a local backward of operators holds the garbage collector off.
+HELD_ABOVE_NODES = 1000
+
+
+class Execution:
+    """What an Engine does its backwards with.
+
+    Args:
+        mode, cpu_workers, blas_threads, recover: as of ``Engine``.
+        spawn: starts a coordinator, given its kill points.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        cpu_workers: int,
+        blas_threads: int,
+        spawn: Callable[[str], CoordinatorProcess],
+        *,
+        recover: str,
+    ) -> None:
+        self._mode, self._cpu_workers, self._blas_threads = mode, cpu_workers, blas_threads
+        self._new_process = lambda: ProcessEngine(cpu_workers, blas_threads, spawn, recover=recover)
+        self.process = self._new_process()
+        self._local_count = self._local_failed = 0
+
+    def start_anew_in_child(self) -> None:
+        """After a fork: the processes belong to the parent."""
+        self.process.abandon()
+        self.process = self._new_process()
+
+    # ------------------------------------------------------------------ one backward
+
+    def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+        """Run a frozen graph; see ``autograd.engine_slot``."""
+        choice = self._choose(frozen)
+        if config.debug():
+            _report(frozen, choice, self._cpu_workers)
+        if choice.mode == "process":
+            if self._effective_mode() == "process" or self.process.is_running:
+                with self._timed("process", frozen):
+                    return self.process.execute(frozen)
+            self._start_in_background()  # `auto` does not wait for it
+        with self._counted_locally(), self._timed("local", frozen):
+            if len(frozen.nodes) >= HELD_ABOVE_NODES and has_only_operators(frozen):
+                with collector_held():
+                    return run_local(frozen)
+            return run_local(frozen)
+
+    def execute_recorded(
+        self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Run a frozen graph under ``create_graph``; see ``higher_order.recording``.
+
+        Operators run wherever the engine would run them. A graph with hooks or custom Functions
+        runs here: they get recorded tensors.
+        """
+        if has_only_operators(frozen):
+            watched = with_inputs_captured(frozen)
+            arrays = [array for array, _ in self.execute(watched)]
+            captured = dict(zip(watched.spec.captures, arrays, strict=True))
+            return record(frozen, seeds, captured)
+        with self._counted_locally():
+            return record(frozen, seeds)
+
+    @contextmanager
+    def _counted_locally(self) -> Iterator[None]:
+        """A backward of this process: with as many BLAS threads as a worker has."""
+        self._local_count += 1
+        try:
+            with blas_limit(self._blas_threads):
+                yield
+        except BaseException:
+            self._local_failed += 1
+            raise
+
+    def _effective_mode(self) -> str:
+        return "local" if engine_slot.is_local() or sys.platform != "linux" else self._mode
+
+    def _choose(self, frozen: FrozenGraph) -> Choice:
+        mode = self._effective_mode()
+        if mode != "auto":
+            return Choice(mode, f'Engine(mode="{self._mode}")')
+        choice = choose(frozen, self._cpu_workers, self.process.plan)
+        if choice.mode == "process" and frozen.may_recur:
+            graph = self.process.prepare(frozen)
+            return graph.experience.correct(choice, graph.plan.work_us)
+        return choice
+
+    @contextmanager
+    def _timed(self, mode: str, frozen: FrozenGraph) -> Iterator[None]:
+        """``auto`` remembers what a backward took, where one like it may come again."""
+        started = perf_counter()
+        yield
+        if self._mode == "auto" and frozen.may_recur:
+            took_us = (perf_counter() - started) * 1e6
+            if took_us >= WORTH_A_LOOK_US:
+                self.process.prepare(frozen).experience.note(mode, took_us)
+
+    def _start_in_background(self) -> None:
+        """Start the processes beside this and the next local backward."""
+        let_idle_threads_sleep()
+        name = f"mpgrad-starter-{id(self)}"
+        if not any(thread.name == name for thread in threading.enumerate()):
+            threading.Thread(
+                target=_start_quietly, args=(self.process,), name=name, daemon=True
+            ).start()
+
+    # ------------------------------------------------------------------ questions
+
+    def explain(self, tensor: Tensor) -> Explanation:
+        """See ``Engine.explain``."""
+        if not tensor.requires_grad:
+            raise RuntimeError(
+                "element 0 of tensors does not require grad and does not have a grad_fn"
+            )
+        edges = [gradient_edge(tensor)]
+        frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
+        return _explain(frozen, self._choose(frozen), self._cpu_workers)
+
+    def statistics(self) -> EngineStatistics:
+        """See ``Engine.statistics``."""
+        counters = self.process.counters
+        processes = self.process.processes()
+        arena = client_arena().statistics()
+        return EngineStatistics(
+            mode=self._mode,
+            backwards_local=self._local_count,
+            backwards_process=counters.backwards,
+            failed=counters.failed + self._local_failed,
+            tasks=dict(sorted(counters.tasks.items())),
+            handed_bytes=counters.handed_bytes,
+            copied_bytes=counters.copied_bytes,
+            recoveries=counters.recoveries,
+            restarts=processes.restarts if processes is not None else 0,
+            protocol_errors=counters.protocol_errors
+            + (processes.protocol_errors if processes is not None else 0),
+            client_arena=ArenaStatistics(
+                arena.used_bytes,
+                arena.idle_bytes,
+                arena.live_blocks,
+                arena.peak_bytes,
+                arena.limit_bytes,
+            ),
+            engine_arena=ArenaStatistics(*processes.arena) if processes is not None else None,
+        )
+
+
+def _explain(frozen: FrozenGraph, choice: Choice, workers: int) -> Explanation:
+    placed, _ = place(frozen)
+    return explain(placed, plan(placed.spec, workers=workers), choice.mode, choice.reason)
+
+
+def _report(frozen: FrozenGraph, choice: Choice, workers: int) -> None:
+    """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
+    text = f"{choice.mode} ({choice.reason})"
+    if config.debug() >= 2:
+        text = str(_explain(frozen, choice, workers))
+    print(f"mpgrad: backward: {text}", file=sys.stderr)
+
+
+def _start_quietly(process: ProcessEngine) -> None:
+    # Whoever needs the processes starts them again and gets the error.
+    with contextlib.suppress(Exception):
+        process.start()
