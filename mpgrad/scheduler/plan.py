@@ -15,11 +15,12 @@ from typing import NamedTuple, TypeAlias
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.bundling import bundle
+from mpgrad.scheduler.critical_path import Paths, find_paths
 from mpgrad.scheduler.fusion import MESSAGE_US, group
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
-from mpgrad.scheduler.progress import Publisher
+from mpgrad.scheduler.progress import Wired, publish_early
 from mpgrad.scheduler.split import has_branches_for, split
-from mpgrad.scheduler.wide_sums import Piece, WideSum, piece_us, width_for
+from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
 #: Tasks expected to be shorter than this are handed out and answered several at a time.
 SHORT_TASK_US = 150.0
@@ -149,17 +150,16 @@ def _plan(
     """
     wiring = _Wiring(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
-    waits = [sum(places) for places in wiring.places]
-    seeded = Counter([task for task, _, _ in wiring.seeds])
-    publisher = Publisher(spec.nodes, costs, waits, seeded, workers)
-    leaves_us = [
-        [costs[at]] * len(outputs)
-        if spec.nodes[groups[at][0]].on_client or workers < 2
-        else publisher.visit(at, wiring.members[at], outputs)
-        for at, outputs in enumerate(wiring.outputs)
-    ]
+    wired = Wired(
+        costs,
+        wiring.members,
+        wiring.outputs,
+        [sum(places) for places in wiring.places],
+        Counter([task for task, _, _ in wiring.seeds]),
+    )
+    leaves_us = publish_early(spec.nodes, wired, workers)
     wide = wiring.split_wide_sums()
-    paths = _critical_paths(costs, wiring.outputs, leaves_us, wide)
+    paths = find_paths(costs, wiring.outputs, leaves_us, wide)
     tasks = _task_specs(spec, groups, wiring, costs, paths)
     tasks += [
         _piece_spec(tasks[consumer].position, piece, nbytes, paths, len(groups) + number)
@@ -209,7 +209,7 @@ def _task_specs(
     groups: list[list[int]],
     wiring: _Wiring,
     costs: list[float],
-    paths: _Paths,
+    paths: Paths,
 ) -> list[NodeTaskSpec]:
     position = {node: at for at, node in enumerate(spec.order)}
     client_tasks = [g for g, nodes in enumerate(groups) if spec.nodes[nodes[0]].on_client]
@@ -236,7 +236,7 @@ def _task_specs(
     ]
 
 
-def _piece_spec(position: int, piece: Piece, nbytes: int, paths: _Paths, task: int) -> NodeTaskSpec:
+def _piece_spec(position: int, piece: Piece, nbytes: int, paths: Paths, task: int) -> NodeTaskSpec:
     """The task of one piece of a wide sum."""
     return NodeTaskSpec(
         on_client=False,
@@ -376,45 +376,3 @@ class _Wiring:
             else:
                 routes.append(self._leaves(group, target, self._contribution(target)))
         self.members[group].append(Member(node, tuple(routes), captured))
-
-
-class _Paths(NamedTuple):
-    """For each task the longest path from its beginning, and from its end, in microseconds."""
-
-    longest: list[float]
-    behind: list[float]
-
-
-def _critical_paths(
-    costs: list[float],
-    outputs: list[list[OutputSpec]],
-    leaves_us: list[list[float]],
-    wide: list[tuple[int, int, Piece]],
-) -> _Paths:
-    """The longest paths, of the groups and then of the pieces of wide sums.
-
-    Pieces are added one after another: what flows into the first of them is the most urgent.
-
-    Args:
-        costs: of each group.
-        outputs: of each group.
-        leaves_us: for each output, how long its group has run when others get it.
-        wide: of each piece the consumer, the bytes of the sum, and itself.
-    """
-    longest, behind = [*costs, *(0.0 for _ in wide)], [0.0] * (len(costs) + len(wide))
-    pieces_of: dict[int, list[int]] = {}
-    for number, (consumer, _, _) in enumerate(wide):
-        pieces_of.setdefault(consumer, []).append(number)
-    # Groups are numbered in a topological order: consumers come later.
-    for at in range(len(costs) - 1, -1, -1):
-        for output, left_us in zip(outputs[at], leaves_us[at], strict=True):
-            if output.task != CAPTURE:
-                longest[at] = max(longest[at], left_us + longest[output.task])
-                if left_us >= costs[at]:
-                    behind[at] = max(behind[at], longest[output.task])
-        for number in reversed(pieces_of.get(at, ())):
-            _, nbytes, piece = wide[number]
-            index = len(costs) + number
-            behind[index] = longest[piece.consumer[0]]
-            longest[index] = behind[index] + piece_us(piece, nbytes)
-    return _Paths(longest, behind)

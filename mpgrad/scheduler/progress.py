@@ -1,9 +1,10 @@
-"""Publisher: which outputs of a long task others get before it ends.
+"""publish_early(): which outputs of a long task others get before it ends.
 
 A chain of layers is one task on one worker; what runs beside it (the weight gradients of each
 layer) needs only the gradients that the chain has come to so far. So the worker publishes them on
 its way (NodeTaskProgress) and goes on without waiting for anybody. To publish costs the worker a
-message, so it does so only before a Node that takes longer than that.
+message, so it does so only before a Node that takes longer than that, and only if something can
+begin then, or is more urgent than the rest of the task.
 
 A chain of cheap Nodes that begins a branch at each of them (a sum of many experts) has no such
 Node. While workers have nothing yet, it publishes all the same, as soon as that lets one begin.
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from mpgrad.scheduler.critical_path import find_paths
 from mpgrad.scheduler.fusion import PUBLISH_BEFORE_US
 from mpgrad.scheduler.graph_spec import NodeSpec
 
@@ -28,70 +30,99 @@ if TYPE_CHECKING:
 PUBLISH_EVERY_US = 50.0
 
 
-class Publisher:
+class Wired(NamedTuple):
+    """The tasks of a plan, in a topological order; one entry each."""
+
+    costs: list[float]
+    members: list[list[Member]]
+    outputs: list[list[OutputSpec]]
+    #: How many contributions each waits for, and how many of these are seeds.
+    waits: list[int]
+    seeded: Counter[int]
+
+
+def publish_early(nodes: Sequence[NodeSpec], wired: Wired, workers: int) -> list[list[float]]:
+    """Mark those members before which the outputs so far are published.
+
+    Returns:
+        For each output of each task how long the task has run when others get it.
+    """
+    at_end = [
+        [cost] * len(outputs) for cost, outputs in zip(wired.costs, wired.outputs, strict=True)
+    ]
+    if workers < 2:
+        return at_end
+    publisher = _Publisher(nodes, wired, find_paths(wired.costs, wired.outputs, at_end).longest)
+    publisher.idle = workers - sum(
+        [wired.waits[task] == count for task, count in wired.seeded.items()]
+    )
+    return [
+        left_us if nodes[members[0].node].on_client else publisher.visit(task, members, left_us)
+        for task, (members, left_us) in enumerate(zip(wired.members, at_end, strict=True))
+    ]
+
+
+class _Publisher:
     """Visits the tasks in a topological order.
 
-    Args:
-        nodes: of the graph.
-        costs: of each task.
-        waits: of each task, how many contributions it waits for.
-        seeded: of each task, how many of them are seeds.
-        workers: how many there are.
+    Attributes:
+        idle: how many workers have nothing to do after the tasks visited so far.
     """
 
     def __init__(
-        self,
-        nodes: Sequence[NodeSpec],
-        costs: Sequence[float],
-        waits: Sequence[int],
-        seeded: Counter[int],
-        workers: int,
+        self, nodes: Sequence[NodeSpec], wired: Wired, longest_us: Sequence[float]
     ) -> None:
-        self._nodes, self._costs, self._waits = nodes, costs, waits
-        #: How many workers have nothing to do after the tasks visited so far.
-        self._idle = workers - sum(
-            [waits[task] == count for task, count in seeded.items() if waits[task]]
-        )
+        self._nodes, self._wired, self._longest_us = nodes, wired, longest_us
+        self.idle = 0
 
-    def visit(self, task: int, members: list[Member], outputs: Sequence[OutputSpec]) -> list[float]:
-        """Mark those of a task's members before which its outputs so far are published.
-
-        Returns:
-            For each output how long the task has run when others get it.
-        """
-        leaves_us = [self._costs[task]] * len(outputs)
-        if all(output.task < 0 for output in outputs):
-            return leaves_us
-        starts = self._starts(outputs) if self._idle > 0 else set()
+    def visit(self, task: int, members: list[Member], left_us: list[float]) -> list[float]:
+        """Mark members of ``task``; changes ``left_us``, when its outputs leave it, in place."""
+        outputs = self._wired.outputs[task]
+        complete = _completing(outputs)
+        if not complete:
+            return left_us
+        starts = {at for at, count in complete.items() if self._starts(outputs[at].task, count)}
         ran_us = told_us = 0.0
         waiting: list[int] = []  # have left the task, and others wait for them
         for at, member in enumerate(members):
             node_us = self._nodes[member.node].cost_us
             waiting += [output for _, output in member.captures if outputs[output].task >= 0]
-            is_due = ran_us - told_us >= PUBLISH_EVERY_US and self._idle > 0
-            if waiting and (
-                node_us >= PUBLISH_BEFORE_US or (is_due and not starts.isdisjoint(waiting))
-            ):
+            useful = starts.intersection(waiting)
+            rest_us = self._wired.costs[task] - ran_us
+            if node_us >= PUBLISH_BEFORE_US:
+                is_due = bool(useful) or any(
+                    output in complete and self._longest_us[outputs[output].task] > rest_us
+                    for output in waiting
+                )
+            else:
+                is_due = bool(useful) and self.idle > 0
+                is_due = is_due and min(ran_us - told_us, rest_us) >= PUBLISH_EVERY_US
+            if is_due:
                 members[at] = member._replace(publishes=True)
                 for output in waiting:
-                    leaves_us[output] = ran_us
-                self._idle -= len(starts.intersection(waiting))
+                    left_us[output] = ran_us
+                self.idle -= len(useful)
                 waiting.clear()
                 told_us = ran_us
             waiting += [
                 route for route in member.routes if type(route) is int and outputs[route].task >= 0
             ]
             ran_us += node_us
-        self._idle -= len(starts.intersection(waiting))
-        return leaves_us
+        self.idle -= len(starts.intersection(waiting))
+        return left_us
 
-    def _starts(self, outputs: Sequence[OutputSpec]) -> set[int]:
-        """The outputs with which a task worth a message has all that it waits for."""
-        arrived: Counter[int] = Counter()
-        found = set()
-        for number, (_, task, _, _) in enumerate(outputs):
-            if task >= 0 and self._costs[task] >= PUBLISH_BEFORE_US:
-                arrived[task] += 1
-                if arrived[task] == self._waits[task]:
-                    found.add(number)
-        return found
+    def _starts(self, consumer: int, count: int) -> bool:
+        """Whether ``consumer`` waits for so many contributions only, and is worth a message."""
+        wired = self._wired
+        return wired.waits[consumer] == count and wired.costs[consumer] >= PUBLISH_BEFORE_US
+
+
+def _completing(outputs: Sequence[OutputSpec]) -> dict[int, int]:
+    """The last output for each consumer, with how many there are: what comes before is no use."""
+    latest: dict[int, int] = {}
+    counts: Counter[int] = Counter()
+    for number, (_, consumer, _, _) in enumerate(outputs):
+        if consumer >= 0:
+            latest[consumer] = number
+            counts[consumer] += 1
+    return {number: counts[consumer] for consumer, number in latest.items()}

@@ -9,10 +9,10 @@ from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.fusion import PUBLISH_BEFORE_US
-from mpgrad.scheduler.graph_spec import GraphSpec, serial_order
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, plan
 from tests.scheduler.test_coordinator_state import CLIENT, KIB, Core, kinds, task, to
-from tests.scheduler.test_plan import graph, node
+from tests.scheduler.test_plan import graph, groups, node
 from tests.scheduler.test_split import layers
 
 FIRST, SECOND = "w0.1", "w1.1"
@@ -186,6 +186,32 @@ def test_nothing_is_published_where_the_workers_have_work_from_the_start() -> No
     seeds = tuple((at * size, 0) for at in range(count))
     planned = plan(GraphSpec(nodes, seeds, (), serial_order(nodes, seeds)), workers=count)
     assert not any(task.publications for task in planned.tasks)
+
+
+def sides(join_us: float) -> GraphSpec:
+    """Two tasks; each gives something to a join, then has 1 ms to do that nobody waits for."""
+    heads = (node(3, 5), node(4, 5))
+    rest = (node(cost=1000.0), node(cost=1000.0), node(cost=join_us), node(cost=6000.0))
+    return graph(node(1, 2, 6), *heads, *rest)
+
+
+@pytest.mark.parametrize(("join_us", "publishes"), [(1500.0, 1), (500.0, 0)])
+def test_what_several_tasks_give_is_published_where_it_is_urgent(
+    join_us: float, publishes: int
+) -> None:
+    """Nobody knows who gives last; so it counts whether more follows than is left of the task."""
+    planned = plan(sides(join_us), workers=4)
+    assert groups(planned) == [[0], [1, 3], [2, 4], [6], [5]]
+    assert [task.publications for task in planned.tasks] == [0, publishes, publishes, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("link", "publishes"), [(node(2, cost=500.0), 1), (node(2, 3, cost=500.0), 0)]
+)
+def test_half_of_what_a_task_waits_for_is_no_use_to_it(link: NodeSpec, publishes: int) -> None:
+    planned = plan(graph(node(1, 3, cost=500.0), link, node(), node(cost=300.0)), workers=2)
+    assert groups(planned) == [[0, 1, 2], [3]]
+    assert [task.publications for task in planned.tasks] == [publishes, 0]
 
 
 def test_results_of_the_caller_are_not_waited_for() -> None:

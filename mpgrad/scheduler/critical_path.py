@@ -1,0 +1,55 @@
+"""find_paths(): the longest path behind each task, which says what is urgent.
+
+Rules of this file: pure tables, as in ``graph_spec``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from mpgrad.scheduler.wide_sums import Piece, piece_us
+
+if TYPE_CHECKING:
+    from mpgrad.scheduler.plan import OutputSpec
+
+
+class Paths(NamedTuple):
+    """For each task the longest path from its beginning, and from its end, in microseconds."""
+
+    longest: list[float]
+    behind: list[float]
+
+
+def find_paths(
+    costs: Sequence[float],
+    outputs: Sequence[Sequence[OutputSpec]],
+    leaves_us: Sequence[Sequence[float]],
+    wide: Sequence[tuple[int, int, Piece]] = (),
+) -> Paths:
+    """The longest paths, of the groups and then of the pieces of wide sums.
+
+    Pieces are added one after another: what flows into the first of them is the most urgent.
+
+    Args:
+        costs: of each group; groups are numbered in a topological order.
+        outputs: of each group.
+        leaves_us: for each output, how long its group has run when others get it.
+        wide: of each piece the consumer, the bytes of the sum, and itself.
+    """
+    longest, behind = [*costs, *(0.0 for _ in wide)], [0.0] * (len(costs) + len(wide))
+    pieces_of: dict[int, list[int]] = {}
+    for number, (consumer, _, _) in enumerate(wide):
+        pieces_of.setdefault(consumer, []).append(number)
+    for at in range(len(costs) - 1, -1, -1):
+        for output, left_us in zip(outputs[at], leaves_us[at], strict=True):
+            if output.task >= 0:
+                longest[at] = max(longest[at], left_us + longest[output.task])
+                if left_us >= costs[at]:
+                    behind[at] = max(behind[at], longest[output.task])
+        for number in reversed(pieces_of.get(at, ())):
+            _, nbytes, piece = wide[number]
+            index = len(costs) + number
+            behind[index] = longest[piece.consumer[0]]
+            longest[index] = behind[index] + piece_us(piece, nbytes)
+    return Paths(longest, behind)
