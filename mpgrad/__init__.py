@@ -28,7 +28,7 @@ __version__ = "0.1.0"
 #: Public names by the module that defines them.
 _NAMES_OF = {
     "mpgrad.tensor": "Tensor",
-    "mpgrad.device": "Device",
+    "mpgrad.device": "Device device",
     "mpgrad.dtypes": (
         "float16 half float32 float float64 double complex64 cfloat complex128 cdouble "
         "uint8 int8 int16 short int32 int int64 long bool"

@@ -21,6 +21,7 @@ from mpgrad.autograd.grad_mode import is_inference_mode_enabled as is_inference_
 from mpgrad.autograd.grad_mode import no_grad as no_grad
 from mpgrad.autograd.grad_mode import set_grad_enabled as set_grad_enabled
 from mpgrad.device import Device as Device
+from mpgrad.device import device as device
 from mpgrad.dtypes import bool as bool
 from mpgrad.dtypes import cdouble as cdouble
 from mpgrad.dtypes import cfloat as cfloat

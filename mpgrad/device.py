@@ -5,16 +5,44 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Device(NamedTuple):
+class _Fields(NamedTuple):
+    type: str
+    index: int | None = None  # type: ignore[assignment]  # hides tuple.index, as intended
+
+
+#: One object for each device, so that ``is`` tells whether it is the CPU.
+_known: dict[tuple[str, int | None], Device] = {}
+
+
+class Device(_Fields):
     """Where a tensor's bytes lie; a tuple, because it is hashed with every cost that is looked up.
+
+    ``Device("cuda:1")`` and ``Device("cuda", 1)`` are the same.
 
     Attributes:
         type: "cpu" or "cuda".
-        index: which one of that type; None means the only one.
+        index: which GPU; None means the thread's current one, or the CPU.
+
+    Raises:
+        RuntimeError: it is none that mpgrad knows.
     """
 
-    type: str
-    index: int | None = None  # type: ignore[assignment]  # hides tuple.index, as intended
+    __slots__ = ()
+
+    def __new__(cls, type: str, index: int | None = None) -> Device:
+        kind, colon, number = str(type).partition(":")
+        if kind not in ("cpu", "cuda") or (colon and (index is not None or not number.isdigit())):
+            raise RuntimeError(
+                f"Expected one of cpu, cuda device type at start of device string: {type!r}"
+            )
+        if kind == "cpu":
+            index = None
+        elif number:
+            index = int(number)
+        known = _known.get((kind, index))
+        if known is None:
+            known = _known[kind, index] = super().__new__(cls, kind, index)
+        return known
 
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"
@@ -25,6 +53,9 @@ class Device(NamedTuple):
         )
 
 
+#: PyTorch's name.
+device = Device
+
 CPU = Device("cpu")
 
 
@@ -34,15 +65,6 @@ def as_device(device: Device | str | None) -> Device:
     Raises:
         RuntimeError: the name is not a device that mpgrad knows.
     """
-    if device is None or str(device) == "cpu":
+    if device is None:
         return CPU
-    if isinstance(device, Device):
-        return device
-    kind, _, index = str(device).partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise RuntimeError(
-            f"Expected one of cpu, cuda device type at start of device string: {device!r}"
-        )
-    if kind == "cpu":
-        return CPU
-    return Device("cuda", int(index) if index else 0)
+    return device if isinstance(device, Device) else Device(device)

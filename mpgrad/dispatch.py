@@ -7,8 +7,10 @@ plain Python scalars; attributes are hashable values without arrays.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.modes.operator_mode import MODES
@@ -18,7 +20,9 @@ from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_a
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.autograd.views.view import share_memory
 from mpgrad.backends.cpu import CpuBackend
-from mpgrad.ops.registry import Operator, Source, when_registered
+from mpgrad.device import CPU, Device
+from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, first_gpu, is_current, moved, on
+from mpgrad.ops.registry import OPERATORS, Operator, Source, when_registered
 from mpgrad.storage import empty
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
@@ -96,14 +100,25 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
 
     Returns:
         A Tensor, or a tuple of them if forward returned a tuple.
+
+    Raises:
+        RuntimeError: the inputs lie on several devices.
     """
+    xp: Any = cpu
+    if CUDA.in_use:
+        device = device_of_inputs(operator, inputs)
+        if device is not CPU:
+            if not is_current(device):
+                with on(device):
+                    return call(operator, *inputs, **attributes)
+            xp, inputs = cuda_namespace(), tuple(on_device_of(operator, inputs, device))
     arrays = [value._array if isinstance(value, Tensor) else value for value in inputs]
     watched = MODES.entered
     if watched:
-        run = functools.partial(operator.forward, cpu, *arrays, **attributes)
+        run = functools.partial(operator.forward, xp, *arrays, **attributes)
         raw = MODES.forward(operator, inputs, attributes, run)
     else:
-        raw = operator.forward(cpu, *arrays, **attributes)
+        raw = operator.forward(xp, *arrays, **attributes)
     several = isinstance(raw, tuple)
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     if operator.view is not None:
@@ -115,6 +130,79 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
         if True in needs:
             record_call(operator, inputs, outputs, needs, attributes)
     return tuple(outputs) if several else outputs[0]
+
+
+def device_of_inputs(operator: Operator, inputs: Sequence[Any]) -> Device:
+    """Where ``operator`` runs: on the only GPU of its inputs; the CPU if there is none.
+
+    Raises:
+        RuntimeError: they lie on several devices. What may lie on the CPU beside inputs on a GPU
+            is a tensor without dimensions, and an index.
+    """
+    devices = [device_of(value._array) for value in inputs if isinstance(value, Tensor)]
+    found = next((device for device in devices if device is not CPU), CPU)
+    for value in inputs:
+        if found is CPU or not isinstance(value, Tensor):
+            continue
+        other = device_of(value._array)
+        if other != found and not (
+            other is CPU and (value._array.ndim == 0 or _is_index(operator, value))
+        ):
+            error = RuntimeError(_several_devices(found, other))
+            error.add_note(f"in {operator.name}()")
+            raise error
+    return found
+
+
+def _is_index(operator: Operator, value: Tensor) -> bool:
+    return "key" in operator.attributes and value._array.dtype.kind in "bui"
+
+
+def on_device_of(operator: Operator, inputs: Sequence[Any], device: Device) -> list[Any]:
+    """``inputs`` with those that lie on the CPU moved to ``device``, recorded where they can be."""
+    gathered = []
+    for value in inputs:
+        if isinstance(value, Tensor) and device_of(value._array) is CPU:
+            if value._array.dtype.kind in "fc":
+                value = call(OPERATORS["to_device"], value, device=str(device))
+            else:
+                value = Tensor(moved(value._array, device))
+        gathered.append(value)
+    return gathered
+
+
+def namespace_for(array: Any) -> Any:
+    """The array namespace for ``array``, whose device must be the current one."""
+    return cpu if device_of(array) is CPU else cuda_namespace()
+
+
+def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
+    """``compute(xp, *arrays)`` of the arrays of ``values`` as a Tensor without history.
+
+    Raises:
+        RuntimeError: the values lie on several devices.
+    """
+    arrays = [value._array if isinstance(value, Tensor) else value for value in values]
+    if CUDA.in_use:
+        device = first_gpu(value._array for value in values if isinstance(value, Tensor))
+        if device is not CPU:
+            with on(device):
+                return Tensor(compute(cuda_namespace(), *_gathered(arrays, device)))
+    return Tensor(np.asarray(compute(cpu, *arrays)))
+
+
+def _gathered(arrays: Sequence[Any], device: Device) -> list[Any]:
+    for array in arrays:
+        if hasattr(array, "ndim") and array.ndim and device_of(array) != device:
+            raise RuntimeError(_several_devices(device, device_of(array)))
+    return [moved(array, device) if hasattr(array, "ndim") else array for array in arrays]
+
+
+def _several_devices(one: Device, other: Device) -> str:
+    return (
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{one} and {other}! Move them to one of both with .to(device)."
+    )
 
 
 def wanted_gradients(operator: Operator, inputs: Sequence[Any]) -> list[bool]:
@@ -211,5 +299,7 @@ def _describe(value: Any, what: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_describe(v, what) for v in value)
     if isinstance(value, Tensor):
+        if what == "device":
+            return str(value.device)
         return value.shape if what == "shape" else value.dtype
     return () if what == "shape" else None

@@ -1,11 +1,12 @@
 """Where the client's arrays are born: in its shared arena where that pays, else on the heap.
 
 An array that lies in the arena is handed to a worker as an offset; any other is copied at each
-hand-over. Knows arenas, not tensors.
+hand-over. An array of a GPU is born in the memory of the CUDA driver. Knows arenas, not tensors.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad import device_arrays
 from mpgrad.backends.cpu import LARGE_BYTES
+from mpgrad.device import CPU, Device
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.lease import Lease
 
@@ -71,12 +74,14 @@ class _InferenceVersion(VersionCounter):
 INFERENCE = _InferenceVersion()
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     """An uninitialised C-contiguous array of ``shape`` (elements), in the arena if large.
 
     Raises:
         SharedMemoryExhausted: the arena's limit is reached.
     """
+    if device.index is not None:
+        return device_arrays.empty(shape, dtype, device)
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE_BYTES:
@@ -84,30 +89,36 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     return client_arena().empty(shape, dtype)
 
 
-def adopt(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy of ``array`` born here (C-contiguous)."""
+def adopt(array: Any, device: Device | None = None) -> Any:
+    """A copy of ``array`` born here (C-contiguous), on ``device`` or where ``array`` lies."""
+    here = device_arrays.device_of(array)
+    if device is not None and device != here:
+        array = device_arrays.moved(array, device)
+        return array if device is not CPU else adopt(array)
+    if here is not CPU:
+        return device_arrays.copied(array)
     copy = empty(array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
 
 
-def adopt_in_layout(
-    array: np.ndarray[Any, Any], pattern: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def adopt_in_layout(array: Any, pattern: Any) -> Any:
     """A copy of ``array`` born here, its dimensions in memory in the order of ``pattern``'s.
 
     Args:
         array: what to copy.
         pattern: of the same number of dimensions.
     """
+    device = device_arrays.device_of(array)
     order = sorted(range(array.ndim), key=lambda axis: (-pattern.strides[axis], axis))
-    copy = empty(tuple(array.shape[axis] for axis in order), array.dtype)
-    copy = copy.transpose(np.argsort(order))
-    np.copyto(copy, array)
+    with device_arrays.on(device):
+        copy = empty(tuple(array.shape[axis] for axis in order), array.dtype, device)
+        copy = copy.transpose(np.argsort(order).tolist())
+        copy[...] = array
     return copy
 
 
-def is_dense(array: np.ndarray[Any, Any]) -> bool:
+def is_dense(array: Any) -> bool:
     """Whether the elements fill a piece of memory without gap or overlap, in whatever order."""
     expected = array.itemsize
     for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
@@ -118,8 +129,14 @@ def is_dense(array: np.ndarray[Any, Any]) -> bool:
     return True
 
 
-def is_exclusive(array: np.ndarray[Any, Any]) -> bool:
+def is_exclusive(array: Any) -> bool:
     """Whether the caller's variable is the only way to ``array`` and its memory."""
+    if not isinstance(array, np.ndarray):
+        return (
+            sys.getrefcount(array) <= _SOLE
+            and array.base is None
+            and sys.getrefcount(array.data.mem) <= _sole_references_to_gpu_memory()
+        )
     if not array.flags.writeable or sys.getrefcount(array) > _SOLE:
         return False
     if array.flags.owndata:
@@ -146,3 +163,10 @@ def _sole_references() -> int:
 
 #: What ``is_exclusive`` counts for an array that only its caller holds (it differs by interpreter).
 _SOLE = _sole_references()
+
+
+@functools.cache
+def _sole_references_to_gpu_memory() -> int:
+    """The same for the memory of a GPU's array, which all its views share."""
+    array = device_arrays.cuda_namespace().empty(1, "uint8")
+    return sys.getrefcount(array.data.mem)

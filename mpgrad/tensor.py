@@ -25,6 +25,7 @@ from mpgrad.autograd.nodes.assigned_grad import (
 from mpgrad.autograd.nodes.hooks import Hooks, RemovableHandle
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.device import CPU, Device
+from mpgrad.device_arrays import device_of
 from mpgrad.storage import INFERENCE, VersionCounter
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Tensor(TensorMembers):
 
     @property
     def device(self) -> Device:
-        return CPU
+        return device_of(self._array)
 
     @property
     def _version(self) -> int:
@@ -326,7 +327,9 @@ def _new_counter() -> VersionCounter:
 def metadata_of(tensor: Tensor) -> InputMetadata:
     """What a gradient of ``tensor`` must look like."""
     array = tensor._array
-    return _metadata(array.shape, array.dtype)
+    if type(array) is np.ndarray:
+        return _metadata(array.shape, array.dtype)
+    return InputMetadata(array.shape, array.dtype, device_of(array))
 
 
 @functools.lru_cache(METADATA_MAX)
@@ -337,7 +340,8 @@ def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> InputMetadata:
 
 def gradient_metadata(tensor: Tensor) -> InputMetadata:
     """As :func:`metadata_of`, of a tensor that may be a leaf with a ``grad_dtype``."""
-    return InputMetadata(tensor._array.shape, wanted_dtype(tensor) or tensor._array.dtype, CPU)
+    array = tensor._array
+    return InputMetadata(array.shape, wanted_dtype(tensor) or array.dtype, device_of(array))
 
 
 def gradient_edge(tensor: Tensor) -> Edge:

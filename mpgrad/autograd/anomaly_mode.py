@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpgrad.autograd.nodes.executing import current_autograd_node
+from mpgrad.device_arrays import device_of, on
 
 if TYPE_CHECKING:
     from mpgrad.autograd.nodes.node import Node
@@ -153,5 +154,10 @@ def refuse_nan(name: str, gradients: list[Any]) -> None:
         RuntimeError: names the Node and the first such output.
     """
     for index, gradient in enumerate(gradients):
-        if gradient is not None and gradient.dtype.kind in "fc" and np.isnan(gradient).any():
+        if gradient is not None and gradient.dtype.kind in "fc" and _has_nan(gradient):
             raise RuntimeError(f"Function '{name}' returned nan values in its {index}th output.")
+
+
+def _has_nan(gradient: Any) -> bool:
+    with on(device_of(gradient)):
+        return bool(np.isnan(gradient).any())

@@ -17,6 +17,7 @@ from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.autograd.running.undo_log import UndoLog
+from mpgrad.device_arrays import device_of, on
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.shape import clone
 from mpgrad.storage import adopt
@@ -122,4 +123,5 @@ def _recorded_additions(
 
 def _retain(tensor: Tensor, array: Any) -> None:
     previous = tensor._grad
-    tensor._grad = Tensor(adopt(array) if previous is None else previous._array + array)
+    with on(device_of(array)):
+        tensor._grad = Tensor(adopt(array) if previous is None else previous._array + array)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mpgrad.autograd.freeze import LeafSink, ResultSink, Sink
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.gradient_edge import GradientEdge
 from mpgrad.autograd.nodes.node import Edge, InputMetadata
+from mpgrad.device_arrays import ones, zeros
+from mpgrad.ops.device_moves import to_device
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import contiguous
 from mpgrad.tensor import Tensor, gradient_edge, gradient_metadata
@@ -127,6 +127,13 @@ def _seed(index: int, root: Any, seed: Any) -> Tensor | None:
             f"Mismatch in shape: grad_output[{index}] has a shape of {seed.shape} and "
             f"output[{index}] has a shape of {expected.shape}."
         )
+    if seed.device != expected.device:
+        if seed.ndim:
+            raise RuntimeError(
+                f"invalid gradient at index {index} - expected device {expected.device} but got "
+                f"{seed.device}"
+            )
+        seed = to_device(seed, expected.device)
     if (seed.dtype.kind == "c") != (expected.dtype.kind == "c"):
         raise RuntimeError(
             "For complex Tensors, both grad_output and output are required to have the same dtype. "
@@ -146,7 +153,7 @@ def _implicit_seed(expected: InputMetadata) -> Tensor:
         raise RuntimeError(
             f"grad can be implicitly created only for real scalar outputs but got {expected.dtype}"
         )
-    return Tensor(np.ones(expected.shape, expected.dtype))
+    return Tensor(ones(expected.shape, expected.dtype, expected.device))
 
 
 # ---------------------------------------------------------------------- inputs
@@ -204,4 +211,5 @@ def zeros_for(value: Any, *, requires_grad: bool) -> Tensor:
         raise RuntimeError(
             "materialize_grads cannot be used when the given input is a GradientEdge"
         )
-    return Tensor(np.zeros(value.shape, value.dtype), requires_grad=requires_grad)
+    zero = zeros(value.shape, value.dtype, value.device)
+    return Tensor(zero, requires_grad=requires_grad)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.device import CPU
+from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, is_on_gpu, moved, on
 
 
 def validate_output(name: str, index: int, grad: Any, expected: InputMetadata, xp: Any) -> Any:
@@ -25,10 +27,33 @@ def validate_output(name: str, index: int, grad: Any, expected: InputMetadata, x
         xp: the namespace of ``grad``.
 
     Raises:
-        RuntimeError: the shape cannot be summed back, or the dtype is of another kind.
+        RuntimeError: the shape cannot be summed back, the dtype is of another kind, or it lies on
+            another device (a gradient without dimensions is moved).
     """
+    if CUDA.in_use and (is_on_gpu(grad) or expected.device is not CPU):
+        return _validated_on_gpu(name, index, grad, expected)
     if type(grad) is not np.ndarray:
         grad = xp.asarray(grad)
+    return _validated(name, index, grad, expected, xp)
+
+
+def _validated_on_gpu(name: str, index: int, grad: Any, expected: InputMetadata) -> Any:
+    """As ``validate_output``, where the gradient or its place is on a GPU."""
+    if not is_on_gpu(grad):
+        grad = np.asarray(grad)
+    if device_of(grad) != expected.device:
+        if grad.ndim:
+            raise RuntimeError(
+                f"{_who(name)}an invalid gradient at index {index} - expected device "
+                f"{expected.device} but got {device_of(grad)}"
+            )
+        grad = moved(grad, expected.device)
+    with on(expected.device):
+        xp = np if expected.device is CPU else cuda_namespace()
+        return _validated(name, index, grad, expected, xp)
+
+
+def _validated(name: str, index: int, grad: Any, expected: InputMetadata, xp: Any) -> Any:
     if grad.shape != expected.shape:
         if not _can_sum_to(grad.shape, expected.shape):
             raise RuntimeError(

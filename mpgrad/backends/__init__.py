@@ -18,6 +18,7 @@ reduction      sum(x, axis, keepdims) prod max min argmax argmin any all cumsum(
                sum_to(x, shape): the reverse of broadcasting
 shape          reshape transpose(x, axes) broadcast_to concatenate(arrays, axis)
                stack(arrays, axis) flip(x, axis) zeros(shape, dtype)
+               zeros_beside(x, shape): of the dtype and on the device of x
 indexing       getitem(x, key, indices)             scatter_index(x, key, indices, shape)
                put_index(x, value, key, indices)
                take_along_axis(x, indices, axis)    scatter_along_axis(x, indices, axis, size)
@@ -25,6 +26,7 @@ indexing       getitem(x, key, indices)             scatter_index(x, key, indice
                diagonal_scatter(x, shape, offset, axis1, axis2)
 views          take_view(x, steps): follow a chain of view functions
                put_view(x, value, steps): a copy of x with value written there
+places         argsort(x, axis) (stable) argwhere(x) arange(n) isclose array_equal
 linear         matmul(a, b) conv2d conv2d_input_grad conv2d_weight_grad
 pooling        max_pool2d avg_pool2d avg_pool2d_input_grad
 several        blockwise(formula, *operands, axes): a formula of elementwise functions, and of sums

@@ -285,6 +285,9 @@ class CpuBackend:
         out.fill(0)
         return out
 
+    def zeros_beside(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return self.zeros(shape, x.dtype)
+
     # ------------------------------------------------------------------ views
 
     diagonal = cpu_views.diagonal
@@ -340,6 +343,26 @@ class CpuBackend:
                 places += (np.arange(length) * steps[other]).reshape(along)
         np.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
         return out
+
+    # ------------------------------------------------------------------ places
+
+    def argsort(self, x: Array, axis: int) -> Array:
+        """The indices that put ``x`` in order; equal elements keep theirs."""
+        return np.argsort(x, axis, kind="stable")
+
+    def argwhere(self, x: Array) -> Array:
+        """The indices of all elements that are not zero, a row each."""
+        return np.ascontiguousarray(np.argwhere(x))
+
+    def arange(self, stop: int) -> Array:
+        return np.arange(stop)
+
+    def isclose(self, a: Array, b: Array, rtol: float, atol: float, equal_nan: bool) -> Array:
+        return _as_array(np.isclose(a, b, rtol, atol, equal_nan))
+
+    def array_equal(self, a: Array, b: Array) -> Array:
+        """Whether shapes and elements are the same, 0-d."""
+        return np.asarray(np.array_equal(a, b))
 
     # ------------------------------------------------------------------ linear and pooling
 

@@ -197,6 +197,9 @@ class CudaBackend:
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return self.arrays.zeros(shape, dtype)
 
+    def zeros_beside(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return self.arrays.zeros(shape, x.dtype)
+
     # ------------------------------------------------------------------ views
 
     diagonal_scatter = cpu_views.diagonal_scatter
@@ -285,6 +288,26 @@ class CudaBackend:
             out,
             size=places.size * width,
         )
+
+    # ------------------------------------------------------------------ places
+
+    def argsort(self, x: Any, axis: int) -> Any:
+        """The indices that put ``x`` in order; equal elements keep theirs."""
+        return self.arrays.argsort(x, axis, kind="stable")
+
+    def argwhere(self, x: Any) -> Any:
+        """The indices of all elements that are not zero, a row each; waits for the device."""
+        return self.arrays.ascontiguousarray(self.arrays.argwhere(x))
+
+    def arange(self, stop: int) -> Any:
+        return self.arrays.arange(stop)
+
+    def isclose(self, a: Any, b: Any, rtol: float, atol: float, equal_nan: bool) -> Any:
+        return self.arrays.isclose(a, b, rtol, atol, equal_nan)
+
+    def array_equal(self, a: Any, b: Any) -> Any:
+        """Whether shapes and elements are the same, 0-d."""
+        return self.arrays.array_equal(a, b)
 
     # ------------------------------------------------------------------ linear and pooling
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.device import CPU
 from mpgrad.scheduler.plan import Plan
 
 #: Graphs with less work than this are never worth a message, in microseconds.
@@ -52,6 +53,11 @@ def choose(frozen: FrozenGraph, workers: int, plan: MakePlan) -> Choice:
     return Choice(
         "process", f"workers take about {predicted:.0f} us, this process {work_us:.0f} us"
     )
+
+
+def has_nodes_on_gpus(frozen: FrozenGraph) -> bool:
+    """Whether some gradient in ``frozen`` lies on a GPU."""
+    return any(meta.device is not CPU for node in frozen.nodes for meta in node.input_metadata)
 
 
 class Experience:

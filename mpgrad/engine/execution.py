@@ -15,8 +15,9 @@ from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.freeze import FrozenGraph, freeze
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.device_arrays import CUDA
 from mpgrad.engine.blas import blas_limit
-from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose
+from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose, has_nodes_on_gpus
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.local import run_local
 from mpgrad.engine.placement import place
@@ -109,6 +110,8 @@ class Execution:
         return "local" if engine_slot.is_local() or sys.platform != "linux" else self._mode
 
     def _choose(self, frozen: FrozenGraph) -> Choice:
+        if CUDA.in_use and has_nodes_on_gpus(frozen):
+            return Choice("local", "it has Nodes on a GPU")
         mode = self._effective_mode()
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self._mode}")')

@@ -135,8 +135,8 @@ def div(
 _floored_quotient = operator(
     "floored_quotient",
     lambda xp, a, b: xp.floor_divide(a, b),
-    a=lambda xp, grad, a_shape: xp.zeros(a_shape, grad.dtype),
-    b=lambda xp, grad, b_shape: xp.zeros(b_shape, grad.dtype),
+    a=lambda xp, grad, a_shape: xp.zeros_beside(grad, a_shape),
+    b=lambda xp, grad, b_shape: xp.zeros_beside(grad, b_shape),
     node_name="DivBackward",
 )
 
@@ -221,7 +221,7 @@ def _power_grad_base(xp: Any, grad: Any, a: Any, b: Any, a_shape: Any) -> Any:
     """``b * a ** (b - 1)``, and 0 for ``b == 0`` even where ``a`` is 0."""
     if isinstance(b, int | float | complex):
         if b == 0:
-            return xp.zeros(grad.shape, grad.dtype)
+            return xp.zeros_beside(grad, grad.shape)
         slope = xp.multiply(_power(xp, a, b - 1), b) if b != 2 else xp.multiply(a, 2)
         return xp.sum_to(xp.multiply(grad, slope), a_shape)
     slope = xp.multiply(b, xp.power(a, xp.subtract(b, 1)))
@@ -426,7 +426,7 @@ def _flat(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
     op = operator(
         name,
         lambda xp, input: getattr(xp, function)(input),
-        input=lambda xp, grad: xp.zeros(grad.shape, grad.dtype),
+        input=lambda xp, grad: xp.zeros_beside(grad, grad.shape),
     )
 
     def public(input: Any) -> Tensor:

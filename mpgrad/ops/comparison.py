@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import cpu
-from mpgrad.ops.promotion import as_operand, as_tensor_operand, refuse_complex
+from mpgrad.dispatch import unrecorded
+from mpgrad.ops.promotion import as_operand, as_tensor_operand, refuse_complex, result_dtype
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -39,7 +39,9 @@ def _comparison(
     name: str, function: str, doc: str, *, orders: bool = False
 ) -> Callable[[Any, Any], Tensor]:
     """A function of two operands whose result is boolean, so that nothing is recorded."""
-    compare = getattr(cpu, function)
+
+    def compare(xp: Any, a: Any, b: Any) -> Any:
+        return getattr(xp, function)(a, b)
 
     def public(input: Any, other: Any) -> Tensor:
         a, b = (as_operand(value) for value in (input, other))
@@ -47,7 +49,7 @@ def _comparison(
             a = as_tensor_operand(a)
         if orders:
             refuse_complex(name, a, b)
-        return Tensor(compare(*(v._array if isinstance(v, Tensor) else v for v in (a, b))))
+        return unrecorded(compare, a, b)
 
     public.__name__, public.__doc__ = name, doc
     return public
@@ -65,10 +67,8 @@ logical_xor = _comparison("logical_xor", "logical_xor", "Exactly one is true (no
 
 
 def _predicate(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
-    test = getattr(cpu, function)
-
     def public(input: Any) -> Tensor:
-        return Tensor(test(as_tensor_operand(input)._array))
+        return unrecorded(lambda xp, x: getattr(xp, function)(x), as_tensor_operand(input))
 
     public.__name__, public.__doc__ = name, doc
     return public
@@ -78,10 +78,10 @@ def _bitwise(name: str, ufunc: np.ufunc) -> Callable[..., Tensor]:
     """Of integers bit by bit, of booleans the logical operation."""
 
     def public(*inputs: Any) -> Tensor:
-        arrays = [v._array if isinstance(v, Tensor) else v for v in map(as_operand, inputs)]
-        if any(np.asarray(array).dtype.kind == "f" for array in arrays):
+        operands = [as_operand(value) for value in inputs]
+        if any(result_dtype(value).kind in "fc" for value in operands):
             raise RuntimeError(f"{name}: not implemented for floating point tensors")
-        return Tensor(np.asarray(ufunc(*arrays)))
+        return unrecorded(lambda xp, *arrays: getattr(xp, ufunc.__name__)(*arrays), *operands)
 
     public.__name__, public.__doc__ = name, f"``np.{ufunc.__name__}``, element by element."
     return public
@@ -102,16 +102,16 @@ def isclose(
     input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
     """``abs(input - other) <= atol + rtol * abs(other)``, element by element."""
-    return Tensor(np.asarray(np.isclose(input._array, other._array, rtol, atol, equal_nan)))
+    return unrecorded(lambda xp, a, b: xp.isclose(a, b, rtol, atol, equal_nan), input, other)
 
 
 def allclose(
     input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
     """Whether all elements are close (see :func:`isclose`)."""
-    return bool(np.allclose(input._array, other._array, rtol, atol, equal_nan))
+    return bool(isclose(input, other, rtol, atol, equal_nan)._array.all())
 
 
 def equal(input: Tensor, other: Tensor) -> bool:
     """Whether both have the same shape and elements."""
-    return np.array_equal(input._array, other._array)
+    return bool(unrecorded(lambda xp, a, b: xp.array_equal(a, b), input, other)._array)

@@ -43,14 +43,14 @@ _real = operator(
     lambda xp, input: xp.real(input),
     wirtinger=True,
     view="real",
-    input=lambda xp, grad: xp.complex(grad, xp.zeros(grad.shape, grad.dtype)),
+    input=lambda xp, grad: xp.complex(grad, xp.zeros_beside(grad, grad.shape)),
 )
 _imag = operator(
     "imag",
     lambda xp, input: xp.imag(input),
     wirtinger=True,
     view="imag",
-    input=lambda xp, grad: xp.complex(xp.zeros(grad.shape, grad.dtype), grad),
+    input=lambda xp, grad: xp.complex(xp.zeros_beside(grad, grad.shape), grad),
 )
 
 
@@ -153,7 +153,7 @@ def _check_parts(first: Tensor, second: Tensor) -> None:
 def _angle_grad(xp: Any, grad: Any, input: Any) -> Any:
     """``1j * input / |input|^2``, and 0 at the origin; of real numbers the angle is a step."""
     if input.dtype.kind != "c":
-        return xp.zeros(grad.shape, grad.dtype)
+        return xp.zeros_beside(grad, grad.shape)
     origin = xp.equal(input, 0)
     # 1 / conj(z) is z / |z|^2 without squares that could overflow.
     slope = xp.multiply(xp.reciprocal(xp.conj(xp.where(origin, 1.0, input))), 1j)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage
-from mpgrad.device import as_device
+from mpgrad.device import CPU
+from mpgrad.device_arrays import on, on_host, usable
 from mpgrad.ops.promotion import DEFAULT_FLOAT
 from mpgrad.tensor import Tensor
 
@@ -34,24 +35,27 @@ def tensor(
         requires_grad: record operations on it.
 
     Raises:
+        RuntimeError: there is no such device.
         ValueError: the nested sequences are ragged.
         TypeError: ``data`` holds something else than numbers.
     """
-    check_device(device)
+    here = usable(data.device if device is None and isinstance(data, Tensor) else device)
     array = _array_of(data, dtype)
-    return Tensor(storage.adopt(array)).requires_grad_(requires_grad)
+    return Tensor(storage.adopt(array, here)).requires_grad_(requires_grad)
 
 
 def as_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """``data`` as a Tensor: itself if it is one already, no copy of an array that fits."""
-    check_device(device)
     if isinstance(data, Tensor):
+        from mpgrad.ops.device_moves import to_device
         from mpgrad.ops.promotion import cast
 
+        data = data if device is None else to_device(data, usable(device))
         return data if dtype is None else cast(data, dtype)
-    if isinstance(data, np.ndarray) and (dtype is None or data.dtype == dtype):
+    here = usable(device)
+    if here is CPU and isinstance(data, np.ndarray) and (dtype is None or data.dtype == dtype):
         return from_numpy(data)
-    return tensor(data, dtype=dtype)
+    return tensor(data, dtype=dtype, device=here)
 
 
 def from_numpy(array: Array) -> Tensor:
@@ -68,8 +72,7 @@ def from_numpy(array: Array) -> Tensor:
 
 def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Uninitialised, of shape ``size``."""
-    check_device(device)
-    array = storage.empty(shape_from(size), dtype or DEFAULT_FLOAT)
+    array = storage.empty(shape_from(size), dtype or DEFAULT_FLOAT, usable(device))
     return Tensor(array).requires_grad_(requires_grad)
 
 
@@ -96,33 +99,56 @@ def full(
     requires_grad: bool = False,
 ) -> Tensor:
     """``fill_value`` everywhere, of shape ``size``; the dtype is inferred from the value."""
-    check_device(device)
+    here = usable(device)
     value = fill_value.item() if isinstance(fill_value, Tensor | np.generic) else fill_value
-    array = storage.empty(shape_from((size,)), dtype or _array_of(value, None).dtype)
-    array.fill(value)
+    array = storage.empty(shape_from((size,)), dtype or _array_of(value, None).dtype, here)
+    with on(here):
+        array.fill(value)
     return Tensor(array).requires_grad_(requires_grad)
 
 
-def zeros_like(input: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Zeros of the shape and dtype of ``input``."""
-    return full_like(input, 0, dtype=dtype, requires_grad=requires_grad)
+def zeros_like(
+    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Zeros of the shape, dtype and device of ``input``."""
+    return full_like(input, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def ones_like(input: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Ones of the shape and dtype of ``input``."""
-    return full_like(input, 1, dtype=dtype, requires_grad=requires_grad)
+def ones_like(
+    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Ones of the shape, dtype and device of ``input``."""
+    return full_like(input, 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def full_like(
-    input: Tensor, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False
+    input: Tensor,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
-    """``fill_value`` everywhere, of the shape and dtype of ``input``."""
-    return full(input.shape, fill_value, dtype=dtype or input.dtype, requires_grad=requires_grad)
+    """``fill_value`` everywhere, of the shape, dtype and device of ``input``."""
+    return full(
+        input.shape,
+        fill_value,
+        dtype=dtype or input.dtype,
+        device=input.device if device is None else device,
+        requires_grad=requires_grad,
+    )
 
 
-def empty_like(input: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Uninitialised, of the shape and dtype of ``input``."""
-    return empty(input.shape, dtype=dtype or input.dtype, requires_grad=requires_grad)
+def empty_like(
+    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Uninitialised, of the shape, dtype and device of ``input``."""
+    return empty(
+        input.shape,
+        dtype=dtype or input.dtype,
+        device=input.device if device is None else device,
+        requires_grad=requires_grad,
+    )
 
 
 def arange(
@@ -135,14 +161,14 @@ def arange(
     requires_grad: bool = False,
 ) -> Tensor:
     """``start, start + step, ...`` below ``end``; ``arange(end)`` starts at 0."""
-    check_device(device)
+    here = usable(device)
     if end is None:
         start, end = 0, start
     if dtype is None:
         whole = all(isinstance(value, int | np.integer) for value in (start, end, step))
         dtype = np.int64 if whole else DEFAULT_FLOAT
     values = np.arange(start, end, step)
-    return Tensor(storage.adopt(values.astype(dtype))).requires_grad_(requires_grad)
+    return Tensor(storage.adopt(values.astype(dtype), here)).requires_grad_(requires_grad)
 
 
 def linspace(
@@ -155,15 +181,15 @@ def linspace(
     requires_grad: bool = False,
 ) -> Tensor:
     """``steps`` evenly spaced values from ``start`` to ``end``, both included."""
-    check_device(device)
+    here = usable(device)
     values = np.linspace(start, end, steps, dtype=dtype or DEFAULT_FLOAT)
-    return Tensor(storage.adopt(values)).requires_grad_(requires_grad)
+    return Tensor(storage.adopt(values, here)).requires_grad_(requires_grad)
 
 
 def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None) -> Tensor:
     """The identity matrix of shape (n, m)."""
-    check_device(device)
-    return Tensor(storage.adopt(np.eye(n, m, dtype=dtype or DEFAULT_FLOAT)))
+    values = np.eye(n, m, dtype=dtype or DEFAULT_FLOAT)
+    return Tensor(storage.adopt(values, usable(device)))
 
 
 def shape_from(size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -171,16 +197,6 @@ def shape_from(size: tuple[Any, ...]) -> tuple[int, ...]:
     if len(size) == 1 and not isinstance(size[0], int | np.integer):
         size = tuple(size[0])
     return tuple(int(length) for length in size)
-
-
-def check_device(device: Any) -> None:
-    """Raise unless arrays can be made on ``device``.
-
-    Raises:
-        RuntimeError: it is no CPU device, or no device at all.
-    """
-    if as_device(device).type != "cpu":
-        raise RuntimeError(f"this build makes tensors on the CPU only, not on device={device!r}")
 
 
 def _array_of(data: Any, dtype: Any) -> Array:
@@ -192,7 +208,7 @@ def _array_of(data: Any, dtype: Any) -> Array:
             UserWarning,
             stacklevel=3,
         )
-        data = data._array
+        data = on_host(data._array)
     array = np.asarray(data)
     _check_numeric(array)
     if dtype is not None:

@@ -166,9 +166,9 @@ def put_view(x: Tensor, value: Any, steps: tuple[tuple[Any, ...], ...]) -> Tenso
     return call(in_place.copy_slices, x, value, steps=steps)  # type: ignore[no-any-return]
 
 
-def zeros(size: tuple[int, ...], dtype: Any) -> Tensor:
+def zeros_beside(x: Tensor, size: tuple[int, ...]) -> Tensor:
     """A constant, so nothing is recorded."""
-    return creation.zeros(size, dtype=dtype)
+    return creation.zeros(size, dtype=x.dtype, device=x.device)
 
 
 def sum_to(x: Tensor, size: tuple[int, ...]) -> Tensor:

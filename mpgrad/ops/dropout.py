@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpgrad.dispatch import call
+from mpgrad.ops.device_moves import beside
 from mpgrad.ops.random import bernoulli_mask
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -28,5 +29,5 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if not training or p == 0.0:
         return input
-    mask = Tensor(bernoulli_mask(input.shape, 1 - p))
+    mask = beside(input, bernoulli_mask(input.shape, 1 - p))
     return call(_dropout, input, mask, scale=1 / (1 - p) if p < 1 else 0.0)

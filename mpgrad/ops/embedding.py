@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpgrad.device_arrays import on_host
+from mpgrad.dispatch import unrecorded
 from mpgrad.ops.indexing import getitem
 from mpgrad.tensor import Tensor
 
@@ -40,13 +42,15 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """
     if tensor.dtype.kind not in "iu":
         raise RuntimeError(f"one_hot is only applicable to index tensors, not to {tensor.dtype}")
-    array = tensor._array
+    array = on_host(tensor._array)
     classes = (int(array.max()) + 1 if array.size else 0) if num_classes == -1 else num_classes
     _check_range(tensor, classes)
-    return Tensor((array[..., None] == np.arange(classes)).astype(np.int64))
+    return unrecorded(
+        lambda xp, x: xp.astype(xp.equal(x[..., None], xp.arange(classes)), np.int64), tensor
+    )
 
 
 def _check_range(indices: Tensor, count: int) -> None:
-    array = indices._array
+    array = on_host(indices._array)
     if array.size and (array.min() < 0 or array.max() >= count):
         raise IndexError(f"index out of range: {array.min()} to {array.max()} of {count}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpgrad.backends.cpu import INDEX
+from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
 from mpgrad.ops import reduction as reductions
 from mpgrad.ops.activation import log_softmax
@@ -111,7 +112,7 @@ def nll_loss(
 
 
 def _check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
-    array = target._array
+    array = on_host(target._array)
     wrong = ((array < 0) | (array >= classes)) & (array != ignore_index)
     if wrong.any():
         raise IndexError(f"Target {array[wrong].flat[0]} is out of bounds for {classes} classes.")

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.device_arrays import on
 from mpgrad.dispatch import call
 from mpgrad.ops.arithmetic import add, mul, rsqrt, sub
 from mpgrad.ops.promotion import refuse_complex
@@ -199,8 +200,9 @@ def _update(running: Tensor | None, batch: Tensor, momentum: float, scale: float
     if running is None:
         return
     array = running._array
-    array *= 1 - momentum
-    array += batch._array * (momentum * scale)
+    with on(running.device):
+        array *= 1 - momentum
+        array += batch._array * (momentum * scale)
     running._version_counter.count()
 
 

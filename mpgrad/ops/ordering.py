@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.dispatch import unrecorded
+from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import getitem, take_along_axis
 from mpgrad.ops.promotion import as_tensor_operand
@@ -50,12 +52,18 @@ def argsort(
     array = tensor._array
     dim = one_dim(dim if axis is None else axis, tensor.ndim)
     if array.ndim == 0:
-        return Tensor(np.zeros((), np.int64))
-    if not descending:
-        return Tensor(np.argsort(array, dim, kind="stable"))
+        return beside(tensor, np.zeros((), np.int64))
+    return unrecorded(_argsort_descending if descending else _argsort, tensor, dim)
+
+
+def _argsort(xp: Any, array: Any, dim: int) -> Any:
+    return xp.argsort(array, dim)
+
+
+def _argsort_descending(xp: Any, array: Any, dim: int) -> Any:
     # From the end, so that equal elements are in their order after the reversal.
-    places = np.argsort(np.flip(array, dim), dim, kind="stable")
-    return Tensor(np.ascontiguousarray(np.flip(array.shape[dim] - 1 - places, dim)))
+    places = _argsort(xp, xp.flip(array, dim), dim)
+    return xp.flip(array.shape[dim] - 1 - places, dim)
 
 
 def topk(

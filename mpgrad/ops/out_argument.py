@@ -10,6 +10,7 @@ import numpy as np
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.views.in_place import overwrite
+from mpgrad.device_arrays import on
 from mpgrad.ops.promotion import check_cast
 from mpgrad.storage import empty
 from mpgrad.tensor import Tensor
@@ -34,7 +35,8 @@ def into(out: Tensor, function: Callable[..., Tensor], *args: Any, **kwargs: Any
     check_cast(result.dtype, out)
     if out.shape != result.shape:
         _resize(out, result.shape)
-    return overwrite(out, (result,), lambda array, new: np.copyto(array, new, casting="unsafe"))
+    with on(out.device):
+        return overwrite(out, (result,), lambda array, new: np.copyto(array, new, casting="unsafe"))
 
 
 def _requires_grad(value: Any) -> bool:
@@ -52,4 +54,4 @@ def _resize(out: Tensor, shape: tuple[int, ...]) -> None:
             UserWarning,
             stacklevel=4,
         )
-    out._array = empty(shape, out.dtype)
+    out._array = empty(shape, out.dtype, out.device)

@@ -16,10 +16,10 @@ __all__ = ["index_put", "masked_fill"]
 
 def _no_gradient(xp: Any, grad: Any) -> Any:
     """Of what was overwritten, whole."""
-    return xp.zeros(grad.shape, grad.dtype)
+    return xp.zeros_beside(grad, grad.shape)
 
 
-_zero = operator("zero", lambda xp, input: xp.zeros(input.shape, input.dtype), input=_no_gradient)
+_zero = operator("zero", lambda xp, input: xp.zeros_beside(input, input.shape), input=_no_gradient)
 
 _fill = operator(
     "fill",

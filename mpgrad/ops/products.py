@@ -25,8 +25,8 @@ def _part(xp: Any, x: Any, start: int | None, stop: int | None) -> Any:
     return xp.getitem(x, (Ellipsis, slice(start, stop)), ())
 
 
-def _ones(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    return xp.add(xp.zeros(shape, dtype), 1)
+def _ones_beside(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
+    return xp.add(xp.zeros_beside(x, shape), 1)
 
 
 def _of_others(xp: Any, x: Any) -> Any:
@@ -37,7 +37,7 @@ def _of_others(xp: Any, x: Any) -> Any:
     """
     length = x.shape[-1]
     if length < 2:
-        return _ones(xp, x.shape, x.dtype)
+        return _ones_beside(xp, x, x.shape)
     half = length // 2
     left, right = _part(xp, x, 0, half), _part(xp, x, half, 2 * half)
     pairs = xp.multiply(left, right)
@@ -98,7 +98,7 @@ def _cumprod_grad(xp: Any, grad: Any, input: Any, result: Any, dim: int) -> Any:
     order = list(range(len(input.shape)))
     order[dim], order[-1] = order[-1], order[dim]
     grad, input, result = (xp.transpose(x, tuple(order)) for x in (grad, input, result))
-    one = _ones(xp, (*input.shape[:-1], 1), input.dtype)
+    one = _ones_beside(xp, input, (*input.shape[:-1], 1))
     # From the end, each element of grad is followed by what it is multiplied with.
     factors = xp.concatenate([one, xp.flip(_part(xp, input, 1, None), -1)], -1)
     sums = xp.flip(_recurrence(xp, factors, xp.flip(grad, -1)), -1)

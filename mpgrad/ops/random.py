@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage
-from mpgrad.ops.creation import check_device, shape_from
+from mpgrad.device_arrays import device_of, moved, on, usable
+from mpgrad.ops.creation import shape_from
 from mpgrad.ops.promotion import DEFAULT_FLOAT
 from mpgrad.tensor import Tensor
 
@@ -88,13 +89,21 @@ def fork_rng(enabled: bool = True) -> Iterator[None]:
 
 def fill_uniform(array: Array, low: float = 0.0, high: float = 1.0) -> None:
     """Overwrite ``array`` with draws from the uniform distribution on [``low``, ``high``)."""
-    array[...] = default_generator().random(array.shape, _drawn_dtype(array)) * (high - low) + low
+    draws = default_generator().random(array.shape, _drawn_dtype(array))
+    _write(array, draws * (high - low) + low)
 
 
 def fill_normal(array: Array, mean: float = 0.0, std: float = 1.0) -> None:
     """Overwrite ``array`` with draws from the normal distribution."""
     draws = default_generator().standard_normal(array.shape, _drawn_dtype(array))
-    array[...] = draws * std + mean
+    _write(array, draws * std + mean)
+
+
+def _write(array: Array, values: Array) -> None:
+    """Put values of the host into ``array``, wherever that lies: the draws are the same."""
+    device = device_of(array)
+    with on(device):
+        array[...] = moved(values, device)
 
 
 def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:
@@ -114,35 +123,42 @@ def randn(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool
     return _filled(fill_normal, shape_from(size), dtype, device, requires_grad)
 
 
-def rand_like(input: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Uniform on [0, 1), of the shape and dtype of ``input``."""
-    return rand(input.shape, dtype=dtype or input.dtype, requires_grad=requires_grad)
+def rand_like(
+    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Uniform on [0, 1), of the shape, dtype and device of ``input``."""
+    place = input.device if device is None else device
+    return rand(input.shape, dtype=dtype or input.dtype, device=place, requires_grad=requires_grad)
 
 
-def randn_like(input: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Standard normal, of the shape and dtype of ``input``."""
-    return randn(input.shape, dtype=dtype or input.dtype, requires_grad=requires_grad)
+def randn_like(
+    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Standard normal, of the shape, dtype and device of ``input``."""
+    place = input.device if device is None else device
+    return randn(input.shape, dtype=dtype or input.dtype, device=place, requires_grad=requires_grad)
 
 
-def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = np.int64) -> Tensor:
+def randint(
+    low: int, high: Any = None, size: Any = None, *, dtype: Any = np.int64, device: Any = None
+) -> Tensor:
     """Integers from [``low``, ``high``), or [0, ``low``) as ``randint(high, size)``."""
     if size is None:
         low, high, size = 0, low, high
     array = storage.empty(tuple(size), dtype)
     array[...] = default_generator().integers(low, high, tuple(size))
-    return Tensor(array)
+    return Tensor(moved(array, usable(device)))
 
 
-def randperm(n: int) -> Tensor:
+def randperm(n: int, *, device: Any = None) -> Tensor:
     """A random permutation of 0 .. n - 1."""
-    return Tensor(default_generator().permutation(n))
+    return Tensor(moved(default_generator().permutation(n), usable(device)))
 
 
 def _filled(
     fill: Any, shape: tuple[int, ...], dtype: Any, device: Any, requires_grad: bool
 ) -> Tensor:
-    check_device(device)
-    array = storage.empty(shape, dtype or DEFAULT_FLOAT)
+    array = storage.empty(shape, dtype or DEFAULT_FLOAT, usable(device))
     fill(array)
     return Tensor(array).requires_grad_(requires_grad)
 

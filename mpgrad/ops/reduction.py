@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from mpgrad.dispatch import call, cpu
+import numpy as np
+
+from mpgrad.dispatch import call, unrecorded
 from mpgrad.ops.arithmetic import maximum, minimum
+from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import Dims, count, either, keep, one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, refuse_complex
 from mpgrad.ops.registry import operator
@@ -276,7 +279,7 @@ def _extremum(whole: Any, along: Any, of_two: Any, input: Any, dim: Any, keepdim
     if dim is None:
         return call(whole, tensor, dim=None, keepdim=False)
     if tensor.ndim == 0:
-        return ValuesAndIndices(tensor, Tensor(cpu.zeros((), "int64")))
+        return ValuesAndIndices(tensor, beside(tensor, np.zeros((), np.int64)))
     return ValuesAndIndices(*call(along, tensor, dim=one_dim(dim, tensor.ndim), keepdim=keepdim))
 
 
@@ -326,7 +329,8 @@ def cumsum(input: Any, dim: Any = None, *, axis: Any = None) -> Tensor:
 
 def _plain(function: str, input: Any, dim: Any, axis: Any, keepdim: bool) -> Tensor:
     tensor = as_tensor_operand(input)
-    return Tensor(getattr(cpu, function)(tensor._array, some_dims(dim, axis, tensor.ndim), keepdim))
+    axes = some_dims(dim, axis, tensor.ndim)
+    return unrecorded(lambda xp, x: getattr(xp, function)(x, axes, keepdim), tensor)
 
 
 def any(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
@@ -354,4 +358,5 @@ def _where_extremum(function: str, input: Any, dim: Any, keepdim: bool) -> Tenso
     refuse_complex(function, tensor)
     if dim is not None and tensor.ndim:
         dim = one_dim(dim, tensor.ndim)
-    return Tensor(getattr(cpu, function)(tensor._array, dim if tensor.ndim else None, keepdim))
+    axis = dim if tensor.ndim else None
+    return unrecorded(lambda xp, x: getattr(xp, function)(x, axis, keepdim), tensor)

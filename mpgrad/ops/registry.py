@@ -18,6 +18,7 @@ Names that a formula may ask for:
 ``result``           the first forward output;  ``results``  the tuple of all
 an input's name      that forward input (for a variadic input: the tuple of all)
 ``a_shape``          the shape of input ``a`` (never keeps the input alive); also ``a_dtype``
+                     and ``a_device`` (its name)
 an attribute's name  the keyword argument that forward got
 ``index``            which of a variadic input's tensors the gradient is for
 ``needs``            a tuple of bool, one per input: which gradients are wanted (joint formulas)
@@ -60,7 +61,7 @@ class Source(NamedTuple):
     """Where something comes from that a formula asks for."""
 
     name: str
-    #: "attribute", "input", "result", "results", or "shape" or "dtype" of an input.
+    #: "attribute", "input", "result", "results", or "shape", "dtype" or "device" of an input.
     kind: str
     #: Which input; -1 for what is none.
     position: int
@@ -119,7 +120,7 @@ class Operator:
             if name not in self.inputs:
                 raise ValueError(f"operator {self.name}: a formula for {name!r}, not an input")
         known = set(self.inputs) | set(self.attributes) | {"result", "results"}
-        known |= {f"{name}_{what}" for name in self.inputs for what in ("shape", "dtype")}
+        known |= {f"{name}_{what}" for name in self.inputs for what in ("shape", "dtype", "device")}
         for wanted in self._wants.values():
             unknown = set(wanted) - known - _PASSED_BY_ENGINE
             if unknown:

@@ -8,14 +8,24 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.cpu import INDEX
+from mpgrad.device_arrays import on_host
+from mpgrad.dispatch import unrecorded
 from mpgrad.ops.arithmetic import add, mul, sub, where
+from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import diagonal as diagonal_of
-from mpgrad.ops.indexing import diagonal_scatter, getitem, index_select, narrow, scatter_index
+from mpgrad.ops.indexing import (
+    diagonal_scatter,
+    getitem,
+    index_select,
+    narrow,
+    scatter_index,
+    unbind,
+)
 from mpgrad.ops.overwriting import put_index
 from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.ops.reduction import sum as sum_over
-from mpgrad.ops.shape import broadcast_to, cat, reshape
+from mpgrad.ops.shape import broadcast_to, cat, contiguous, reshape
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -59,12 +69,14 @@ def _check_mask(name: str, mask: Tensor) -> None:
 
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of the last two dimensions, up to ``diagonal``; zero above."""
-    return where(Tensor(np.tri(*_matrix_shape(input), diagonal, dtype=bool)), input, 0)
+    kept = np.tri(*_matrix_shape(input), diagonal, dtype=bool)
+    return where(beside(input, kept), input, 0)
 
 
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of the last two dimensions, from ``diagonal`` on; zero below."""
-    return where(Tensor(np.tri(*_matrix_shape(input), diagonal - 1, dtype=bool)), 0, input)
+    gone = np.tri(*_matrix_shape(input), diagonal - 1, dtype=bool)
+    return where(beside(input, gone), 0, input)
 
 
 def _matrix_shape(input: Tensor) -> tuple[int, int]:
@@ -75,10 +87,8 @@ def _matrix_shape(input: Tensor) -> tuple[int, int]:
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """The indices of all elements that are not zero, one row each (or one tensor a dimension)."""
-    found = np.argwhere(input._array)
-    if as_tuple:
-        return tuple(Tensor(np.ascontiguousarray(index)) for index in found.T)
-    return Tensor(np.ascontiguousarray(found))
+    found = unrecorded(lambda xp, x: xp.argwhere(x), input)
+    return tuple(contiguous(index) for index in unbind(found, 1)) if as_tuple else found
 
 
 # ------------------------------------------------------------------------ by place
@@ -143,7 +153,7 @@ def repeat_interleave(input: Tensor, repeats: Any, dim: int | None = None) -> Te
     """Each slice along ``dim`` (or each element) ``repeats`` times (a number, or one per slice)."""
     if dim is None:
         return repeat_interleave(reshape(input, -1), repeats, 0)
-    counts = repeats._array if isinstance(repeats, Tensor) else repeats
+    counts = on_host(repeats._array) if isinstance(repeats, Tensor) else repeats
     places = np.repeat(np.arange(input.shape[one_dim(dim, input.ndim)]), counts)
     return index_select(input, dim, Tensor(places))
 
@@ -283,4 +293,4 @@ def _pad_constant(input: Tensor, counts: list[tuple[int, int]], value: float) ->
         return padded
     around = np.ones(shape, bool)
     around[place] = False
-    return where(Tensor(around), value, padded)
+    return where(beside(padded, around), value, padded)

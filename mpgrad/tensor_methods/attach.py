@@ -14,6 +14,7 @@ import numpy as np
 from mpgrad.autograd import variable
 from mpgrad.autograd.modes import overrides
 from mpgrad.device import Device, as_device
+from mpgrad.device_arrays import address, usable
 from mpgrad.ops import (
     activation,
     arithmetic,
@@ -31,7 +32,7 @@ from mpgrad.ops import (
     shape,
     transcendental,
 )
-from mpgrad.ops.creation import check_device
+from mpgrad.ops.device_moves import to_device
 from mpgrad.ops.promotion import cast
 from mpgrad.tensor import Tensor
 from mpgrad.tensor_methods import (
@@ -118,33 +119,48 @@ def stride(self: Tensor, dim: int | None = None) -> Any:
 
 
 def data_ptr(self: Tensor) -> int:
-    """The address of the first element."""
-    return self._array.ctypes.data
+    """The address of the first element, on its device."""
+    return address(self._array)
 
 
 def to(
-    self: Tensor, *args: Any, dtype: Any = None, device: Any = None, copy: bool = False
+    self: Tensor,
+    *args: Any,
+    dtype: Any = None,
+    device: Any = None,
+    non_blocking: bool = False,
+    copy: bool = False,
 ) -> Tensor:
     """In another dtype or on another device: ``to(dtype)``, ``to(device)``, ``to(other)``.
 
     Differentiable; the tensor itself where nothing changes and ``copy`` is False.
 
+    Args:
+        self: the tensor.
+        args: a dtype, a device (its name, or the number of a GPU), or a tensor for both.
+        dtype: of the result.
+        device: of the result.
+        non_blocking: kept for PyTorch's callers; copies to a GPU do not block anyway.
+        copy: also where nothing changes.
+
     Raises:
-        RuntimeError: the device cannot hold tensors here.
+        RuntimeError: there is no such device.
     """
     for argument in args:
         if isinstance(argument, Tensor):
             dtype, device = argument.dtype, argument.device
         elif isinstance(argument, Device) or _names_device(argument):
             device = argument
-        elif argument is not None:
+        elif argument is not None and not isinstance(argument, bool):
             dtype = argument
-    check_device(device)
-    result = self if dtype is None else cast(self, dtype)
+    result = self if device is None else to_device(self, usable(device))
+    result = result if dtype is None else cast(result, dtype)
     return shape.clone(self) if copy and result is self else result
 
 
 def _names_device(argument: Any) -> bool:
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return True
     if not isinstance(argument, str):
         return False
     try:
@@ -159,13 +175,19 @@ def cpu(self: Tensor) -> Tensor:
     return to(self, device="cpu")
 
 
-def cuda(self: Tensor, device: int = 0) -> Tensor:
-    """On a GPU.
+def cuda(self: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
+    """On a GPU: that one, or the thread's current one.
 
     Raises:
         RuntimeError: there is none.
     """
-    return to(self, device=f"cuda:{device}")
+    return to(self, device="cuda" if device is None else device)
+
+
+def get_device(self: Tensor) -> int:
+    """The number of the GPU, -1 on the CPU."""
+    index = self.device.index
+    return -1 if index is None else index
 
 
 def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
@@ -260,6 +282,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "type_as": type_as,
     "cpu": cpu,
     "cuda": cuda,
+    "get_device": get_device,
     "float": _in_dtype(np.float32),
     "double": _in_dtype(np.float64),
     "half": _in_dtype(np.float16),
@@ -306,7 +329,8 @@ _PROPERTIES: dict[str, property] = {
     "mH": property(complex_numbers.adjoint),
     "nbytes": property(lambda self: self._array.nbytes),
     "itemsize": property(element_size),
-    "is_cuda": property(lambda self: False),
+    "is_cuda": property(lambda self: self.device.type == "cuda"),
+    "is_cpu": property(lambda self: self.device.type == "cpu"),
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage
+from mpgrad.device_arrays import moved, on_host, usable
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -64,7 +65,7 @@ def _reduce(self: Tensor, protocol: int) -> tuple[Any, ...]:
         warnings.warn(
             f"backward hook {hook!r} on tensor will not be serialized.", UserWarning, stacklevel=2
         )
-    arguments = (type(self), self._array, self.requires_grad)
+    arguments = (type(self), on_host(self._array), self.requires_grad, str(self.device))
     return (_rebuild, arguments, (self.__dict__ or None, None))
 
 
@@ -76,8 +77,14 @@ def _hooks_on(tensor: Tensor) -> Iterable[Any]:
     return hooks.tensor.get(tensor.output_nr, ()) if hooks is not None else ()
 
 
-def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool) -> Tensor:
-    return _made(kind, _copied(array), requires_grad)
+def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, device: str = "cpu") -> Tensor:
+    """A GPU's tensor comes back on its device.
+
+    Raises:
+        RuntimeError: there is no such device here.
+    """
+    made = _copied(array) if device == "cpu" else moved(array, usable(device))
+    return _made(kind, made, requires_grad)
 
 
 def _setstate(self: Tensor, state: tuple[dict[str, Any] | None, None]) -> None:

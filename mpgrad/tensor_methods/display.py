@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.device_arrays import on_host
 from mpgrad.ops.promotion import DEFAULT_FLOAT
 from mpgrad.tensor import Tensor
 
@@ -19,7 +20,7 @@ _SILENT_DTYPES = (DEFAULT_FLOAT, np.dtype(np.complex64), np.dtype(np.int64), np.
 
 def represent(tensor: Tensor) -> str:
     """``tensor([1., 2.], requires_grad=True)``."""
-    array = tensor._array
+    array = on_host(tensor._array)
     prefix = f"{_name(tensor)}("
     if array.size:
         text = np.array2string(
@@ -36,7 +37,7 @@ def represent(tensor: Tensor) -> str:
         )
     else:
         text = "[]" if array.shape == (0,) else f"[], size={array.shape}"
-    notes = []
+    notes = [f"device='{tensor.device}'"] if tensor.device.type != "cpu" else []
     if array.dtype not in _SILENT_DTYPES:
         notes.append(f"dtype={array.dtype}")
     history = _history(tensor)

@@ -32,13 +32,13 @@ def get_data(self: Tensor) -> Tensor:
 def set_data(self: Tensor, value: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
-    if value.shape != self.shape or value.dtype != self.dtype:
+    if (value.shape, value.dtype, value.device) != (self.shape, self.dtype, self.device):
         if self._requires_grad and value.dtype.kind not in "fc":
             raise RuntimeError(
                 "data set to a tensor that requires gradients must be floating point or complex "
                 "dtype"
             )
-        # The old AccumulateGrad expects gradients of the old shape and dtype.
+        # The old AccumulateGrad expects gradients of the old shape, dtype and device.
         self._accumulator = None
     self._array = value._array
 

@@ -13,10 +13,12 @@ import numpy as np
 
 from mpgrad import storage
 from mpgrad.autograd.views.in_place import call_in_place, overwrite
-from mpgrad.dispatch import cpu
+from mpgrad.device_arrays import on
+from mpgrad.dispatch import namespace_for
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
 from mpgrad.ops import overwriting, random
 from mpgrad.ops.arithmetic import mul
+from mpgrad.ops.device_moves import beside, to_device
 from mpgrad.ops.indexing import getitem, split_key
 from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, check_cast, result_dtype
 from mpgrad.ops.registry import OPERATORS
@@ -180,7 +182,7 @@ def fill_(self: Tensor, value: Any) -> Tensor:
         )
     value = as_operand(value)
     if not isinstance(value, Tensor):
-        value = Tensor(np.asarray(value).astype(self.dtype))
+        value = beside(self, np.asarray(value).astype(self.dtype))
     return call_in_place(overwriting._fill, self, value)
 
 
@@ -190,7 +192,7 @@ def copy_(self: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     Raises:
         RuntimeError: the shape of ``source`` does not broadcast to this one.
     """
-    source = as_tensor_operand(source)
+    source = to_device(as_tensor_operand(source), self.device)
     if source.shape != self.shape:
         _check_broadcast(source.shape, self.shape)
     elif source is self:
@@ -232,14 +234,14 @@ def index_put_(self: Tensor, indices: Any, values: Any) -> Tensor:
 
 def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:
     """Overwrite with draws from the uniform distribution on [``from_``, ``to``)."""
-    draws = storage.empty(self.shape, self.dtype)
+    draws = storage.empty(self.shape, self.dtype, self.device)
     random.fill_uniform(draws, from_, to)
     return call_in_place(overwriting._uniform, self, Tensor(draws))
 
 
 def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Overwrite with draws from the normal distribution."""
-    draws = storage.empty(self.shape, self.dtype)
+    draws = storage.empty(self.shape, self.dtype, self.device)
     random.fill_normal(draws, mean, std)
     return call_in_place(overwriting._normal, self, Tensor(draws))
 
@@ -257,7 +259,9 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
         place = getitem(self, plain)
         copy_(place, _without_leading_ones(value, place.ndim))
         return
-    shape = cpu.getitem(self._array, plain, [index._array for index in indices]).shape
+    indices = [to_device(index, self.device) for index in indices]
+    value = to_device(value, self.device) if value.ndim == 0 else value
+    shape = _shape_of_part(self, plain, indices)
     value = _without_leading_ones(cast(value, self.dtype), len(shape))
     _check_broadcast(value.shape, shape)
     call_in_place(
@@ -265,9 +269,15 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
         self,
         value,
         *indices,
-        write=lambda array, value, *at: cpu.assign_index(array, value, plain, at),
+        write=lambda array, value, *at: namespace_for(array).assign_index(array, value, plain, at),
         key=plain,
     )
+
+
+def _shape_of_part(tensor: Tensor, key: tuple[Any, ...], indices: list[Tensor]) -> tuple[int, ...]:
+    with on(tensor.device):
+        xp = namespace_for(tensor._array)
+        return xp.getitem(tensor._array, key, [index._array for index in indices]).shape  # type: ignore[no-any-return]
 
 
 def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:

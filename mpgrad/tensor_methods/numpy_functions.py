@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
+from mpgrad.device import CPU
+from mpgrad.device_arrays import on_host
 from mpgrad.ops import (
     arithmetic,
     comparison,
@@ -162,9 +164,10 @@ def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
     """The array itself: no copy, each sees the other's changes.
 
     Args:
-        force: detach first.
+        force: detach first, and copy to the CPU.
 
     Raises:
+        TypeError: the tensor lies on a GPU.
         RuntimeError: the tensor requires grad and recording is on (inside ``Function.forward`` and
             ``no_grad()`` it is off), so that changes would escape the record.
     """
@@ -172,7 +175,12 @@ def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
         )
-    return self._array
+    if self.device is not CPU and not force:
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
+            "the tensor to host memory first."
+        )
+    return on_host(self._array)
 
 
 def as_array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mpgrad.device_arrays import on_host
 from mpgrad.ops import comparison, indexing
 from mpgrad.tensor import Tensor
 
@@ -22,12 +23,12 @@ def item(self: Tensor) -> Any:
         raise RuntimeError(
             f"a Tensor with {self._array.size} elements cannot be converted to Scalar"
         )
-    return self._array.item()
+    return on_host(self._array).item()
 
 
 def tolist(self: Tensor) -> Any:
     """Nested lists of Python numbers."""
-    return self._array.tolist()
+    return on_host(self._array).tolist()
 
 
 def _float(self: Tensor) -> float:
@@ -58,13 +59,13 @@ def _bool(self: Tensor) -> bool:
     if self._array.size != 1:
         what = "more than one value" if self._array.size else "no values"
         raise RuntimeError(f"Boolean value of Tensor with {what} is ambiguous")
-    return bool(self._array.item())
+    return bool(item(self))
 
 
 def _index(self: Tensor) -> int:
     if self._array.size != 1 or self._array.dtype.kind not in "biu":
         raise TypeError("only integer tensors of a single element can be converted to an index")
-    return int(self._array.item())
+    return int(item(self))
 
 
 def _len(self: Tensor) -> int:
@@ -80,7 +81,7 @@ def _iter(self: Tensor) -> Iterator[Tensor]:
 
 
 def _contains(self: Tensor, value: Any) -> bool:
-    return bool(comparison.eq(self, value)._array.any())
+    return bool(on_host(comparison.eq(self, value)._array).any())
 
 
 def _format(self: Tensor, spec: str) -> str:

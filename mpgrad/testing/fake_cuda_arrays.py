@@ -134,10 +134,15 @@ class ndarray:
 
     # ------------------------------------------------------------------ to and from the host
 
-    def get(self, stream: Any = None) -> Host:
+    def get(self, stream: Any = None, order: str = "C", out: Host | None = None) -> Host:
         """A copy on the host, of what is there after all that is in the stream."""
         (stream or self._driver.current_stream()).synchronize()
-        return self._host.copy(order="K")
+        if out is None:
+            return self._host.copy()
+        if not out.flags.c_contiguous or out.shape != self.shape or out.dtype != self.dtype:
+            raise ValueError("get() writes to a C-contiguous array of its shape and dtype")
+        out[...] = self._host
+        return out
 
     def set(self, values: Host) -> None:
         """Copy a host array of the same shape and dtype to here."""

@@ -100,7 +100,9 @@ class ArrayNamespace:
         return self.array(values, dtype, copy=False)
 
     def ascontiguousarray(self, values: DeviceArray) -> DeviceArray:
-        """``values`` itself where its elements lie in order."""
+        """``values`` itself where its elements lie in order; with at least one dimension."""
+        if values.ndim == 0:
+            return view_of(values, values._host.reshape(1))
         return values if values.flags.c_contiguous else values.copy()
 
     def asnumpy(self, values: Any) -> Host:

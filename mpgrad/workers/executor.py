@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad import device_arrays
 from mpgrad.autograd.anomaly_mode import refuse_nan
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.validate_outputs import validate_output
+from mpgrad.device import CPU
+from mpgrad.device_arrays import CUDA
 
 
 class Step:
@@ -108,6 +111,8 @@ class _Inflow:
         old = values[input_nr]
         if old is None:
             values[input_nr] = value
+        elif CUDA.in_use and device_arrays.is_on_gpu(old):
+            self._add_on_gpu(step, input_nr, old, value)
         elif (step, input_nr) in self._sums:
             old += value
         else:
@@ -116,6 +121,17 @@ class _Inflow:
             total = old + value if out is None else np.add(old, value, out)
             values[input_nr] = self._xp.asarray(total)
             self._sums.add((step, input_nr))
+
+    def _add_on_gpu(self, step: int, input_nr: int, old: Any, value: Any) -> None:
+        """All contributions lie on the same device: ``validate_output`` saw to that."""
+        values = self._values[step]
+        assert values is not None
+        with device_arrays.on(device_arrays.device_of(old)):
+            if (step, input_nr) in self._sums:
+                old += value
+            else:
+                values[input_nr] = old + value
+                self._sums.add((step, input_nr))
 
     def take(self, step: int) -> list[Any]:
         """The inputs of ``step``, which are complete; they are forgotten here."""
@@ -164,7 +180,8 @@ def run_steps(
             continue
         started = perf_counter() if timings is not None else 0.0
         try:
-            results = _apply(step, values, xp, placement)
+            run = _apply_on_device if CUDA.in_use else _apply
+            results = run(step, values, xp, placement)
         except Exception as error:
             error.add_note(f"in the backward graph at {_describe(step)}")
             if on_failure is not None:
@@ -195,9 +212,20 @@ def _describe(step: Step) -> str:
 def _completed(step: Step, values: list[Any], xp: Any) -> list[Any]:
     """``values`` with zeros where nothing has flowed in."""
     return [
-        xp.zeros(meta.shape, meta.dtype) if value is None else value
+        _zeros(xp, meta) if value is None else value
         for value, meta in zip(values, step.inputs, strict=True)
     ]
+
+
+def _apply_on_device(
+    step: Step, values: list[Any], xp: Any, placement: Placement | None
+) -> list[Any]:
+    """As :func:`_apply`, on the device that ``InputBuffer::device`` of PyTorch chooses."""
+    device = device_arrays.first_gpu(values)
+    if device is CPU:
+        return _apply(step, values, xp, placement)
+    with device_arrays.on(device):
+        return _apply(step, values, device_arrays.cuda_namespace(), placement)
 
 
 def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:
@@ -228,3 +256,9 @@ def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) 
     if placement is not None:
         placement.settle(step, grads)
     return grads
+
+
+def _zeros(xp: Any, meta: InputMetadata) -> Any:
+    if meta.device is CPU:
+        return xp.zeros(meta.shape, meta.dtype)
+    return device_arrays.zeros(meta.shape, meta.dtype, meta.device)

@@ -241,7 +241,8 @@ def test_the_table_covers_every_operator_with_a_formula() -> None:
         for first in differentiable_gradients([out], [cotangent], inputs):
             seen |= _operators_behind(first) if first is not None else set()
     differentiable = {n for n, op in OPERATORS.items() if op.derivatives or op.joint}
-    assert differentiable - seen == {"floor_divide"}  # its formula only says that there is none
+    # The formula of floor_divide only says that there is none; tests/cuda moves to devices.
+    assert differentiable - seen == {"floor_divide", "to_device"}
 
 
 def _operators_behind(tensor: Tensor) -> set[str]:

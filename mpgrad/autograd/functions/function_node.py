@@ -20,6 +20,7 @@ from mpgrad.autograd.nodes.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import SavedTensorHandle, function_handles
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
+from mpgrad.device_arrays import is_on_gpu, zeros
 from mpgrad.tensor import Tensor
 
 #: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after
@@ -236,7 +237,10 @@ def run_function_backward(
     Raises:
         RuntimeError: backward returned the wrong number or kind of gradients.
     """
-    tensors = [None if grad is None else Tensor(np.asarray(grad)) for grad in grads]
+    tensors = [
+        None if grad is None else Tensor(grad if is_on_gpu(grad) else np.asarray(grad))
+        for grad in grads
+    ]
     with no_grad():
         return [
             value._array if isinstance(value, Tensor) else value
@@ -253,7 +257,7 @@ def _checked_gradients(
     """Call backward; return a Tensor, an array or None for each argument of forward."""
     if ctx._materialize_grads:
         grads = [
-            Tensor(np.zeros(meta.shape, meta.dtype)) if grad is None and meta else grad
+            Tensor(zeros(*meta)) if grad is None and meta else grad
             for grad, meta in zip(grads, ctx._outputs, strict=True)
         ]
     with backward_of(ctx, tuple(bool(needed) for needed in needs)):

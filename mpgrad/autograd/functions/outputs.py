@@ -146,7 +146,7 @@ class _Outputs:
     def _of_array(self, array: np.ndarray[Any, Any]) -> Tensor:
         made = Tensor(array)
         for source in self._inputs:
-            if np.may_share_memory(source._array, array):
+            if isinstance(source._array, np.ndarray) and np.may_share_memory(source._array, array):
                 made._version_counter = source._version_counter
                 made._view = view_without_steps(source)
                 break

@@ -19,6 +19,8 @@ from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.validate_outputs import validate_output
+from mpgrad.device import Device
+from mpgrad.device_arrays import is_on_gpu
 from mpgrad.errors import ProtocolError
 from mpgrad.ops import differentiable
 from mpgrad.ops.registry import OPERATORS, Operator
@@ -83,7 +85,7 @@ def _forward(
     layout: Layout,
     plain: dict[str, Any],
     wanted: tuple[bool, ...],
-    results: tuple[tuple[tuple[int, ...], str], ...],
+    results: tuple[tuple[tuple[int, ...], str, str], ...],
 ) -> tuple[Any, ...]:
     """Run the formula on arrays.
 
@@ -95,14 +97,17 @@ def _forward(
         layout: what the others are called.
         plain: shapes, dtypes, attributes and scalars that the formula asks for.
         wanted: which gradients it shall give.
-        results: (shape, dtype) of each of those.
+        results: (shape, dtype, device) of each of those.
     """
     rule = find_operator(base)
     given = rule.backward(xp, inputs[:gradients], _named(inputs[gradients:], layout, plain), wanted)
     found = [value for value, wants in zip(given, wanted, strict=True) if wants]
+    expected = [
+        InputMetadata(shape, np.dtype(dtype), Device(device)) for shape, dtype, device in results
+    ]
     return tuple(
-        validate_output(rule.node_name, index, value, InputMetadata(shape, np.dtype(dtype)), xp)
-        for index, (value, (shape, dtype)) in enumerate(zip(found, results, strict=True))
+        validate_output(rule.node_name, index, value, meta, xp)
+        for index, (value, meta) in enumerate(zip(found, expected, strict=True))
     )
 
 
@@ -116,7 +121,7 @@ def _derivative(
     layout: Layout,
     plain: dict[str, Any],
     wanted: tuple[bool, ...],
-    results: tuple[tuple[tuple[int, ...], str], ...],
+    results: tuple[tuple[tuple[int, ...], str, str], ...],
 ) -> list[Any]:
     """Record the formula and differentiate the recording.
 
@@ -131,7 +136,7 @@ def _derivative(
         found = (value for value, wants in zip(given, wanted, strict=True) if wants)
         ends = [
             (_fitted(value, shape, np.dtype(dtype)), seed if keeps else Tensor(seed))
-            for value, seed, (shape, dtype) in zip(found, grads, results, strict=True)
+            for value, seed, (shape, dtype, _) in zip(found, grads, results, strict=True)
             if isinstance(value, Tensor) and value.requires_grad
         ]
         sources = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
@@ -162,7 +167,7 @@ def _own(value: Any, need: bool, keeps: bool) -> Any:
         if not value.requires_grad:
             return Tensor(value._array, requires_grad=True)
         return differentiable.reshape(value, value.shape)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) or is_on_gpu(value):
         return Tensor(value, requires_grad=need and not keeps)
     return value
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +29,13 @@ from mpgrad.autograd.nodes.executing import executing
 from mpgrad.autograd.nodes.node import InputMetadata, Node
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.autograd.validate_outputs import validate_output
+from mpgrad.device import CPU
+from mpgrad.device_arrays import cuda_namespace, on, zeros
 from mpgrad.dispatch import OperatorNode, call, cpu, record_call
 from mpgrad.ops import differentiable
 from mpgrad.ops.registry import Operator
 from mpgrad.scheduler.graph_spec import Target
 from mpgrad.tensor import Tensor
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def has_only_operators(frozen: FrozenGraph) -> bool:
@@ -212,7 +212,7 @@ def mirrored_call(
         expected: for each output that is wanted, what it must look like.
     """
     defined = [
-        Tensor(np.zeros(meta.shape, meta.dtype)) if grad is None else grad
+        Tensor(zeros(*meta)) if grad is None else grad
         for grad, meta in zip(grads, node.input_metadata, strict=True)
     ]
     saved, layout = _saved(node, node.operator.wanted_names(needs))
@@ -222,7 +222,9 @@ def mirrored_call(
         "layout": layout,
         "plain": node.plain,
         "wanted": tuple(needs),
-        "results": tuple((meta.shape, meta.dtype.str) for meta in expected if meta is not None),
+        "results": tuple(
+            (meta.shape, meta.dtype.str, str(meta.device)) for meta in expected if meta is not None
+        ),
     }
     return backward_of(node.operator), [*defined, *saved], attributes
 
@@ -255,9 +257,13 @@ def _record(
         record_call(recorded, inputs, outputs, needs, attributes)
 
 
-def _without_memory(meta: InputMetadata) -> Array:
-    """Stands for an array of which only shape and dtype will be asked."""
-    return np.broadcast_to(np.zeros((), meta.dtype), meta.shape)
+def _without_memory(meta: InputMetadata) -> Any:
+    """Stands for an array of which only shape, dtype and device will be asked."""
+    with on(meta.device):
+        zero = zeros((), meta.dtype, meta.device)
+        if meta.device is CPU:
+            return np.broadcast_to(zero, meta.shape)
+        return cuda_namespace().broadcast_to(zero, meta.shape)
 
 
 def _validated(node: Node, index: int, value: Tensor, expected: InputMetadata) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 from mpgrad.autograd.grad_mode import is_inference_mode_enabled
 from mpgrad.autograd.nodes.assigned_grad import wanted_dtype
 from mpgrad.autograd.nodes.node import SEQUENCE_NR_MAX, Node
+from mpgrad.device_arrays import device_of, is_writable, on
 from mpgrad.storage import adopt, adopt_in_layout, is_dense
 from mpgrad.tensor import Tensor, gradient_metadata
 
@@ -48,7 +49,7 @@ class AccumulateGrad(Node):
         if variable._leaf_hooks is not None:
             self.own_hooks().tensor[0] = variable._leaf_hooks
 
-    def accumulate(self, grad: np.ndarray[Any, Any], *, exclusive: bool) -> None:
+    def accumulate(self, grad: Any, *, exclusive: bool) -> None:
         """Add ``grad`` to ``variable.grad``, keeping the identity of a ``.grad`` that exists.
 
         The caller holds ``grad_lock()``.
@@ -65,7 +66,8 @@ class AccumulateGrad(Node):
             variable._grad = Tensor(first_grad(grad, variable._array, exclusive=exclusive))
             return
         existing._version_counter.count()
-        np.add(existing._array, grad, out=existing._array, casting="same_kind")
+        with on(device_of(grad)):
+            np.add(existing._array, grad, out=existing._array, casting="same_kind")
         if existing._array.strides != variable._array.strides:
             _check_layout(existing._array, variable._array)
 
@@ -99,27 +101,30 @@ class AccumulateGrad(Node):
                 "Inplace update to inference tensor outside InferenceMode is not allowed: a leaf's "
                 ".grad was made in inference mode. Set it to None, or to a clone."
             )
-        if not grad._array.flags.writeable:
+        if grad.device != expected.device:
+            raise RuntimeError(
+                f"the gradient of a leaf lies on {expected.device}, but its .grad on "
+                f"{grad.device}: set that to None, or move it"
+            )
+        if not is_writable(grad._array):
             raise RuntimeError("a leaf's .grad is read-only, so that nothing can be added to it")
 
 
 # ---------------------------------------------------------------------- the layout of .grad
 
 
-def first_grad(
-    grad: np.ndarray[Any, Any], leaf: np.ndarray[Any, Any], *, exclusive: bool
-) -> np.ndarray[Any, Any]:
+def first_grad(grad: Any, leaf: Any, *, exclusive: bool) -> Any:
     """The array of a leaf's first ``.grad``: in the leaf's layout if that is dense, else C order.
 
     So an optimizer walks through both in the same order. ``grad`` itself where it may be adopted.
     """
     if not leaf.flags.c_contiguous and leaf.shape == grad.shape and is_dense(leaf):
         return adopt_in_layout(grad, leaf)
-    whole = exclusive and grad.flags.c_contiguous and grad.flags.writeable
+    whole = exclusive and grad.flags.c_contiguous and is_writable(grad)
     return grad if whole else adopt(grad)
 
 
-def _check_layout(grad: np.ndarray[Any, Any], leaf: np.ndarray[Any, Any]) -> None:
+def _check_layout(grad: Any, leaf: Any) -> None:
     """Warn, once per process, of a ``.grad`` that was assigned in another layout."""
     global _has_warned_of_layout
     if _has_warned_of_layout or grad.shape != leaf.shape:

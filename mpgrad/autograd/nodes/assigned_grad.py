@@ -35,6 +35,12 @@ def check_assigned_grad(owner: Any, value: Any, kind: type[Any]) -> None:
             f"'{list(owner.shape)}'. Please ensure that the gradient and the tensor are the same "
             "size"
         )
+    if value.device != owner.device:
+        raise RuntimeError(
+            f"attempting to assign a gradient with device '{value.device}' to a tensor with device "
+            f"'{owner.device}'. Please ensure that the gradient and the tensor are on the same "
+            "device"
+        )
     wanted = wanted_dtype(owner)
     if wanted is not None and value.dtype != wanted:
         raise RuntimeError(

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpgrad.device_arrays import copied, device_of, on, on_host
+
 if TYPE_CHECKING:
     from mpgrad.tensor import Tensor
 
@@ -28,7 +30,7 @@ class UndoLog:
     def note(self, tensor: Tensor) -> None:
         """``tensor.grad`` is about to be replaced, or changed in place."""
         grad = tensor._grad
-        self._entries.append((tensor, grad, None if grad is None else grad._array.copy()))
+        self._entries.append((tensor, grad, None if grad is None else copied(grad._array)))
 
     def extend(self, later: UndoLog) -> None:
         """Take over the entries of a backward that has ended inside this one."""
@@ -41,8 +43,9 @@ class UndoLog:
             if (
                 grad is not None
                 and values is not None
-                and grad._array.tobytes() != values.tobytes()
+                and on_host(grad._array).tobytes() != on_host(values).tobytes()
             ):
-                np.copyto(grad._array, values)
+                with on(device_of(values)):
+                    np.copyto(grad._array, values)
                 grad._version_counter.count()
             tensor._grad = grad

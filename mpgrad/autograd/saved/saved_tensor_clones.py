@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
 
 from mpgrad.autograd.saved.hooks_in_force import HOOKS, HookPair
+from mpgrad.device_arrays import address, copied
 from mpgrad.storage import VersionCounter
 from mpgrad.tensor import Tensor
 
@@ -37,7 +38,7 @@ class SavedTensorClones:
 
     def pack(self, tensor: Tensor) -> _Kept:
         array, counter = tensor._array, tensor._version_counter
-        start = array.__array_interface__["data"][0]
+        start = address(array)
         key = (start, array.shape, array.strides, array.dtype, id(counter), counter.value)
         kept = self._kept.get(key)
         if kept is None:
@@ -57,7 +58,7 @@ class SavedTensorClones:
         """``tensor``'s memory is about to change: clone what was saved of it."""
         for kept in self._by_memory.get(id(tensor._version_counter), ()):
             if kept.counter is tensor._version_counter and not kept.is_cloned:
-                kept.tensor, kept.is_cloned = Tensor(kept.tensor._array.copy()), True
+                kept.tensor, kept.is_cloned = Tensor(copied(kept.tensor._array)), True
 
 
 #: Whoever overwrites a tensor tells this one first; None outside of the context.

@@ -17,7 +17,15 @@ from mpgrad.autograd.grad_mode import is_grad_enabled, is_inference_mode_enabled
 from mpgrad.autograd.modes.operator_mode import MODES
 from mpgrad.autograd.saved import saved_tensor_clones
 from mpgrad.autograd.views.view import set_history
-from mpgrad.dispatch import OperatorNode, cpu, record_call, save_results, wanted_gradients
+from mpgrad.device import CPU
+from mpgrad.device_arrays import CUDA, address, device_of, is_writable, moved, on
+from mpgrad.dispatch import (
+    OperatorNode,
+    namespace_for,
+    record_call,
+    save_results,
+    wanted_gradients,
+)
 from mpgrad.ops.registry import Operator, operator
 from mpgrad.storage import INFERENCE
 from mpgrad.tensor import Tensor
@@ -87,14 +95,35 @@ def _overwrite(tensor: Tensor, others: Sequence[Any], write: Callable[..., Any])
     if saved_tensor_clones.active is not None:
         saved_tensor_clones.active.before_write(tensor)
     arrays = [value._array if isinstance(value, Tensor) else value for value in others]
-    write(tensor._array, *arrays)
+    if CUDA.in_use and tensor.device is not CPU:
+        with on(tensor.device):
+            write(tensor._array, *(_beside(tensor, array) for array in arrays))
+    else:
+        write(tensor._array, *arrays)
     tensor._version_counter.count()
+
+
+def _beside(tensor: Tensor, value: Any) -> Any:
+    """``value`` on the device of ``tensor``, if it is an array without dimensions or an index.
+
+    Raises:
+        RuntimeError: another array, which lies elsewhere.
+    """
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.ndim and value.dtype.kind not in "bui":
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{tensor.device} and cpu!"
+        )
+    return moved(value, tensor.device)
 
 
 def _copy_result(
     operator: Operator, attributes: dict[str, Any], array: Array, *others: Any
 ) -> None:
-    np.copyto(array, operator.forward(cpu, array, *others, **attributes), casting="unsafe")
+    result = operator.forward(namespace_for(array), array, *others, **attributes)
+    np.copyto(array, result, casting="unsafe")
 
 
 def refuse_inference_tensor(tensor: Tensor) -> None:
@@ -117,7 +146,7 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
         RuntimeError: it is an expanded or a read-only tensor, or shifted against an operand.
     """
     array = tensor._array
-    if not array.flags.writeable:
+    if not is_writable(array):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location, or its memory is read-only. Please clone() the tensor before "
@@ -134,12 +163,13 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
 
 def _is_shifted(array: Array, target: Array) -> bool:
     """Whether two dense arrays overlap without being the same."""
-    if array.base is None and target.base is None:
+    if (array.base is None and target.base is None) or device_of(array) != device_of(target):
         return False
-    if not (array.flags.forc and target.flags.forc and np.may_share_memory(array, target)):
-        return False
-    return (array.__array_interface__["data"], array.strides, array.shape) != (
-        target.__array_interface__["data"],
+    with on(device_of(array)):
+        if not (array.flags.forc and target.flags.forc and np.may_share_memory(array, target)):
+            return False
+    return (address(array), array.strides, array.shape) != (
+        address(target),
         target.strides,
         target.shape,
     )
@@ -202,11 +232,16 @@ def _before(tensor: Tensor, *, copied: bool) -> Tensor:
     if tensor._view is not None and tensor._view.base._requires_grad:
         source = tensor._view.replay(tensor._view.base)
     return Tensor(
-        cpu.copy(tensor._array) if copied else tensor._array,
+        _copy(tensor._array) if copied else tensor._array,
         requires_grad=source._requires_grad,
         grad_fn=source._grad_fn,
         output_nr=source._output_nr,
     )
+
+
+def _copy(array: Any) -> Any:
+    with on(device_of(array)):
+        return namespace_for(array).copy(array)
 
 
 def rebase(tensor: Tensor, new: Tensor) -> None:
