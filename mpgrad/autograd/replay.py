@@ -112,11 +112,13 @@ class Template(NamedTuple):
 class Remembered:
     """One graph, and the tables that serve it."""
 
-    __slots__ = ("spec", "template", "uses")
+    __slots__ = ("spec", "template", "uses", "wired")
 
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
+        #: What the ``local`` engine has made of the tables, for the next time.
+        self.wired: Any = None
 
     def is_like(self, nodes: list[Node]) -> bool:
         """Whether ``nodes``, of the same kinds and edges, give the same tables."""

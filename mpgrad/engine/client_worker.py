@@ -22,7 +22,7 @@ from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import InnerTarget, Member, Plan
 from mpgrad.shm.arena import ForeignArena
 from mpgrad.storage import adopt, watched
-from mpgrad.workers.executor import Step, run_steps
+from mpgrad.workers.executor import Step, Wiring, run_steps
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -161,9 +161,8 @@ class ClientWorker:
 
     def _step(self, member: Member) -> Step:
         node = self._frozen.nodes[member.node]
-        return Step(
+        wiring = Wiring(
             node.name(),
-            rule_of(node) if self._frozen.runs[member.node] else None,
             node.input_metadata,
             output_metadata(self._frozen, member.node),
             [
@@ -172,8 +171,9 @@ class ClientWorker:
             ],
             member.captures,
             takes_undefined=node.takes_undefined,
-            release=None if self._frozen.keep_graph else node.release_saved,
         )
+        rule = rule_of(node) if self._frozen.runs[member.node] else None
+        return Step(wiring, rule, None if self._frozen.keep_graph else node.release_saved)
 
     def _in_turn(self, index: int, rule: Rule) -> Rule:
         """``rule`` of a Node, run once those ahead of it have let go of what they saved."""
@@ -189,7 +189,7 @@ class ClientWorker:
     ) -> Iterator[tuple[int, int, Array | None]]:
         slots = self._slots[dispatch.task]
         for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):
-            meta = steps[step].inputs[input_nr]
+            meta = steps[step].wiring.inputs[input_nr]
             for ref in refs:
                 yield step, input_nr, self._open(ref, meta.shape, meta.dtype)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 from mpgrad.autograd import costs, engine_slot, profiler
 from mpgrad.autograd.anomaly_mode import explain_failure
@@ -14,7 +14,7 @@ from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata, Node
 from mpgrad.dispatch import cpu
 from mpgrad.storage import is_exclusive
-from mpgrad.workers.executor import Step, run_steps
+from mpgrad.workers.executor import Step, Wiring, run_steps
 
 #: Steps that were expected to be and are this short teach nothing, in microseconds.
 NEGLIGIBLE_US = 25.0
@@ -26,14 +26,11 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     Returns:
         For each capture its array (None if undefined), and whether nobody else holds it.
     """
-    captures: dict[int, list[tuple[int, int]]] = {}
-    for number, (node, input_nr) in enumerate(frozen.spec.captures):
-        captures.setdefault(node, []).append((input_nr, number))
-    rank = {node: at for at, node in enumerate(frozen.spec.order)}
-    steps = [_step(frozen, node, rank, captures.get(node, ())) for node in frozen.spec.order]
+    wirings, seeded = _wired(frozen)
+    order = frozen.spec.order
+    steps = [_step(frozen, node, wiring) for node, wiring in zip(order, wirings, strict=True)]
     contributions = [
-        (rank[node], input_nr, seed)
-        for (node, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True)
+        (step, input_nr, seed) for (step, input_nr), seed in zip(seeded, frozen.seeds, strict=True)
     ]
     results: list[Any] = [None] * len(frozen.sinks)
     timings: list[float] = []
@@ -73,24 +70,49 @@ def blame_for_nan(steps: Sequence[Step], nodes: Sequence[Node]) -> None:
                 step.blamed = node.subject.name()
 
 
-def _step(
-    frozen: FrozenGraph,
-    index: int,
-    rank: dict[int, int],
-    captures: Any,
-) -> Step:
-    node, spec = frozen.nodes[index], frozen.spec.nodes[index]
-    runs = frozen.runs[index]
-    return Step(
-        spec.name,
-        rule_of(node) if runs else None,
-        node.input_metadata,
-        output_metadata(frozen, index),
-        [None if target is None else (rank[target[0]], target[1]) for target in spec.edges],
-        captures,
-        takes_undefined=node.takes_undefined,
-        release=_release(frozen, index),
-    )
+class _Wired(NamedTuple):
+    """What is the same whenever a graph like this one is run."""
+
+    #: In serial order.
+    wirings: list[Wiring]
+    #: (step, input number) of each seed.
+    seeded: list[tuple[int, int]]
+
+
+def _wired(frozen: FrozenGraph) -> _Wired:
+    """Made once for graphs that come again and again."""
+    known = frozen.remembered
+    if known is not None and known.wired is not None:
+        return cast("_Wired", known.wired)
+    captures: dict[int, list[tuple[int, int]]] = {}
+    for number, (node, input_nr) in enumerate(frozen.spec.captures):
+        captures.setdefault(node, []).append((input_nr, number))
+    rank = {node: at for at, node in enumerate(frozen.spec.order)}
+    wirings = [
+        Wiring(
+            frozen.spec.nodes[node].name,
+            frozen.nodes[node].input_metadata,
+            output_metadata(frozen, node),
+            [
+                None if target is None else (rank[target[0]], target[1])
+                for target in frozen.spec.nodes[node].edges
+            ],
+            captures.get(node, ()),
+            takes_undefined=frozen.nodes[node].takes_undefined,
+        )
+        for node in frozen.spec.order
+    ]
+    wired = _Wired(wirings, [(rank[node], input_nr) for node, input_nr in frozen.spec.seeds])
+    if known is not None:
+        known.wired = wired
+    return wired
+
+
+def _step(frozen: FrozenGraph, index: int, wiring: Wiring) -> Step:
+    if not frozen.runs[index]:
+        return Step(wiring, None)
+    node = frozen.nodes[index]
+    return Step(wiring, rule_of(node), None if frozen.keep_graph else node.release_saved)
 
 
 def output_metadata(frozen: FrozenGraph, index: int) -> list[InputMetadata | None]:
@@ -99,12 +121,6 @@ def output_metadata(frozen: FrozenGraph, index: int) -> list[InputMetadata | Non
         None if target is None else frozen.nodes[target[0]].input_metadata[target[1]]
         for target in frozen.spec.nodes[index].edges
     ]
-
-
-def _release(frozen: FrozenGraph, index: int) -> Callable[[], None] | None:
-    if frozen.keep_graph or not frozen.runs[index]:
-        return None
-    return frozen.nodes[index].release_saved
 
 
 def _learn(frozen: FrozenGraph, ran: list[int], timings: list[float]) -> None:

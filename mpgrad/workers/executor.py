@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,33 +19,30 @@ from mpgrad.autograd.validate_outputs import validate_output
 from mpgrad.device import CPU
 from mpgrad.device_arrays import CUDA
 
+Apply: TypeAlias = Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]]
 
-class Step:
-    """One Node, ready to run.
+
+class Wiring:
+    """What surrounds a Node's rule; the same in each step of a training loop.
 
     Attributes:
         name: of the Node.
-        apply: ``(xp, grads, needs) -> gradients``; None for a Node that only passes its inputs on.
         inputs: metadata of the gradients that flow in.
         outputs: metadata of those that flow out, None where nobody wants them.
         routes: per output (step, input number), a number for ``emit``, or None.
         captures: (input number, number for ``emit``): complete inputs that are wanted as they are.
         takes_undefined: the rule wants to run even if no gradient is defined (custom Functions).
-        release: called once the step has run.
-        blamed: in anomaly mode, who is said to have returned NaN; else None.
         publishes: before it runs, ``Placement.publish`` is called.
+        needs: for each output, whether it is wanted.
     """
 
     __slots__ = (
-        "apply",
-        "blamed",
         "captures",
         "inputs",
         "name",
         "needs",
         "outputs",
         "publishes",
-        "release",
         "routes",
         "takes_undefined",
     )
@@ -53,25 +50,38 @@ class Step:
     def __init__(
         self,
         name: str,
-        apply: Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]] | None,
         inputs: Sequence[InputMetadata],
         outputs: Sequence[InputMetadata | None],
         routes: Sequence[tuple[int, int] | int | None],
         captures: Sequence[tuple[int, int]] = (),
         *,
         takes_undefined: bool = False,
-        release: Callable[[], None] | None = None,
-        blamed: str | None = None,
         publishes: bool = False,
     ) -> None:
-        self.name, self.apply = name, apply
+        self.name = name
         self.inputs, self.outputs = inputs, outputs
         self.routes, self.captures = routes, captures
+        self.takes_undefined, self.publishes = takes_undefined, publishes
         self.needs = tuple([route is not None for route in routes])
-        self.takes_undefined = takes_undefined
-        self.release = release
-        self.blamed = blamed
-        self.publishes = publishes
+
+
+class Step:
+    """One Node, ready to run.
+
+    Attributes:
+        wiring: what flows in and out, and where to.
+        apply: ``(xp, grads, needs) -> gradients``; None for a Node that only passes its inputs on.
+        release: called once the step has run.
+        blamed: in anomaly mode, who is said to have returned NaN; else None.
+    """
+
+    __slots__ = ("apply", "blamed", "release", "wiring")
+
+    def __init__(
+        self, wiring: Wiring, apply: Apply | None, release: Callable[[], None] | None = None
+    ) -> None:
+        self.wiring, self.apply, self.release = wiring, apply, release
+        self.blamed: str | None = None
 
 
 class Placement:
@@ -105,7 +115,7 @@ class _Inflow:
         """One more contribution; None: nothing, but it has come."""
         values = self._values[step]
         if values is None:
-            values = self._values[step] = [None] * len(self._steps[step].inputs)
+            values = self._values[step] = [None] * len(self._steps[step].wiring.inputs)
         if value is None:
             return
         old = values[input_nr]
@@ -136,7 +146,7 @@ class _Inflow:
     def take(self, step: int) -> list[Any]:
         """The inputs of ``step``, which are complete; they are forgotten here."""
         values, self._values[step] = self._values[step], None
-        return [None] * len(self._steps[step].inputs) if values is None else values
+        return [None] * len(self._steps[step].wiring.inputs) if values is None else values
 
 
 def run_steps(
@@ -172,9 +182,10 @@ def run_steps(
     value = None
     for index, step in enumerate(steps):
         values = inflow.take(index)
-        for input_nr, number in step.captures:
+        wiring = step.wiring
+        for input_nr, number in wiring.captures:
             emit(number, values[input_nr])
-        if step.publishes and placement is not None:
+        if wiring.publishes and placement is not None:
             placement.publish()
         if step.apply is None:
             continue
@@ -183,14 +194,14 @@ def run_steps(
             run = _apply_on_device if CUDA.in_use else _apply
             results = run(step, values, xp, placement)
         except Exception as error:
-            error.add_note(f"in the backward graph at {_describe(step)}")
+            error.add_note(f"in the backward graph at {_describe(wiring)}")
             if on_failure is not None:
                 on_failure(index)
             raise
         if timings is not None:
             timings += (started, perf_counter())
         del values
-        for route, result in zip(step.routes, results, strict=True):
+        for route, result in zip(wiring.routes, results, strict=True):
             if type(route) is int:
                 emit(route, result)
             elif route is not None:
@@ -200,20 +211,20 @@ def run_steps(
             step.release()
 
 
-def _describe(step: Step) -> str:
+def _describe(wiring: Wiring) -> str:
     """Name, and shapes of the gradients that flow in and out."""
     inputs, outputs = (
         ", ".join("-" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in metas)
-        for metas in (step.inputs, step.outputs)
+        for metas in (wiring.inputs, wiring.outputs)
     )
-    return f"{step.name}({inputs}) -> ({outputs})"
+    return f"{wiring.name}({inputs}) -> ({outputs})"
 
 
-def _completed(step: Step, values: list[Any], xp: Any) -> list[Any]:
+def _completed(wiring: Wiring, values: list[Any], xp: Any) -> list[Any]:
     """``values`` with zeros where nothing has flowed in."""
     return [
         _zeros(xp, meta) if value is None else value
-        for value, meta in zip(values, step.inputs, strict=True)
+        for value, meta in zip(values, wiring.inputs, strict=True)
     ]
 
 
@@ -230,27 +241,28 @@ def _apply_on_device(
 
 def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:
     """The rule's validated results, all None where nothing is defined."""
-    if not step.takes_undefined:
+    wiring = step.wiring
+    if not wiring.takes_undefined:
         for value in values:
             if value is None:
                 if all(value is None for value in values):
-                    return [None] * len(step.routes)
-                values = _completed(step, values, xp)
+                    return [None] * len(wiring.routes)
+                values = _completed(wiring, values, xp)
                 break
     if placement is not None:
         placement.begin(step)
-    results = step.apply(xp, values, step.needs)  # type: ignore[misc]
-    if len(results) != len(step.routes):
+    results = step.apply(xp, values, wiring.needs)  # type: ignore[misc]
+    if len(results) != len(wiring.routes):
         raise RuntimeError(
-            f"Function {step.name} returned an invalid number of gradients - expected "
-            f"{len(step.routes)}, but got {len(results)}"
+            f"Function {wiring.name} returned an invalid number of gradients - expected "
+            f"{len(wiring.routes)}, but got {len(results)}"
         )
     grads: list[Any] = []
-    for result, expected in zip(results, step.outputs, strict=True):
+    for result, expected in zip(results, wiring.outputs, strict=True):
         if result is None or expected is None:
             grads.append(None)
         else:
-            grads.append(validate_output(step.name, len(grads), result, expected, xp))
+            grads.append(validate_output(wiring.name, len(grads), result, expected, xp))
     if step.blamed is not None:
         refuse_nan(step.blamed, grads)
     if placement is not None:

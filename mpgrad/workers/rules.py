@@ -29,13 +29,13 @@ from mpgrad.wire.programs import (
     decode_plain,
     decode_wiring,
 )
-from mpgrad.workers.executor import Step
+from mpgrad.workers.executor import Apply, Step, Wiring
 from mpgrad.workers.memory import WorkerMemory
 
 #: Versions of user code that stay loaded.
 FUNCTIONS_MAX = 256
-#: Wirings of Nodes that stay decoded.
-WIRINGS_MAX = 4096
+#: Wirings of Nodes that stay decoded: of a chain of tiny Nodes no two are alike.
+WIRINGS_MAX = 32_768
 #: Plain values that stay decoded, and how long they may be.
 PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
 
@@ -50,19 +50,9 @@ class Rules:
     def step(self, program: NodeProgram) -> Step:
         """One Node of a task, ready to run."""
         rule = program.rule
-        name, inputs, outputs, routes, captures, publishes = _wiring(program.wiring)
-        return Step(
-            name,
-            self._apply(rule),
-            inputs,
-            outputs,
-            routes,
-            captures,
-            takes_undefined=isinstance(rule, FunctionRule),
-            publishes=publishes,
-        )
+        return Step(_wiring(program.wiring, isinstance(rule, FunctionRule)), self._apply(rule))
 
-    def _apply(self, rule: OperatorRule | FunctionRule | CaptureRule) -> Any:
+    def _apply(self, rule: OperatorRule | FunctionRule | CaptureRule) -> Apply | None:
         if isinstance(rule, OperatorRule):
             return self._operator(rule)
         return self._function(rule) if isinstance(rule, FunctionRule) else None
@@ -142,16 +132,17 @@ def _decoded_plain(data: bytes) -> dict[str, Any]:
 
 
 @functools.lru_cache(WIRINGS_MAX)
-def _wiring(data: bytes) -> tuple[Any, ...]:
-    """Name, inputs, outputs, routes and captures of a Node, and whether it publishes."""
+def _wiring(data: bytes, takes_undefined: bool) -> Wiring:
+    """What surrounds the rule of a Node."""
     wiring = decode_wiring(data)
-    return (
+    return Wiring(
         wiring.name,
         tuple(_metadata(meta) for meta in wiring.inputs),
         tuple(None if meta is None else _metadata(meta) for meta in wiring.outputs),
         wiring.routes,
         wiring.captures,
-        wiring.publishes,
+        takes_undefined=takes_undefined,
+        publishes=wiring.publishes,
     )
 
 

@@ -76,7 +76,7 @@ class TaskRunner:
             steps = [self._rules.step(node) for node in program.nodes]
             if program.checks_nan:
                 for step in steps:
-                    step.blamed = step.name
+                    step.blamed = step.wiring.name
             self._times = [] if program.is_timed else None
             publication = self.publication(self._memory, dispatch)
             publication.report = self._report
@@ -91,7 +91,7 @@ class TaskRunner:
             if publication is not None:
                 # What left before is good: behind it there may be an error that came first.
                 publication.publish()
-            nodes = name_of([step.name for step in steps]) or "a NodeTask"
+            nodes = name_of([step.wiring.name for step in steps]) or "a NodeTask"
             return (), 0, encode_error(error, f"{nodes} on {self._where}")
 
     def _run_steps(
@@ -120,7 +120,7 @@ class TaskRunner:
         if len(dispatch.inputs) != len(slots):
             raise ProtocolError(f"a task of {len(slots)} slots got {len(dispatch.inputs)} inputs")
         for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):
-            meta = steps[step].inputs[input_nr]
+            meta = steps[step].wiring.inputs[input_nr]
             for ref in refs:
                 if ref is not None:
                     yield step, input_nr, self._memory.open_gradient(ref, meta.shape, meta.dtype)
@@ -183,16 +183,16 @@ class Publication(Placement):
         Not where a user's backward gets it, which may hold on to it.
         """
         captures = {
-            (at, input_nr): (number, step.inputs[input_nr])
+            (at, input_nr): (number, step.wiring.inputs[input_nr])
             for at, step in enumerate(steps)
-            for input_nr, number in step.captures
-            if self._blocks[number] is not None and not step.takes_undefined
+            for input_nr, number in step.wiring.captures
+            if self._blocks[number] is not None and not step.wiring.takes_undefined
         }
         if not captures:
             return
         flows = Counter(slots)
         for step in steps:
-            flows.update(route for route in step.routes if isinstance(route, tuple))
+            flows.update(route for route in step.wiring.routes if isinstance(route, tuple))
         for target, (number, meta) in captures.items():
             if flows[target] == 1:
                 self._captured[target] = number
@@ -206,9 +206,9 @@ class Publication(Placement):
             return
         self._lent.clear()
         self._free.clear()
-        if step.takes_undefined:
+        if step.wiring.takes_undefined:
             return  # a user's backward may hold on to what it computes
-        for route, meta in zip(step.routes, step.outputs, strict=True):
+        for route, meta in zip(step.wiring.routes, step.wiring.outputs, strict=True):
             output = self._output_of(route)
             if output is not None and meta is not None and self._blocks[output] is not None:
                 self._free[output] = (meta.shape, meta.dtype)
@@ -245,7 +245,7 @@ class Publication(Placement):
             if grad is None:
                 continue
             for output, array in self._lent.items():
-                own = self._output_of(step.routes[index])
+                own = self._output_of(step.wiring.routes[index])
                 if own != output and np.may_share_memory(grad, array):
                     grads[index] = grad.copy()
                     break
