@@ -5,12 +5,16 @@ A handle says where bytes lie; it never holds them and never opens them (``shm``
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 #: Arena numbers. The client's arena holds its tensors and lives as long as any of them; the
 #: engine's arena holds what workers produce and lives as long as the engine's last reader.
 CLIENT_ARENA = 0
 ENGINE_ARENA = 1
+#: Memory of a GPU that the client exports: this plus the GPU's number.
+CLIENT_DEVICE_ARENA = 2
+#: Memory of a GPU that a worker exports: from here on, a number for each process that has any.
+WORKER_DEVICE_ARENA = 1 << 10
 
 #: Gradients of at most this many bytes travel inside the message: a block would have to be
 #: allotted, opened twice and given back, which costs more than to copy them a few times.
@@ -48,3 +52,10 @@ class TensorHandle(NamedTuple):
 #: A gradient on its way: a block, the bytes themselves where they are few, or undefined.
 #: Its shape and dtype are those of the input that it flows into, which the receiver knows.
 GradientRef: TypeAlias = Block | bytes | None
+
+
+def is_counted(ref: GradientRef) -> TypeGuard[Block]:
+    """Whether ``ref`` is a block whose holders the coordinator counts: not one of the client's."""
+    return isinstance(ref, Block) and (
+        ref.arena == ENGINE_ARENA or ref.arena >= WORKER_DEVICE_ARENA
+    )

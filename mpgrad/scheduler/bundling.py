@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from mpgrad.scheduler.fusion import CHAIN_MAX_US, Grouping, chain_limit_us
-from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
 
 #: Less work than this is not worth a message of its own, even if a worker is free: it costs about
 #: as much time of the cores, which client, coordinator and workers share.
@@ -77,8 +77,10 @@ class _Bundling:
             for total, head in zip(grouping.total_us, heads, strict=True)
         ]
         self._on_client = [spec.nodes[head].on_client for head in heads]
+        # Branches on GPUs stay apart: they may overlap there.
+        self._on_device = [spec.nodes[head].device != ON_CPU for head in heads]
         self._stands_alone = [
-            on_client or head in grouping.second
+            on_client or head in grouping.second or self._on_device[grouping.group_of[head]]
             for on_client, head in zip(self._on_client, heads, strict=True)
         ]
         #: Per group: how many groups it feeds.
@@ -197,7 +199,8 @@ class _Bundling:
 
     def _open(self, groups: Sequence[int]) -> None:
         """Begin a bundle with ``groups``."""
-        self._is_open.append(not self._on_client[groups[0]])
+        is_elsewhere = self._on_client[groups[0]] or self._on_device[groups[0]]
+        self._is_open.append(not is_elsewhere)
         self._total_us.append(0.0)
         self._joined_us.append(0.0)
         self._waiting.append(0)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.errors import InvariantViolated, ProtocolError
-from mpgrad.handles import CLIENT_ARENA, Block
+from mpgrad.handles import Block, is_counted
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
@@ -88,15 +88,28 @@ class CoordinatorState:
         """
         self._handlers[type(event)](event)
         self._dispatcher.dispatch_ready(getattr(event, "peer", ""))
+        if self.leases.freed:
+            self._tell_makers()
         out = self._out.copy()
         self._out.clear()
         return out
+
+    def _tell_makers(self) -> None:
+        """Blocks that nobody holds any more go back to the GPU workers that made them."""
+        by_arena: dict[int, list[Block]] = {}
+        for block in self.leases.freed:
+            by_arena.setdefault(block.arena, []).append(block)
+        self.leases.freed.clear()
+        for arena, blocks in by_arena.items():
+            maker = self.membership.owner_of(arena)
+            if maker is not None:
+                self._out.append(do.ReleaseBlocks(maker.peer, tuple(blocks)))
 
     def _on_session_opened(self, event: ev.SessionOpened) -> None:
         self.membership.join(event.peer, is_worker=False)
 
     def _on_worker_joined(self, event: ev.WorkerJoined) -> None:
-        self.membership.join(event.peer, is_worker=True)
+        self.membership.join(event.peer, is_worker=True, device=event.device, arena=event.arena)
 
     def _on_graph_submitted(self, event: ev.GraphSubmitted) -> None:
         if self.membership.get(event.peer) is None:
@@ -105,7 +118,7 @@ class CoordinatorState:
             raise ProtocolError(f"{event.peer} submitted graph {event.graph} twice")
         if not 0 <= event.capture_count <= CAPTURES_MAX:
             raise ProtocolError(f"{event.peer} wants {event.capture_count} results")
-        if any(isinstance(ref, Block) and ref.arena != CLIENT_ARENA for *_, ref in event.seeds):
+        if any(is_counted(ref) for *_, ref in event.seeds):
             raise ProtocolError(f"{event.peer} seeds a graph with a block that is not its own")
         graph = self.tables.add_graph(event.peer, event.graph, event.depth, event.capture_count)
         self._dispatcher.enqueue(graph, graph.extend(event.tasks, event.is_whole, event.done))
@@ -115,15 +128,14 @@ class CoordinatorState:
                     self._dispatcher.enqueue(graph, [task])
         except (LookupError, InvariantViolated) as error:
             raise ProtocolError(f"{event.peer} sent a seed that goes nowhere: {error}") from None
-        if self.tables.unavailable is not None and not self.membership.workers():
-            self._endings.drain(graph, "lost", -1, self.tables.unavailable.encode())
-            self._endings.close_if_drained(graph)
+        self._endings.end_if_stranded(graph)
         self._endings.complete_if_done(graph)
 
     def _on_graph_extended(self, event: ev.GraphExtended) -> None:
         graph = self.tables.graph_of(event.peer, event.graph)
         if graph is not None and graph.phase is GraphPhase.RUNNING:
             self._dispatcher.enqueue(graph, graph.extend(event.tasks, event.is_whole))
+            self._endings.end_if_stranded(graph)
             self._endings.complete_if_done(graph)
             self._endings.close_if_drained(graph)
 

@@ -53,3 +53,22 @@ def find_paths(
             behind[index] = longest[piece.consumer[0]]
             longest[index] = behind[index] + piece_us(piece, nbytes)
     return Paths(longest, behind)
+
+
+def needed_from(
+    positions: list[int],
+    outputs: list[list[OutputSpec]],
+    client_tasks: list[int],
+    wide: list[tuple[int, int, Piece]],
+) -> list[int]:
+    """For each group ``NodeTaskSpec.needed_from``.
+
+    Not for the client's: user code behind an error does not run, whoever would need it.
+    """
+    needed, own = positions.copy(), frozenset(client_tasks)
+    consumers = [*range(len(positions)), *(consumer for consumer, _, _ in wide)]
+    for at in range(len(positions) - 1, -1, -1):
+        if at not in own:
+            ends = [needed[consumers[out.task]] for out in outputs[at] if out.task >= 0]
+            needed[at] = min([needed[at], *ends])
+    return needed

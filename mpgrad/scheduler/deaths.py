@@ -8,6 +8,7 @@ Rules of this file: as in ``coordinator_state``.
 
 from __future__ import annotations
 
+from mpgrad.handles import Block, GradientRef
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
@@ -61,9 +62,24 @@ class Deaths:
             touched[graph.number] = graph
             if key == event.running:
                 self._blame(graph, key.task, event, kind)
+        if member.arena >= 0:
+            touched.update(self._lose_arena(member.arena, event))
         for graph in touched.values():
             self._endings.close_if_drained(graph)
         self._replace_worker(member.slot, event.cause)
+
+    def _lose_arena(self, arena: int, event: ev.WorkerLost) -> dict[int, GraphTask]:
+        """A GPU worker takes its memory with it: the graphs that have gradients there fail."""
+        lost = {}
+        for graph in self._graphs.values():
+            refs: list[GradientRef] = [*graph.captures, *(early[3] for early in graph.early)]
+            for buffer in graph.buffers.values():
+                refs.extend(buffer.blocks())
+            if any(isinstance(ref, Block) and ref.arena == arena for ref in refs):
+                text = f"{event.cause}; gradients that lay on its GPU are gone"
+                self._endings.drain(graph, "lost", -1, text.encode())
+                lost[graph.number] = graph
+        return lost
 
     def on_worker_hung(self, event: ev.WorkerHung) -> None:
         """Have it killed; until it is dead, its tasks stay with it, and a late reply counts."""
@@ -93,10 +109,8 @@ class Deaths:
 
     def _give_up(self, reason: str) -> None:
         self._tables.unavailable = reason
-        if not self._membership.workers():
-            for graph in list(self._graphs.values()):
-                self._endings.drain(graph, "lost", -1, reason.encode())
-                self._endings.close_if_drained(graph)
+        for graph in list(self._graphs.values()):
+            self._endings.end_if_stranded(graph)
 
     def _blame(self, graph: GraphTask, task: int, event: ev.WorkerLost, kind: str) -> None:
         """The worker died while it ran this very task: a few times is the task's fault."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpgrad.handles import Block, GradientRef
+from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.plan import NodeTaskSpec
 
 # ----------------------------------------------------------------------- from a client
@@ -71,9 +72,12 @@ class BlocksReleased(NamedTuple):
 
 
 class WorkerJoined(NamedTuple):
-    """A worker process is ready for tasks."""
+    """A worker process is ready for tasks: those of a GPU, or (ON_CPU) the others."""
 
     peer: str
+    device: int = ON_CPU
+    #: Number of the memory that it exports, if it has a GPU.
+    arena: int = -1
 
 
 class WorkerLost(NamedTuple):

@@ -161,6 +161,8 @@ class Grouping:
     def _may_share(self, home: int, node: NodeSpec) -> bool:
         """Whether ``node`` runs where group ``home`` does, and may run right behind it there."""
         first = self._spec.nodes[self.groups[home][0]]
+        if first.device != node.device:
+            return False
         if not (first.on_client or node.on_client):
             return True
         # The client's Nodes run in serial order: none of another task may stand between.

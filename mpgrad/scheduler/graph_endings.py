@@ -8,7 +8,7 @@ Rules of this file: as in ``coordinator_state``.
 
 from __future__ import annotations
 
-from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.handles import is_counted
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.graph_task import GraphPhase, GraphTask
@@ -35,6 +35,16 @@ class GraphEndings:
             if any(key.graph == graph.number for key in member.flights):
                 self._out.append(do.CancelGraph(member.peer, graph.number))
 
+    def end_if_stranded(self, graph: GraphTask) -> None:
+        """Once no more workers can be had: fail a graph that needs some of which none is left."""
+        reason = self._tables.unavailable
+        if reason is None:
+            return
+        left = [worker.device for worker in self._membership.workers()]
+        if not left or any(device not in left for device in graph.devices):
+            self.drain(graph, "lost", -1, reason.encode())
+            self.close_if_drained(graph)
+
     def close_if_drained(self, graph: GraphTask) -> None:
         """draining -> failed, once nothing of the graph is in flight."""
         if graph.phase is GraphPhase.RUNNING and graph.is_settled:
@@ -60,7 +70,7 @@ class GraphEndings:
         self._tables.forget(graph)
         owner = self._membership.members[graph.owner]
         for ref in graph.captures:
-            if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
+            if is_counted(ref):
                 owner.kept[ref] += 1
         self._out.append(
             do.CompleteGraph(

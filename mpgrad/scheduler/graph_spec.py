@@ -16,6 +16,10 @@ from mpgrad.errors import InvariantViolated
 Target: TypeAlias = tuple[int, int]
 
 
+#: ``NodeSpec.device`` of what a CPU worker or the client runs.
+ON_CPU = -1
+
+
 class NodeSpec(NamedTuple):
     """What scheduling needs to know of one Node."""
 
@@ -40,6 +44,14 @@ class NodeSpec(NamedTuple):
     passes: tuple[Target, ...] = ()
     #: Which part of ``cost_us`` falls to the outputs that go to sinks, if the Node is run in two.
     second_half_share: float = 0.5
+    #: Number of the GPU that runs it, or ON_CPU.
+    device: int = ON_CPU
+    #: For each input whether its gradient lies on a GPU; empty where none does.
+    device_inputs: tuple[bool, ...] = ()
+
+    def is_on_device(self, input_nr: int) -> bool:
+        """Whether the gradient that flows into an input lies on a GPU."""
+        return bool(self.device_inputs) and self.device_inputs[input_nr]
 
 
 class GraphSpec(NamedTuple):

@@ -43,6 +43,8 @@ class GraphTask:
         #: True once the last chunk of tables has arrived; before that it cannot complete.
         self.is_whole = False
         self.specs: list[NodeTaskSpec] = []
+        #: Devices (and ON_CPU) whose workers it needs, each once.
+        self.devices: list[int] = []
         self.states: list[TaskState] = []
         #: Contributions and control edges that each task still waits for.
         self.dependencies: list[int] = []
@@ -78,6 +80,9 @@ class GraphTask:
             raise ProtocolError(f"{done} of {len(tasks)} tasks of graph {self.name} are done")
         first = len(self.specs)
         self.specs.extend(tasks)
+        for spec in tasks[done:]:
+            if not spec.on_client and spec.device not in self.devices:
+                self.devices.append(spec.device)
         self.states.extend([TaskState.DONE] * done)
         self.states.extend([TaskState.NOT_READY] * (len(tasks) - done))
         self.dependencies.extend(spec.dependencies for spec in tasks)
@@ -164,8 +169,12 @@ class GraphTask:
             self.first_error = (position, task, error, step)
 
     def is_wanted(self, task: int) -> bool:
-        """Whether a serial engine would have come to the task before it failed."""
-        return self.first_error is None or self.specs[task].position < self.first_error[0]
+        """Whether a serial engine would have come to the task, or to what needs it, before it
+        failed."""
+        spec = self.specs[task]
+        return (
+            self.first_error is None or min(spec.position, spec.needed_from) < self.first_error[0]
+        )
 
     @property
     def is_settled(self) -> bool:

@@ -41,6 +41,13 @@ class CancelGraph(NamedTuple):
     graph: int
 
 
+class ReleaseBlocks(NamedTuple):
+    """Nobody holds these blocks of your GPU any more: their memory is yours again."""
+
+    peer: str
+    blocks: tuple[Block, ...]
+
+
 class ShutDown(NamedTuple):
     """Finish."""
 
@@ -115,7 +122,7 @@ class StopProcess(NamedTuple):
 
 
 Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
-ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ShutDown
+ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ReleaseBlocks | ShutDown
 ToClient: TypeAlias = DispatchNodeTask | CancelGraph | CompleteGraph | FailGraph | ForwardOutput
 CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker
-WorkerInstruction: TypeAlias = Reply | ExecuteNodeTask | StopProcess
+WorkerInstruction: TypeAlias = Reply | ReleaseBlocks | ExecuteNodeTask | StopProcess

@@ -7,8 +7,10 @@ purpose.
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpgrad.errors import InvariantViolated
-from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.handles import Block, is_counted
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING
@@ -28,7 +30,7 @@ def check_invariants(state: CoordinatorState) -> None:
 
 def _check_leases(state: CoordinatorState) -> None:
     """Each live block has exactly as many holders as the tables name."""
-    refs: list[object] = []
+    refs: list[Any] = []
     for graph in state.graphs.values():
         refs.extend(graph.captures)
         refs.extend(early[3] for early in graph.early)
@@ -44,7 +46,7 @@ def _check_leases(state: CoordinatorState) -> None:
             refs.extend([kept] * times)
     holders: dict[Block, int] = {}
     for ref in refs:
-        if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
+        if is_counted(ref):
             holders[ref] = holders.get(ref, 0) + 1
     counted = state.leases.counts()
     if counted != holders:

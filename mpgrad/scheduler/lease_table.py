@@ -1,4 +1,4 @@
-"""LeaseTable: who may not yet lose which block of the engine's arena.
+"""LeaseTable: who may not yet lose which block of the engine's arena, or of a GPU worker.
 
 One count per block, kept in one process. Blocks of the client's arena are not counted: the client
 keeps them until the graph's last message.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from mpgrad.errors import InvariantViolated
-from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.handles import ENGINE_ARENA, Block, GradientRef, is_counted
 
 
 class BlockAllocator(Protocol):
@@ -29,6 +29,8 @@ class LeaseTable:
         self._allocator = allocator
         #: All and only live blocks; every count is at least 1.
         self._holders: dict[Block, int] = {}
+        #: Blocks of GPU workers that nobody holds any more and their makers do not know it yet.
+        self.freed: list[Block] = []
 
     def allot(self, nbytes: int) -> Block:
         """A new block, held once by its caller.
@@ -41,6 +43,12 @@ class LeaseTable:
         self._holders[block] = 1
         return block
 
+    def adopt(self, block: Block) -> None:
+        """Count a block that a GPU worker has just made; it is held once by its caller."""
+        if block in self._holders:
+            raise InvariantViolated(f"a block is made a second time: {block}")
+        self._holders[block] = 1
+
     def use(self, allocator: BlockAllocator) -> None:
         """From now on ask ``allocator``, which knows the live blocks."""
         self._allocator = allocator
@@ -49,26 +57,29 @@ class LeaseTable:
         return block in self._holders
 
     def is_exclusive(self, ref: GradientRef) -> bool:
-        """Whether ``ref`` is a block of the engine's arena with a single holder."""
+        """Whether ``ref`` is a counted block with a single holder."""
         return isinstance(ref, Block) and self._holders.get(ref) == 1
 
     def hold(self, ref: GradientRef) -> None:
-        """One more holder of ``ref`` if that is a block of the engine's arena."""
-        if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
+        """One more holder of ``ref`` if that is a counted block."""
+        if is_counted(ref):
             if ref not in self._holders:
                 raise InvariantViolated(f"a freed block is held again: {ref}")
             self._holders[ref] += 1
 
     def release(self, ref: GradientRef) -> None:
-        """One holder less; the last one frees the block."""
-        if not isinstance(ref, Block) or ref.arena != ENGINE_ARENA:
+        """One holder less; after the last one the block is free, or its maker is to be told."""
+        if not is_counted(ref):
             return
         count = self._holders.get(ref, 0)
         if count == 0:
             raise InvariantViolated(f"a freed block is released again: {ref}")
         if count == 1:
             del self._holders[ref]
-            self._allocator.free(ref.offset)
+            if ref.arena == ENGINE_ARENA:
+                self._allocator.free(ref.offset)
+            else:
+                self.freed.append(ref)
         else:
             self._holders[ref] = count - 1
 

@@ -6,8 +6,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.handles import Block, GradientRef, is_counted
 from mpgrad.scheduler.events import WorkerHung
+from mpgrad.scheduler.graph_spec import ON_CPU
 
 #: Tasks that a worker holds at most: one running, one prefetched, so that priority is decided here
 #: and not in its queue. Of short tasks it may hold more: a message costs more than such a task.
@@ -49,7 +50,8 @@ class Flight(NamedTuple):
     ) -> None:
         """A reply may name only blocks that the task was lent or given.
 
-        The client may also publish blocks of its own arena, which nobody counts.
+        The client may also publish blocks of its own arena, which nobody counts, and a GPU worker
+        those that it has just made in its own memory.
 
         Raises:
             ProtocolError: it names another block.
@@ -58,16 +60,22 @@ class Flight(NamedTuple):
         for ref in (*outputs, *kept):
             if not isinstance(ref, Block) or ref in owned:
                 continue
-            if member.is_worker or ref.arena == ENGINE_ARENA:
+            if (member.is_worker or is_counted(ref)) and ref.arena != member.arena:
                 raise ProtocolError(f"{member.peer} names a block that is not its own: {ref}")
 
 
 class MemberRecord:
     """One worker process or one client session, as long as that very incarnation lives."""
 
-    def __init__(self, peer: str, *, is_worker: bool) -> None:
+    def __init__(
+        self, peer: str, *, is_worker: bool, device: int = ON_CPU, arena: int = -1
+    ) -> None:
         self.peer = peer
         self.is_worker = is_worker
+        #: Whose tasks it runs, and the memory that it makes blocks in (a worker with a GPU).
+        self.device, self.arena = device, arena
+        #: Of the blocks that it has made there, the highest generation.
+        self.newest_generation = 0
         #: Dispatched and not answered, in dispatch order. Changed by begin() and end() alone.
         self.flights: dict[FlightKey, Flight] = {}
         #: How many of them are suspects, how many are not short, and the longest path behind one.
@@ -142,8 +150,11 @@ class Membership:
         #: Those that are workers, by slot.
         self._workers: list[MemberRecord] = []
 
-    def join(self, peer: str, *, is_worker: bool) -> MemberRecord:
-        member = self.members[peer] = MemberRecord(peer, is_worker=is_worker)
+    def join(
+        self, peer: str, *, is_worker: bool, device: int = ON_CPU, arena: int = -1
+    ) -> MemberRecord:
+        member = MemberRecord(peer, is_worker=is_worker, device=device, arena=arena)
+        self.members[peer] = member
         if is_worker:
             self._workers.append(member)
             self._workers.sort(key=lambda worker: worker.slot)
@@ -167,24 +178,35 @@ class Membership:
         """All workers by slot; not to be changed."""
         return self._workers
 
+    def owner_of(self, arena: int) -> MemberRecord | None:
+        """The living worker that exports device memory under that number."""
+        return next((worker for worker in self._workers if worker.arena == arena), None)
+
     def sessions(self) -> list[MemberRecord]:
         return [member for member in self.members.values() if not member.is_worker]
 
     def choose_worker(
-        self, *, for_suspect: bool, for_short: bool, priority: float, near: str
+        self, *, device: int, for_suspect: bool, for_short: bool, priority: float, near: str
     ) -> MemberRecord | None:
-        """The least busy worker that may take a task.
+        """The least busy worker of ``device`` that may take a task.
 
         Among idle ones that is ``near``, which has just answered: it was probably its answer that
         made the task ready, so what the task reads is in its cache. Else the lowest slot, or the
         one that has less to do before.
         """
         nearest = self.members.get(near)
-        if nearest is not None and nearest.is_worker and nearest.is_idle:
+        if (
+            nearest is not None
+            and nearest.is_worker
+            and nearest.is_idle
+            and nearest.device == device
+        ):
             return nearest
         best, fewest = None, SHORT_CREDIT if for_short else WORKER_CREDIT
         # Once or twice per message, and over all workers: a plain loop.
         for worker in self._workers:
+            if worker.device != device:
+                continue
             held = len(worker.flights)
             is_better = held < fewest or (
                 best is not None and held == fewest and worker.load_us < best.load_us

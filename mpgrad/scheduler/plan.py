@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.bundling import bundle
-from mpgrad.scheduler.critical_path import Paths, find_paths
+from mpgrad.scheduler.critical_path import Paths, find_paths, needed_from
 from mpgrad.scheduler.fusion import MESSAGE_US, group
-from mpgrad.scheduler.graph_spec import GraphSpec, Target
+from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, Target
 from mpgrad.scheduler.progress import Wired, publish_early
 from mpgrad.scheduler.split import has_branches_for, split
 from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
@@ -28,6 +28,9 @@ SHORT_TASK_US = 150.0
 #: Where a seed flows: task, slot, place.
 Seed: TypeAlias = tuple[int, int, int]
 
+#: ``NodeTaskSpec.needed_from`` where no task in front needs it.
+NOBODY = 1 << 62
+
 #: ``OutputSpec.task`` of a result that goes to the caller.
 CAPTURE = -1
 
@@ -35,7 +38,8 @@ CAPTURE = -1
 class OutputSpec(NamedTuple):
     """One gradient that leaves a NodeTask, and the one place where it goes."""
 
-    #: Bytes of the block it needs; 0 where it travels inside the message.
+    #: Bytes of the block it needs; 0 where it travels inside the message or stays on a GPU, whose
+    #: worker finds the place itself.
     nbytes: int
     #: Consumer: task, slot, and place among that slot's contributions (task CAPTURE: the result
     #: number ``slot``).
@@ -72,6 +76,11 @@ class NodeTaskSpec(NamedTuple):
     #: Length in microseconds of the longest path behind its end: of all that it makes ready by
     #: then, nothing is more urgent.
     behind: float = 0.0
+    #: Number of the GPU whose workers run it, or ON_CPU.
+    device: int = ON_CPU
+    #: The smallest serial position of a task that cannot begin without it: a bundle may have Nodes
+    #: in front of what it waits for. What is needed in front of an error still runs after it.
+    needed_from: int = NOBODY
 
 
 class InnerTarget(NamedTuple):
@@ -160,9 +169,9 @@ def _plan(
     leaves_us = publish_early(spec.nodes, wired, workers)
     wide = wiring.split_wide_sums()
     paths = find_paths(costs, wiring.outputs, leaves_us, wide)
-    tasks = _task_specs(spec, groups, wiring, costs, paths)
+    tasks = _task_specs(spec, groups, wiring, costs, paths, wide)
     tasks += [
-        _piece_spec(tasks[consumer].position, piece, nbytes, paths, len(groups) + number)
+        _piece_spec(tasks[consumer], piece, nbytes, paths, len(groups) + number)
         for number, (consumer, nbytes, piece) in enumerate(wide)
     ]
     return Plan(
@@ -194,7 +203,7 @@ def _opens_alone(tasks: list[NodeTaskSpec], costs: list[float], seeds: Sequence[
     Several tasks wait for it, nothing runs beside it, it takes less time than to hand it over, and
     what it gives travels inside messages anyway.
     """
-    if not tasks or tasks[0].on_client or costs[0] > MESSAGE_US:
+    if not tasks or tasks[0].on_client or tasks[0].device != ON_CPU or costs[0] > MESSAGE_US:
         return False
     first = tasks[0]
     return (
@@ -210,6 +219,7 @@ def _task_specs(
     wiring: _Wiring,
     costs: list[float],
     paths: Paths,
+    wide: list[tuple[int, int, Piece]],
 ) -> list[NodeTaskSpec]:
     position = {node: at for at, node in enumerate(spec.order)}
     client_tasks = [g for g, nodes in enumerate(groups) if spec.nodes[nodes[0]].on_client]
@@ -217,11 +227,13 @@ def _task_specs(
     # edges. It cannot deadlock, because that order is a topological one.
     successor = dict(pairwise(client_tasks))
     chained = set(successor.values())
+    firsts = [position[nodes[0]] for nodes in groups]
+    needed = needed_from(firsts, wiring.outputs, client_tasks, wide)
     return [
         NodeTaskSpec(
             on_client=spec.nodes[nodes[0]].on_client,
             priority=paths.longest[g],
-            position=position[nodes[0]],
+            position=firsts[g],
             dependencies=sum(wiring.places[g]) + (g in chained),
             places=tuple(wiring.places[g]),
             outputs=tuple(wiring.outputs[g]),
@@ -231,17 +243,22 @@ def _task_specs(
             behind=paths.behind[g],
             publications=sum([member.publishes for member in wiring.members[g]]),
             cost_us=int(costs[g]),
+            device=spec.nodes[nodes[0]].device,
+            needed_from=needed[g],
         )
         for g, nodes in enumerate(groups)
     ]
 
 
-def _piece_spec(position: int, piece: Piece, nbytes: int, paths: Paths, task: int) -> NodeTaskSpec:
+def _piece_spec(
+    consumer: NodeTaskSpec, piece: Piece, nbytes: int, paths: Paths, task: int
+) -> NodeTaskSpec:
     """The task of one piece of a wide sum."""
     return NodeTaskSpec(
         on_client=False,
         priority=paths.longest[task],
-        position=position,
+        position=consumer.position,
+        needed_from=consumer.needed_from,
         dependencies=piece.places,
         places=(piece.places,),
         outputs=(OutputSpec(nbytes, *piece.consumer, 0),),
@@ -288,6 +305,8 @@ class _Wiring:
         split: dict[tuple[int, int], WideSum] = {}
         added: list[tuple[int, int, Piece]] = []
         for (node, input_nr), slot in self._slot_of.items():
+            if self._spec.nodes[node].is_on_device(input_nr):
+                continue  # a GPU is not kept waiting for memory that it has
             task, nbytes = self._group_of[node], self._spec.nodes[node].input_nbytes[input_nr]
             count = self.places[task][slot]
             width = width_for(nbytes, count)
@@ -351,7 +370,8 @@ class _Wiring:
 
     def _leaves(self, group: int, target: tuple[int, int], where: tuple[int, int, int]) -> int:
         nbytes = self._spec.nodes[target[0]].input_nbytes[target[1]]
-        block = nbytes if nbytes > INLINE_LIMIT_BYTES else 0
+        is_on_device = self._spec.nodes[target[0]].is_on_device(target[1])
+        block = nbytes if nbytes > INLINE_LIMIT_BYTES and not is_on_device else 0
         self.outputs[group].append(OutputSpec(block, *where))
         return len(self.outputs[group]) - 1
 

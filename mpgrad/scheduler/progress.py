@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpgrad.scheduler.critical_path import find_paths
 from mpgrad.scheduler.fusion import PUBLISH_BEFORE_US
-from mpgrad.scheduler.graph_spec import NodeSpec
+from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
 
 if TYPE_CHECKING:
     from mpgrad.scheduler.plan import Member, OutputSpec
@@ -57,9 +57,16 @@ def publish_early(nodes: Sequence[NodeSpec], wired: Wired, workers: int) -> list
         [wired.waits[task] == count for task, count in wired.seeded.items()]
     )
     return [
-        left_us if nodes[members[0].node].on_client else publisher.visit(task, members, left_us)
+        left_us
+        if _runs_elsewhere(nodes[members[0].node])
+        else publisher.visit(task, members, left_us)
         for task, (members, left_us) in enumerate(zip(wired.members, at_end, strict=True))
     ]
+
+
+def _runs_elsewhere(node: NodeSpec) -> bool:
+    """Whether it is no CPU worker's. (What a GPU is asked to do, it has soon been asked.)"""
+    return node.on_client or node.device != ON_CPU
 
 
 class _Publisher:

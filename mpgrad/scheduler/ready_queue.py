@@ -5,6 +5,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from mpgrad.scheduler.graph_spec import ON_CPU
+
 
 class ReadyTask(NamedTuple):
     """Sorts as PyTorch's queue does, with the critical path before the recording order.
@@ -18,40 +20,50 @@ class ReadyTask(NamedTuple):
     position: int
     graph: int
     task: int
+    #: The smallest serial position that needs it, its own included.
+    needed_from: int = 0
 
 
 class ReadyQueue:
-    """A heap of ReadyTasks."""
+    """A heap of ReadyTasks per device, as in PyTorch: none waits behind another device's tasks."""
 
-    __slots__ = ("_heap",)
+    __slots__ = ("_heaps",)
 
     def __init__(self) -> None:
-        self._heap: list[ReadyTask] = []
+        #: All and only devices that ever had a task.
+        self._heaps: dict[int, list[ReadyTask]] = {ON_CPU: []}
 
-    def push(self, task: ReadyTask) -> None:
-        heappush(self._heap, task)
+    def push(self, task: ReadyTask, device: int = ON_CPU) -> None:
+        heappush(self._heaps.setdefault(device, []), task)
 
-    def pop(self) -> ReadyTask:
-        return heappop(self._heap)
+    def pop(self, device: int = ON_CPU) -> ReadyTask:
+        return heappop(self._heaps[device])
 
-    def peek(self) -> ReadyTask | None:
-        return self._heap[0] if self._heap else None
+    def peek(self, device: int = ON_CPU) -> ReadyTask | None:
+        heap = self._heaps.get(device)
+        return heap[0] if heap else None
+
+    def devices(self) -> list[int]:
+        """Those that have had tasks, in the order in which the first one came."""
+        return list(self._heaps)
 
     def drop_graph(self, graph: int, start: int = 0) -> int:
-        """Forget the tasks of one graph (it failed or was cancelled) from position ``start`` on.
+        """Forget the tasks of a graph (it failed or was cancelled) needed from ``start`` on.
 
         Returns:
             How many they were.
         """
-        kept = [task for task in self._heap if task.graph != graph or task.position < start]
-        dropped = len(self._heap) - len(kept)
-        heapify(kept)
-        self._heap = kept
+        dropped = 0
+        for device, heap in self._heaps.items():
+            kept = [task for task in heap if task.graph != graph or task.needed_from < start]
+            dropped += len(heap) - len(kept)
+            heapify(kept)
+            self._heaps[device] = kept
         return dropped
 
     def tasks(self) -> list[ReadyTask]:
         """All entries in queue order (for invariants and statistics)."""
-        return sorted(self._heap)
+        return sorted(task for heap in self._heaps.values() for task in heap)
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return sum([len(heap) for heap in self._heaps.values()])

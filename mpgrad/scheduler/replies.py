@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.handles import Block, GradientRef, is_counted
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.graph_endings import GraphEndings
@@ -42,6 +42,7 @@ class Replies:
         if not all(0 <= number < count for number, _ in event.outputs):
             raise ProtocolError(f"{event.peer} published an output that its task does not have")
         flight.check_reply(member, tuple(ref for _, ref in event.outputs), ())
+        self._adopt(member, key, flight, [ref for _, ref in event.outputs])
         member.note_publication(key)
         if graph.phase is GraphPhase.RUNNING:
             published = graph.published.setdefault(key.task, set())
@@ -58,6 +59,7 @@ class Replies:
         if len(event.outputs) != wanted:
             raise ProtocolError(f"{event.peer} returned {len(event.outputs)} outputs, not {wanted}")
         flight.check_reply(member, event.outputs, event.kept)
+        flight = self._adopt(member, key, flight, event.outputs)
         member.end(key)
         self._tables.deaths_without_progress.clear()
         self._keep(member, event.kept)
@@ -75,6 +77,36 @@ class Replies:
             graph.ran.append((key.task, member.slot, *took))
         self._endings.complete_if_done(graph)
         self._endings.close_if_drained(graph)
+
+    def _adopt(
+        self,
+        member: MemberRecord,
+        key: FlightKey,
+        flight: Flight,
+        outputs: Iterable[GradientRef],
+    ) -> Flight:
+        """The flight with the blocks that a GPU worker has made: it holds them while it lasts.
+
+        Raises:
+            ProtocolError: one of them was made before.
+        """
+        if member.arena < 0:
+            return flight
+        owned = flight.owned()
+        made = tuple(
+            ref
+            for ref in dict.fromkeys(outputs)
+            if isinstance(ref, Block) and ref.arena == member.arena and ref not in owned
+        )
+        for block in made:
+            # A worker numbers its blocks upwards: an old number is a block that was made before.
+            if block.generation <= member.newest_generation:
+                raise ProtocolError(f"{member.peer} names a block that is not its own: {block}")
+        for block in made:
+            self._leases.adopt(block)
+            member.newest_generation = max(member.newest_generation, block.generation)
+        flight = member.flights[key] = flight._replace(blocks=flight.blocks + made)
+        return flight
 
     def _deliver(
         self, graph: GraphTask, task: int, outputs: Iterable[tuple[int, GradientRef]]
@@ -139,7 +171,7 @@ class Replies:
 
     def _keep(self, member: MemberRecord, kept: tuple[Block, ...]) -> None:
         for block in kept:
-            if block.arena == ENGINE_ARENA:
+            if is_counted(block):
                 self._leases.hold(block)
                 member.kept[block] += 1
 

@@ -10,7 +10,7 @@ Rules of this file: pure tables, as in ``graph_spec``.
 
 from __future__ import annotations
 
-from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target
+from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target
 
 #: A Node of which both halves cost the same is split from here on: the second half must be worth a
 #: message and a gradient that is read by another core.
@@ -52,7 +52,8 @@ def has_branches_for(spec: GraphSpec, workers: int) -> bool:
 
 def _is_worth_it(node: NodeSpec, is_rest: list[bool]) -> bool:
     """Whether both halves have something to do and no sum mixes them."""
-    if not node.is_splittable or node.on_client:
+    # A GPU runs both halves one after the other anyway.
+    if not node.is_splittable or node.on_client or node.device != ON_CPU:
         return False
     if node.cost_us * node.second_half_share < SPLIT_ABOVE_US / 2:
         return False

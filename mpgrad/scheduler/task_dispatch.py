@@ -33,7 +33,15 @@ class Dispatcher:
                 self.send(graph, task, self._membership.members[graph.owner], is_suspect=False)
             else:
                 self._ready.push(
-                    ReadyTask(-graph.depth, -spec.priority, spec.position, graph.number, task)
+                    ReadyTask(
+                        -graph.depth,
+                        -spec.priority,
+                        spec.position,
+                        graph.number,
+                        task,
+                        min(spec.position, spec.needed_from),
+                    ),
+                    spec.device,
                 )
 
     def dispatch_ready(self, near: str) -> None:
@@ -41,16 +49,25 @@ class Dispatcher:
 
         ``near`` is the peer whose message made them ready.
         """
-        while (first := self._ready.peek()) is not None:
+        for device in self._ready.devices():
+            if self._ready.peek(device) is not None:
+                self._dispatch_on(device, near)
+
+    def _dispatch_on(self, device: int, near: str) -> None:
+        while (first := self._ready.peek(device)) is not None:
             graph = self._graphs[first.graph]
             is_suspect = graph.deaths.get(first.task, 0) > 0
             spec = graph.specs[first.task]
             worker = self._membership.choose_worker(
-                for_suspect=is_suspect, for_short=spec.is_short, priority=spec.priority, near=near
+                device=device,
+                for_suspect=is_suspect,
+                for_short=spec.is_short,
+                priority=spec.priority,
+                near=near,
             )
             if worker is None:
                 return
-            self._ready.pop()
+            self._ready.pop(device)
             if not self.send(graph, first.task, worker, is_suspect=is_suspect):
                 return
 

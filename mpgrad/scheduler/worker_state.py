@@ -33,6 +33,8 @@ class WorkerState:
             self._arrivals += 1
         elif isinstance(event, do.CancelGraph):
             out.extend(self._give_back(event.graph))
+        elif isinstance(event, do.ReleaseBlocks):
+            out.append(event)
         elif isinstance(event, do.ShutDown):
             self.is_stopping = True
         elif isinstance(event, ev.NodeTaskFinished):

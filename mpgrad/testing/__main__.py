@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mpgrad.testing.many_worlds import Tally
 from mpgrad.testing.world import World, WorldFailure
 
-OPTIONS = ("workers", "graphs", "sessions", "clients")
+OPTIONS = ("workers", "gpus", "graphs", "sessions", "clients")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,8 +13,11 @@ from typing import NamedTuple
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
-from mpgrad.scheduler.plan import Member, Plan
+from mpgrad.scheduler.plan import CAPTURE, Member, Plan
 from mpgrad.testing.path_counts import TracedGraph
+
+#: What a task of the client says whose inputs died with their GPU worker.
+MEMORY_IS_LOST = b"the worker that held this gradient is dead"
 
 
 class Wrong(Exception):
@@ -34,6 +37,19 @@ class Program(NamedTuple):
     graph: TracedGraph
     plan: Plan
 
+    def is_on_device(self, task: int, output: int) -> bool:
+        """Whether an output of a task flows into an input that lies on a GPU."""
+        spec = self.graph.spec
+        _, consumer, slot, _ = self.plan.tasks[task].outputs[output]
+        if consumer == CAPTURE:
+            node, input_nr = spec.captures[slot]
+        else:
+            members, target = self.plan.groups[consumer], self.plan.slots[consumer][slot]
+            node, input_nr = members[target.member].node, target.input_nr
+            piece = members[target.member].piece_of
+            input_nr = input_nr if piece is None else piece
+        return spec.nodes[node].is_on_device(input_nr)
+
 
 class Expectations:
     """The planted facts, by program number."""
@@ -45,6 +61,8 @@ class Expectations:
         #: True where memory may run out, and where no more workers can be had.
         self.is_memory_short = False
         self.has_given_up = False
+        #: Programs of which gradients lay in the memory of a GPU worker that died.
+        self.bereaved: set[int] = set()
         self._numbers: dict[tuple[str, int], int] = {}
         self._ended: set[int] = set()
         self._runs: set[tuple[int, int, int]] = set()
@@ -66,11 +84,13 @@ class Expectations:
     def number_of(self, peer: str, name: int) -> int:
         return self._numbers[peer, name]
 
-    def on_begin(self, peer: str, dispatch: do.DispatchNodeTask) -> None:
+    def on_begin(self, peer: str, device: int, dispatch: do.DispatchNodeTask) -> None:
         """A worker begins a task: once per attempt, and never after its graph's end."""
         key = (dispatch.graph, dispatch.task, dispatch.attempt)
         require(key not in self._runs, f"{peer} runs {key}, which was run before")
         self._runs.add(key)
+        spec = self.programs[dispatch.payload[0]].plan.tasks[dispatch.task]
+        require(spec.device == device, f"{peer} of device {device} runs {key} of {spec.device}")
         require(dispatch.payload[0] not in self._ended, f"{peer} runs {key} of an ended graph")
 
     def on_death(self, event: ev.WorkerLost, running: do.DispatchNodeTask | None) -> None:
@@ -99,18 +119,27 @@ class Expectations:
         require(not fatal, f"graph {end.graph} completes in spite of its tasks {fatal}")
 
     def _is_planted(self, number: int, end: do.FailGraph) -> bool:
+        if end.kind == "error" and end.error == MEMORY_IS_LOST:
+            return number in self.bereaved
         if end.kind == "error":
             _, _, graph, plan = self.programs[number]
             found = {at: (node, task, step) for at, node, task, step in _errors(graph, plan)}
             # Where it was ended early for another reason, the first error may not have come.
-            ended_early = self.is_memory_short or self.has_given_up or self._has_fatal(number)
+            ended_early = (
+                self.is_memory_short
+                or self.has_given_up
+                or number in self.bereaved
+                or self._has_fatal(number)
+            )
             return any(
                 (end.task, end.step) == (task, step) and end.error == error_text(node, task)
                 for at, (node, task, step) in found.items()
                 if ended_early or at == min(found)
             )
         if end.kind in ("lost", "hung"):
-            return (number, end.task) in self._fatal or (end.task == -1 and self.has_given_up)
+            if end.task == -1:
+                return self.has_given_up or number in self.bereaved
+            return (number, end.task) in self._fatal
         if end.kind == "memory":
             return self.is_memory_short
         return end.kind == "cancelled" and number in self.cancelled

@@ -6,10 +6,11 @@ into, edges that nobody wants, seeds in the middle, captures anywhere, sinks, No
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
-from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, serial_order
+from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target, serial_order
 from mpgrad.testing.path_counts import TracedGraph, seed_value
 
 NODES_MIN, NODES_MAX = 5, 60
@@ -19,8 +20,21 @@ SIZES = (4, 256, INLINE_LIMIT_BYTES, INLINE_LIMIT_BYTES + 1, 8_192, 100_000)
 CHEAP_US, DEAR_US = (1.0, 90.0), (100.0, 2500.0)
 
 
-def random_graph(rng: Random, *, client_share: float = 0.1, raising: bool = False) -> TracedGraph:
-    """A graph of 5 to 60 Nodes; with ``raising``, the rules of one to three raise."""
+def random_graph(
+    rng: Random,
+    *,
+    client_share: float = 0.1,
+    raising: bool = False,
+    devices: Sequence[int] = (),
+) -> TracedGraph:
+    """A graph of 5 to 60 Nodes; with ``raising``, the rules of one to three raise.
+
+    Args:
+        rng: decides everything.
+        client_share: of the Nodes, where there are some that only the client may run.
+        raising: whether rules raise.
+        devices: GPUs on which some of the Nodes run.
+    """
     count = rng.randint(NODES_MIN, NODES_MAX)
     # Indices say nothing about the order: node index[at] stands at topological position ``at``.
     index = list(range(count))
@@ -28,6 +42,8 @@ def random_graph(rng: Random, *, client_share: float = 0.1, raising: bool = Fals
     sizes = [_sizes(rng) for _ in range(count)]
     edges, seeds = _edges(rng, count, index, sizes)
     nodes = _nodes(rng, index, edges, sizes, client_share)
+    if devices:
+        nodes = _on_devices(rng, nodes, devices)
     spec = GraphSpec(nodes, seeds, _captures(rng, nodes), serial_order(nodes, seeds))
     undefined = frozenset(
         (node, nr) for node in range(count) for nr in range(len(edges[node])) if rng.random() < 0.04
@@ -114,6 +130,36 @@ def _nodes(
             second_half_share=(0.5, 0.2, 0.9)[node % 3],
         )
     return tuple(node for node in nodes if node is not None)
+
+
+def _on_devices(
+    rng: Random, nodes: tuple[NodeSpec, ...], devices: Sequence[int]
+) -> tuple[NodeSpec, ...]:
+    """Some Nodes run on GPUs. An input lies there only if nothing of a CPU worker flows into it."""
+    share = rng.choice((0.3, 0.7, 1.0))
+    placed = [
+        node._replace(
+            device=rng.choice(devices) if rng.random() < share and not node.on_client else ON_CPU
+        )
+        for node in nodes
+    ]
+    fed_by_cpu = {
+        target
+        for node in placed
+        for target in node.edges
+        if target is not None and node.device == ON_CPU and not node.on_client
+    }
+    return tuple(
+        node
+        if node.device == ON_CPU
+        else node._replace(
+            device_inputs=tuple(
+                (at, input_nr) not in fed_by_cpu and rng.random() < 0.9
+                for input_nr in range(len(node.input_nbytes))
+            )
+        )
+        for at, node in enumerate(placed)
+    )
 
 
 def _captures(rng: Random, nodes: tuple[NodeSpec, ...]) -> tuple[Target, ...]:

@@ -11,10 +11,17 @@ from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from mpgrad.handles import ENGINE_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef
+from mpgrad.handles import (
+    ENGINE_ARENA,
+    INLINE_LIMIT_BYTES,
+    Block,
+    GradientRef,
+    is_counted,
+)
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
+from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.plan import Plan, plan
 from mpgrad.testing.expectations import require
 from mpgrad.testing.path_counts import (
@@ -28,7 +35,12 @@ from mpgrad.testing.path_counts import (
     unpack,
 )
 from mpgrad.testing.simulated_memory import UNKNOWN_BLOCK
-from mpgrad.testing.simulated_worker import RuleRaised, run_program
+from mpgrad.testing.simulated_worker import (
+    RuleRaised,
+    is_on_host,
+    refuse_lost_memory,
+    run_program,
+)
 from mpgrad.testing.virtual_time import Lane
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.schema import PROTOCOL_VERSION, EndSession, Hello
@@ -131,9 +143,12 @@ class SimulatedClient:
 
     def _seeds(self, name: int, graph: TracedGraph, planned: Plan) -> Seeds:
         sizes = [graph.spec.nodes[node].input_nbytes[nr] for node, nr in graph.spec.seeds]
+        on_devices = [graph.spec.nodes[node].is_on_device(nr) for node, nr in graph.spec.seeds]
         return tuple(
-            (*where, self._own_ref(name, value, nbytes))
-            for where, value, nbytes in zip(planned.seeds, graph.seeds, sizes, strict=True)
+            (*where, self._own_ref(name, value, nbytes, on_device))
+            for where, value, nbytes, on_device in zip(
+                planned.seeds, graph.seeds, sizes, on_devices, strict=True
+            )
         )
 
     def _may_run_ahead(self, graph: TracedGraph, planned: Plan) -> bool:
@@ -144,6 +159,7 @@ class SimulatedClient:
         first, members = planned.tasks[0], planned.groups[0]
         return (
             not first.on_client
+            and first.device == ON_CPU
             and first.dependencies == sum(task == 0 for task, _, _ in planned.seeds)
             and all(member.node not in graph.raising for member in members)
         )
@@ -162,13 +178,15 @@ class SimulatedClient:
             for output, value in zip(outputs, values, strict=True)
         )
 
-    def _own_ref(self, name: int, value: Value | None, nbytes: int) -> GradientRef:
-        """A gradient made in this process: undefined, inline, or in the client's arena."""
+    def _own_ref(
+        self, name: int, value: Value | None, nbytes: int, on_device: bool = False
+    ) -> GradientRef:
+        """A gradient made in this process: undefined, inline, or in memory of its own."""
         if value is None:
             return None
-        if nbytes <= INLINE_LIMIT_BYTES:
+        if nbytes <= INLINE_LIMIT_BYTES and not on_device:
             return pack(value.content)
-        block = self._world.memory.allot_client(nbytes, value.content)
+        block = self._world.memory.allot_client(nbytes, value.content, on_device=on_device)
         self._own_blocks[name].append(block)
         return block
 
@@ -250,6 +268,7 @@ class SimulatedClient:
         key = (dispatch.graph, dispatch.task, dispatch.attempt)
         reply: ev.NodeTaskDone | ev.NodeTaskFailed
         try:
+            refuse_lost_memory(self._world, dispatch)
             values = run_program(self._world, dispatch)
             outputs = self._publish(dispatch, values)
             reply = ev.NodeTaskDone(self.peer, *key, outputs, self._keep(dispatch))
@@ -263,13 +282,20 @@ class SimulatedClient:
     def _publish(
         self, dispatch: do.DispatchNodeTask, values: list[Value | None]
     ) -> tuple[GradientRef, ...]:
-        planned = self._plans[dispatch.name]
-        return tuple(
-            value.source
-            if value is not None and value.source is not None
-            else self._own_ref(dispatch.name, value, output.nbytes)
-            for output, value in zip(planned.tasks[dispatch.task].outputs, values, strict=True)
-        )
+        program = self._world.expected.programs[dispatch.payload[0]]
+        outputs = program.plan.tasks[dispatch.task].outputs
+        refs: list[GradientRef] = []
+        for number, (output, value) in enumerate(zip(outputs, values, strict=True)):
+            on_device = program.is_on_device(dispatch.task, number)
+            if (
+                value is not None
+                and value.source is not None
+                and is_on_host(value.source) != on_device
+            ):
+                refs.append(value.source)
+            else:
+                refs.append(self._own_ref(dispatch.name, value, output.nbytes, on_device))
+        return tuple(refs)
 
     def _keep(self, dispatch: do.DispatchNodeTask) -> tuple[Block, ...]:
         """A hook may hold on to the gradients that it was shown."""
@@ -304,6 +330,8 @@ class SimulatedClient:
     def _check_result(self, name: int, end: do.CompleteGraph) -> None:
         expected = run_serially(self.graphs[name])
         for number, (ref, value) in enumerate(zip(end.captures, expected, strict=True)):
+            if isinstance(ref, Block) and self._world.memory.is_lost(ref):
+                continue  # its GPU worker died on the way: the caller gets an error
             content = self._look_at(ref)
             wanted = None if value is None else value.content
             require(
@@ -312,6 +340,9 @@ class SimulatedClient:
             )
         for ref, is_exclusive in zip(end.captures, end.exclusive, strict=True):
             if isinstance(ref, Block):
+                if is_counted(ref) and self._world.memory.is_lost(ref):
+                    self._send(ev.BlocksReleased(self.peer, (ref,)))
+                    continue
                 if is_exclusive and self._world.rng.random() < 0.5:
                     # The caller makes it its own and adds to it in place: nobody may see that.
                     self._world.memory.overwrite(ref, ADOPTED)
@@ -336,8 +367,9 @@ class SimulatedClient:
         if self.is_alive and self._views:
             at = self._world.rng.randrange(len(self._views))
             block, content = self._views.pop(at)
-            self._world.check_unchanged(self.peer, block, content)
-            if block.arena == ENGINE_ARENA:
+            if not self._world.memory.is_lost(block):
+                self._world.check_unchanged(self.peer, block, content)
+            if is_counted(block):
                 self._send(ev.BlocksReleased(self.peer, (block,)))
 
     def _leave(self) -> None:

@@ -11,15 +11,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import Block
+from mpgrad.handles import WORKER_DEVICE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.journal import AllocatorRecorder, Journal
 from mpgrad.testing.expectations import require
 from mpgrad.testing.faults import DEATHS_MAX
-from mpgrad.testing.simulated_memory import UNKNOWN_BLOCK
 from mpgrad.testing.simulated_worker import SimulatedWorker
 from mpgrad.testing.situations import Situations
 from mpgrad.wire.codec import decode, encode
@@ -44,6 +44,9 @@ class SimulatedCoordinator:
         #: Peers that have sent something which must be refused.
         self.forgers: set[str] = set()
         self._incarnations: Counter[int] = Counter()
+        self._arenas = 0
+        #: Memory of GPU workers whose death the core has been told.
+        self._buried_arenas: set[int] = set()
         self._dead: set[str] = set()
         #: Workers that broke the protocol: nothing that they have sent counts any more.
         self._cut: set[str] = set()
@@ -60,7 +63,8 @@ class SimulatedCoordinator:
         message = decode(frame, FROM_WORKER)
         if isinstance(message, Hello):
             if peer not in self._dead:
-                self._tell(ev.WorkerJoined(peer))
+                worker = self.workers[peer]
+                self._tell(ev.WorkerJoined(peer, worker.device, worker.arena))
         else:
             self._tell(message)
 
@@ -112,8 +116,21 @@ class SimulatedCoordinator:
             self._world.clients[peer].is_alive = False
             self._world.time.after(0, self.on_session_gone, peer)
 
+    def _check_reachable(self, instruction: do.DispatchNodeTask | do.CompleteGraph) -> None:
+        """Nobody is sent to memory that is known to be gone."""
+        slots = (
+            instruction.inputs
+            if isinstance(instruction, do.DispatchNodeTask)
+            else (instruction.captures,)
+        )
+        arenas = {ref.arena for slot in slots for ref in slot if isinstance(ref, Block)}
+        lost = sorted(arenas & self._buried_arenas)
+        require(not lost, f"{instruction} names memory of dead workers: arenas {lost}")
+
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         world = self._world
+        if isinstance(instruction, do.DispatchNodeTask | do.CompleteGraph):
+            self._check_reachable(instruction)
         if isinstance(instruction, do.StartWorker):
             world.time.after(world.rng.randint(50, 3000), self.start_worker, instruction.slot)
         elif instruction.peer in world.clients:
@@ -151,7 +168,11 @@ class SimulatedCoordinator:
             return
         self._incarnations[slot] += 1
         peer = f"w{slot}.{self._incarnations[slot]}"
-        worker = self.workers[peer] = SimulatedWorker(world, peer)
+        device, arena = world.device_of(slot), -1
+        if device != ON_CPU:
+            arena = WORKER_DEVICE_ARENA + self._arenas
+            self._arenas += 1
+        worker = self.workers[peer] = SimulatedWorker(world, peer, device, arena)
         if self.may_die(worker) and world.dice.strikes("die_at_start"):
             world.time.after(100, self._die_at_start, worker)
         else:
@@ -199,6 +220,7 @@ class SimulatedCoordinator:
             self._world.time.after(delay, self.start_worker, worker.slot)
             return
         self._world.expected.on_death(*self._blamed(event, running))
+        self._buried_arenas.add(worker.arena)
         self._tell(event)
 
     def _blamed(
@@ -222,9 +244,5 @@ class SimulatedCoordinator:
             not any(worker.is_alive for worker in self.workers.values()),
             "a worker did not stop when it was told to",
         )
-
-    def foreign_block(self, dispatch: do.DispatchNodeTask) -> Block:
-        """A block that a task has nothing to do with."""
-        own = {*dispatch.blocks, *(ref for slot in dispatch.inputs for ref in slot)}
-        others = [block for block in self.core.leases.counts() if block not in own]
-        return self._world.rng.choice(others) if others else UNKNOWN_BLOCK
+        left = self._world.memory.device_blocks()
+        require(left == 0, f"{left} blocks are left on GPUs")

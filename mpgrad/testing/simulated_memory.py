@@ -7,7 +7,13 @@ published block and a read of an unwritten one are found at the access itself.
 from __future__ import annotations
 
 from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block
+from mpgrad.handles import (
+    CLIENT_ARENA,
+    CLIENT_DEVICE_ARENA,
+    ENGINE_ARENA,
+    WORKER_DEVICE_ARENA,
+    Block,
+)
 from mpgrad.shm.free_list import FreeList
 from mpgrad.testing.path_counts import Content
 
@@ -32,7 +38,7 @@ class _Cell:
 
 
 class SimulatedMemory:
-    """Both arenas; for the coordinator's core it is the allocator of the engine's arena."""
+    """The arenas and the GPUs' memory; for the coordinator's core the engine arena's allocator."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.free_list = FreeList(ARENA_BYTES, ARENA_BYTES, "simulated arena")
@@ -42,6 +48,9 @@ class SimulatedMemory:
         #: How often there was no room.
         self.refusals = 0
         self._client_blocks = 0
+        self._device_blocks = 0
+        #: Memory of GPU workers that are dead.
+        self._lost_arenas: set[int] = set()
 
     # ------------------------------------------------------------------ the coordinator's side
 
@@ -62,16 +71,46 @@ class SimulatedMemory:
 
     # ------------------------------------------------------------------ the client's arena
 
-    def allot_client(self, nbytes: int, content: Content) -> Block:
-        """A written block of the client's arena; its addresses are never used again."""
+    def allot_client(self, nbytes: int, content: Content, *, on_device: bool = False) -> Block:
+        """A written block of the client's own; its addresses are never used again."""
         self._client_blocks += 1
-        block = Block(CLIENT_ARENA, self._client_blocks << 20, nbytes, self._client_blocks)
-        self._cells[CLIENT_ARENA, block.offset] = _Cell(block.generation)
+        arena = CLIENT_DEVICE_ARENA if on_device else CLIENT_ARENA
+        block = Block(arena, self._client_blocks << 20, nbytes, self._client_blocks)
+        self._cells[arena, block.offset] = _Cell(block.generation)
         self.write(block, content)
         return block
 
     def free_client(self, block: Block) -> None:
-        del self._cells[CLIENT_ARENA, block.offset]
+        del self._cells[block.arena, block.offset]
+
+    # ------------------------------------------------------------------ a GPU worker's memory
+
+    def make_on_device(self, arena: int, nbytes: int, content: Content) -> Block:
+        """A written block that a GPU worker made where it found room."""
+        self._device_blocks += 1
+        block = Block(arena, self._device_blocks << 20, nbytes, self._device_blocks)
+        self._cells[arena, block.offset] = _Cell(block.generation)
+        self.write(block, content)
+        return block
+
+    def free_on_device(self, block: Block) -> None:
+        """The worker that made it was told that nobody holds it any more."""
+        self._cell(block, "freed again")
+        del self._cells[block.arena, block.offset]
+
+    def lose(self, arena: int) -> None:
+        """A GPU worker is dead, and its memory gone."""
+        self._lost_arenas.add(arena)
+        for key in [key for key in self._cells if key[0] == arena]:
+            del self._cells[key]
+
+    def is_lost(self, block: Block) -> bool:
+        """Whether it lay in the memory of a GPU worker that is dead."""
+        return block.arena in self._lost_arenas
+
+    def device_blocks(self) -> int:
+        """Blocks in the memory of living GPU workers."""
+        return sum(arena >= WORKER_DEVICE_ARENA for arena, _ in self._cells)
 
     # ------------------------------------------------------------------ everybody
 

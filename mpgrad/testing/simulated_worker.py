@@ -11,13 +11,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.worker_state import WorkerState
-from mpgrad.testing.expectations import error_text
+from mpgrad.testing.expectations import MEMORY_IS_LOST, error_text
 from mpgrad.testing.path_counts import Content, Value, add, pack, run_members, unpack
-from mpgrad.testing.simulated_memory import GARBAGE
+from mpgrad.testing.simulated_memory import GARBAGE, UNKNOWN_BLOCK
 from mpgrad.testing.virtual_time import Lane
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.schema import PROTOCOL_VERSION, Hello
@@ -56,6 +57,22 @@ def sum_inputs(world: World, dispatch: do.DispatchNodeTask) -> list[Value | None
     return sums
 
 
+def is_on_host(block: Block | None) -> bool:
+    """Whether it is a block that does not lie on a GPU."""
+    return block is not None and block.arena in (CLIENT_ARENA, ENGINE_ARENA)
+
+
+def refuse_lost_memory(world: World, dispatch: do.DispatchNodeTask) -> None:
+    """What the client does where a worker dies: it cannot read, and says so.
+
+    Raises:
+        RuleRaised: an input lay in the memory of a GPU worker that is dead.
+    """
+    refs = [ref for slot in dispatch.inputs for ref in slot]
+    if any(isinstance(ref, Block) and world.memory.is_lost(ref) for ref in refs):
+        raise RuleRaised(MEMORY_IS_LOST, 0)
+
+
 def run_program(
     world: World,
     dispatch: do.DispatchNodeTask,
@@ -88,8 +105,12 @@ def run_program(
 class SimulatedWorker:
     """One incarnation."""
 
-    def __init__(self, world: World, peer: str) -> None:
+    def __init__(self, world: World, peer: str, device: int = ON_CPU, arena: int = -1) -> None:
         self.peer, self._world = peer, world
+        #: Which GPU it has, and the number of the memory that it exports.
+        self.device, self.arena = device, arena
+        #: Programs that have gradients in that memory, once per block.
+        self._made: dict[Block, int] = {}
         self.slot = int(peer[1:].partition(".")[0])
         self.core = WorkerState(peer)
         self.is_alive = True
@@ -126,6 +147,9 @@ class SimulatedWorker:
             return
         self.is_alive = False
         self.outbox.cut()
+        if self.arena >= 0:
+            self._world.expected.bereaved.update(self._made.values())
+            self._world.memory.lose(self.arena)
         running = self._executing
         key = None if running is None else (running.graph, running.task, running.attempt)
         event = ev.WorkerLost(self.peer, cause, killed, key)
@@ -146,6 +170,10 @@ class SimulatedWorker:
                 return
             if isinstance(instruction, do.ExecuteNodeTask):
                 self._begin(instruction.dispatch)
+            elif isinstance(instruction, do.ReleaseBlocks):
+                for block in instruction.blocks:
+                    del self._made[block]
+                    self._world.memory.free_on_device(block)
             elif isinstance(instruction, do.StopProcess):
                 self.is_alive = False
                 self._world.note(self.peer, "stopped")
@@ -166,10 +194,14 @@ class SimulatedWorker:
     def _begin(self, dispatch: do.DispatchNodeTask) -> None:
         world = self._world
         world.note(self.peer, "run", dispatch)
-        world.expected.on_begin(self.peer, dispatch)
+        world.expected.on_begin(self.peer, self.device, dispatch)
         self._executing, self._published, self._written = dispatch, {}, []
         for slot in dispatch.inputs:
             for ref in slot:
+                if isinstance(ref, Block) and world.memory.is_lost(ref):
+                    # CUDA lets nobody survive that who reads it.
+                    self.die("read the memory of a dead process", killed=True)
+                    return
                 if isinstance(ref, Block):
                     world.memory.check_live(ref)
         duration = 1 + int(TASK_US_MAX * self._slowness * world.rng.random())
@@ -234,6 +266,9 @@ class SimulatedWorker:
     def _finish(self, dispatch: do.DispatchNodeTask, duration_us: int) -> None:
         if not self.is_alive or self._puts_off(self._finish, dispatch, duration_us):
             return
+        if self._reads_lost_memory(dispatch):
+            self.die("read the memory of a dead process", killed=True)
+            return
         self._executing = None
         reply: ev.NodeTaskDone | ev.NodeTaskFailed
         key = (dispatch.graph, dispatch.task, dispatch.attempt)
@@ -241,7 +276,7 @@ class SimulatedWorker:
             values = dict(enumerate(run_program(self._world, dispatch)))
             outputs = self._publish(dispatch, values)
             if outputs and self._forges():
-                outputs = (*outputs[:-1], self._world.coordinator.foreign_block(dispatch))
+                outputs = (*outputs[:-1], self._foreign_block(dispatch))
             kept = self._keep(dispatch, self._written)
             reply = ev.NodeTaskDone(self.peer, *key, outputs, kept, duration_us)
         except RuleRaised as error:
@@ -249,10 +284,19 @@ class SimulatedWorker:
             reply = ev.NodeTaskFailed(self.peer, *key, error.text, kept, error.step)
         self._perform(self.core.handle_event(ev.NodeTaskFinished(reply)))
 
+    def _reads_lost_memory(self, dispatch: do.DispatchNodeTask) -> bool:
+        return any(
+            isinstance(ref, Block) and self._world.memory.is_lost(ref)
+            for slot in dispatch.inputs
+            for ref in slot
+        )
+
     def _count_publications(self, dispatch: do.DispatchNodeTask) -> int:
         """How often the task publishes what it has, before it ends or fails."""
         number, task = dispatch.payload
         _, _, graph, plan = self._world.expected.programs[number]
+        if plan.groups[task][0].piece_of is not None:
+            return 0  # it runs no rule
         count = 0
         for member in plan.groups[task]:
             count += 1 if member.node in graph.raising else member.publishes
@@ -263,6 +307,9 @@ class SimulatedWorker:
     def _progress(self, dispatch: do.DispatchNodeTask, point: int) -> None:
         """Publish what had left the task at one of its points."""
         if not self.is_alive or self._puts_off(self._progress, dispatch, point):
+            return
+        if self._reads_lost_memory(dispatch):
+            self.die("read the memory of a dead process", killed=True)
             return
         stages: list[dict[int, Value | None]] = []
         with suppress(RuleRaised):
@@ -278,7 +325,7 @@ class SimulatedWorker:
             return
         self._published.update(fresh)
         if self._forges():
-            fresh[max(fresh)] = self._world.coordinator.foreign_block(dispatch)
+            fresh[max(fresh)] = self._foreign_block(dispatch)
         key = (dispatch.graph, dispatch.task, dispatch.attempt)
         progress = ev.NodeTaskProgress(self.peer, *key, tuple(fresh.items()))
         self._send(progress)
@@ -297,6 +344,7 @@ class SimulatedWorker:
         What was published before is sometimes named again.
         """
         world, refs = self._world, []
+        program = world.expected.programs[dispatch.payload[0]]
         for number, block in enumerate(dispatch.blocks):
             value = values.get(number)
             ref: GradientRef
@@ -304,9 +352,11 @@ class SimulatedWorker:
                 ref = self._published[number] if world.rng.random() < 0.5 else None
             elif value is None or number in dispatch.published:
                 ref = None
+            elif program.is_on_device(dispatch.payload[1], number):
+                ref = self._leave_on_device(value, dispatch.payload[0])
             elif block is None:
                 ref = pack(value.content)
-            elif value.source is not None and world.rng.random() < 0.7:
+            elif is_on_host(value.source) and world.rng.random() < 0.7:
                 ref = value.source  # passed on as it is; the lent block stays unused
             else:
                 world.memory.write(block, value.content)
@@ -314,6 +364,22 @@ class SimulatedWorker:
                 ref = block
             refs.append(ref)
         return tuple(refs)
+
+    def _leave_on_device(self, value: Value, program: int) -> Block:
+        """A block of this worker's own GPU, or one on some GPU that holds the same already."""
+        if value.source is not None and not is_on_host(value.source):
+            return value.source
+        block = self._world.memory.make_on_device(self.arena, 8, value.content)
+        self._made[block] = program
+        return block
+
+    def _foreign_block(self, dispatch: do.DispatchNodeTask) -> Block:
+        """A block that the task has nothing to do with."""
+        own = {*dispatch.blocks, *self._published.values()}
+        own.update(ref for slot in dispatch.inputs for ref in slot)
+        counted = self._world.coordinator.core.leases.counts()
+        others = [block for block in counted if block not in own]
+        return self._world.rng.choice(others) if others else UNKNOWN_BLOCK
 
     def _forges(self) -> bool:
         """Whether the message about to be sent names somebody else's block."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.handles import WORKER_DEVICE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
@@ -34,6 +35,9 @@ EARLY_ARRIVAL = "a gradient arrived before the tables of its task"
 STOPPED_FENCED = "a stopped worker was fenced"
 FENCE_OVERTAKEN = "a hung task ended between the fence and the death"
 NO_WORKER = "tasks waited because no worker was there"
+MEMORY_RETURNED = "a GPU worker was told that its blocks are free"
+BEREAVED = "a GPU worker died, and gradients of a graph with it"
+PEER_READ = "a GPU worker read what another one had made"
 
 ALL_SITUATIONS = frozenset(
     {
@@ -52,6 +56,9 @@ ALL_SITUATIONS = frozenset(
         STOPPED_FENCED,
         FENCE_OVERTAKEN,
         NO_WORKER,
+        MEMORY_RETURNED,
+        BEREAVED,
+        PEER_READ,
     }
 )
 
@@ -91,6 +98,7 @@ class Situations:
         elif isinstance(event, ev.WorkerLost):
             member = core.membership.get(event.peer)
             if member is not None:
+                self._note(BEREAVED, any(ref.arena == member.arena for ref in core.leases.counts()))
                 self._note(PREFETCHED_LOST, any(key != event.running for key in member.flights))
         elif isinstance(event, ev.WorkerHung):
             self._note(STOPPED_FENCED, event.running is None)
@@ -109,11 +117,25 @@ class Situations:
         if is_memory_short:
             self._check_nothing_to_wait_for(instructions)
         for instruction in instructions:
+            self._note(MEMORY_RETURNED, isinstance(instruction, do.ReleaseBlocks))
+            if isinstance(instruction, do.DispatchNodeTask):
+                self._note_peers(instruction)
             if isinstance(instruction, do.DispatchNodeTask) and instruction.attempt > 1:
                 self._note(THIRD_ATTEMPT, instruction.attempt > 2)
                 deaths = core.graphs[instruction.graph].deaths
                 self._note(SUSPECT_ALONE, deaths.get(instruction.task, 0) > 0)
         self._check_work_goes_on(is_memory_short)
+
+    def _note_peers(self, dispatch: do.DispatchNodeTask) -> None:
+        """Look at who reads whose memory."""
+        reader = self._core.membership.members[dispatch.peer]
+        arenas = {
+            ref.arena
+            for slot in dispatch.inputs
+            for ref in slot
+            if isinstance(ref, Block) and ref.arena >= WORKER_DEVICE_ARENA
+        }
+        self._note(PEER_READ, reader.arena >= 0 and bool(arenas - {reader.arena}))
 
     def _note(self, situation: str, is_seen: bool) -> None:
         if is_seen:
@@ -141,10 +163,15 @@ class Situations:
 
     def _check_work_goes_on(self, is_memory_short: bool) -> None:
         """The most urgent task waits only where no worker may have it, or memory is short."""
-        first = self._core.ready.peek()
+        for device in self._core.ready.devices():
+            self._check_device_goes_on(device, is_memory_short)
+
+    def _check_device_goes_on(self, device: int, is_memory_short: bool) -> None:
+        first = self._core.ready.peek(device)
         if first is None:
             return
-        graph, workers = self._core.graphs[first.graph], self._core.membership.workers()
+        graph = self._core.graphs[first.graph]
+        workers = [w for w in self._core.membership.workers() if w.device == device]
         is_suspect, spec = first.task in graph.deaths, graph.specs[first.task]
         free = [
             worker.peer

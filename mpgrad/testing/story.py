@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from mpgrad.handles import CLIENT_ARENA, Block
+from mpgrad.handles import CLIENT_ARENA, CLIENT_DEVICE_ARENA, ENGINE_ARENA, Block
 from mpgrad.scheduler.plan import NodeTaskSpec
 
 LINE_CHARACTERS = 170
@@ -49,7 +49,8 @@ def brief(thing: Any) -> str:
     if isinstance(thing, bytes):
         return f"<{len(thing)} bytes>"
     if isinstance(thing, Block):
-        arena = "client" if thing.arena == CLIENT_ARENA else "engine"
+        known = {CLIENT_ARENA: "client", ENGINE_ARENA: "engine", CLIENT_DEVICE_ARENA: "client GPU"}
+        arena = known.get(thing.arena, f"GPU memory {thing.arena}")
         return f"{arena}@{thing.offset}#{thing.generation}"
     if not isinstance(thing, tuple):
         return str(thing)

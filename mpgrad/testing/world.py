@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 from mpgrad.handles import Block
+from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.journal import SEGMENT_EVENTS
 from mpgrad.scheduler.statistics import statistics_of
@@ -33,6 +34,8 @@ STORY_LINES = 40
 KILLS_OF_ALL_MAX = 4
 #: Workers of one World in so many that are drawn: more than may die in a row in one slot.
 MANY_WORKERS, MANY_EVERY = 24, 50
+#: GPU worker slots, by seed.
+GPUS = (0, 0, 1, 2, 3)
 AMPLE_BYTES, SMALL_BYTES = 1 << 30, (50_000, 120_000, 400_000)
 
 
@@ -45,7 +48,8 @@ class World:
 
     Args:
         seed: decides everything.
-        workers: worker slots.
+        workers: worker slots of the CPU.
+        gpus: worker slots of GPUs behind those; two of them share the first GPU.
         graphs: backwards, dealt out to the sessions.
         sessions: calling threads, dealt out to the clients.
         clients: client processes.
@@ -58,6 +62,7 @@ class World:
         seed: int,
         *,
         workers: int = 2,
+        gpus: int = 0,
         graphs: int = 1,
         sessions: int = 1,
         clients: int = 1,
@@ -66,6 +71,7 @@ class World:
     ) -> None:
         self.options = {
             "workers": workers,
+            "gpus": gpus,
             "graphs": graphs,
             "sessions": sessions,
             "clients": clients,
@@ -87,6 +93,7 @@ class World:
         """A World whose options come from its seed, too, except the ``chosen`` ones."""
         drawn: dict[str, Any] = {
             "workers": MANY_WORKERS if seed % MANY_EVERY == 0 else 1 + seed % 4,
+            "gpus": GPUS[seed % len(GPUS)],
             "graphs": 1 + seed // 4 % 3,
             "sessions": 1 + seed // 12 % 2,
             "clients": 1 + seed // 24 % 2,
@@ -99,13 +106,22 @@ class World:
         shares: list[list[TracedGraph]] = [[] for _ in range(sessions)]
         for number in range(self.options["graphs"]):
             raising = self.dice.strikes("raise_rule")
-            shares[number % sessions].append(random_graph(self.rng, raising=raising))
+            graph = random_graph(self.rng, raising=raising, devices=self._devices())
+            shares[number % sessions].append(graph)
         made = [
             SimulatedClient(self, 1 + number % self.options["clients"], number, share)
             for number, share in enumerate(shares)
             if share
         ]
         return {client.peer: client for client in made}
+
+    def device_of(self, slot: int) -> int:
+        """The GPU of a worker slot: none, then the first one twice, then the second."""
+        return ON_CPU if slot < self.options["workers"] else (slot - self.options["workers"]) // 2
+
+    def _devices(self) -> list[int]:
+        slots = range(self.options["workers"], self.options["workers"] + self.options["gpus"])
+        return list(dict.fromkeys(self.device_of(slot) for slot in slots))
 
     # ------------------------------------------------------------------ running it
 
@@ -139,7 +155,7 @@ class World:
                 time.after(rng.randint(0, 10_000), self._enlarge_arena)
         if dice.strikes("arena_fills"):
             time.after(rng.randint(0, 8_000), self._fill_arena)
-        for slot in range(self.options["workers"]):
+        for slot in range(self.options["workers"] + self.options["gpus"]):
             self.coordinator.start_worker(slot)
             if dice.strikes("kill"):
                 time.after(rng.randint(0, 8_000), self.coordinator.kill, slot)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 #: No message is longer: larger things travel through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -91,6 +91,7 @@ MESSAGES: dict[int, type[Any]] = {
     30: do.DispatchNodeTask,
     31: do.CancelGraph,
     32: do.ShutDown,
+    33: do.ReleaseBlocks,
     40: do.CompleteGraph,
     41: do.FailGraph,
     42: do.ForwardOutput,
@@ -110,7 +111,7 @@ FROM_CLIENT = (
     ev.NodeTaskFailed,
     ev.NodeTaskDropped,
 )
-TO_WORKER = (do.DispatchNodeTask, do.CancelGraph, do.ShutDown)
+TO_WORKER = (do.DispatchNodeTask, do.CancelGraph, do.ReleaseBlocks, do.ShutDown)
 TO_CLIENT = (
     Welcome,
     Refused,

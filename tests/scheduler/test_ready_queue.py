@@ -13,7 +13,7 @@ from mpgrad.scheduler.ready_queue import ReadyQueue, ReadyTask
 
 
 def entry(*, depth: int = 0, priority: float = 0.0, position: int = 0, graph: int = 0, task=0):
-    return ReadyTask(-depth, -priority, position, graph, task)
+    return ReadyTask(-depth, -priority, position, graph, task, position)
 
 
 #: Most urgent first.
@@ -70,3 +70,13 @@ def test_a_place_is_filled_once(ref: object) -> None:
     buffer.fill(0, 0, ref)
     with pytest.raises(InvariantViolated, match="filled twice"):
         buffer.fill(0, 0, ref)
+
+
+def test_each_device_has_a_queue_of_its_own():
+    queue = ReadyQueue()
+    queue.push(entry(task=1, priority=1.0))
+    queue.push(entry(task=2, priority=9.0), 0)
+    queue.push(entry(task=3, priority=5.0), 0)
+    assert queue.devices() == [-1, 0]
+    assert [queue.pop(0).task, queue.pop().task, queue.pop(0).task] == [2, 1, 3]
+    assert queue.peek(7) is None
