@@ -92,15 +92,21 @@ _NAMES_OF = {
     "mpgrad.ops.convolution": "conv2d",
     "mpgrad.ops.pooling": "max_pool2d",
     "mpgrad.ops.dropout": "dropout",
+    "mpgrad.backends.matmul_precision": (
+        "set_float32_matmul_precision get_float32_matmul_precision"
+    ),
 }
 
 #: Public names that are modules.
-_SUBMODULES = ("autograd", "data", "errors", "nn", "optim", "profiler", "utils")
+_SUBMODULES = ("autograd", "backends", "cuda", "data", "errors", "nn", "optim", "profiler", "utils")
 
 #: Modules that know no Tensor; for all others its methods must be there first.
 _WITHOUT_TENSOR = (
     "mpgrad.autograd",
     "mpgrad.autograd.grad_mode",
+    "mpgrad.backends",
+    "mpgrad.backends.matmul_precision",
+    "mpgrad.cuda",
     "mpgrad.device",
     "mpgrad.dtypes",
     "mpgrad.errors",

@@ -1,6 +1,8 @@
 """The public names of mpgrad, for editors and type checkers; ``__init__.py`` loads them on use."""
 
 from mpgrad import autograd as autograd
+from mpgrad import backends as backends
+from mpgrad import cuda as cuda
 from mpgrad import data as data
 from mpgrad import errors as errors
 from mpgrad import nn as nn
@@ -20,6 +22,12 @@ from mpgrad.autograd.grad_mode import is_grad_enabled as is_grad_enabled
 from mpgrad.autograd.grad_mode import is_inference_mode_enabled as is_inference_mode_enabled
 from mpgrad.autograd.grad_mode import no_grad as no_grad
 from mpgrad.autograd.grad_mode import set_grad_enabled as set_grad_enabled
+from mpgrad.backends.matmul_precision import (
+    get_float32_matmul_precision as get_float32_matmul_precision,
+)
+from mpgrad.backends.matmul_precision import (
+    set_float32_matmul_precision as set_float32_matmul_precision,
+)
 from mpgrad.device import Device as Device
 from mpgrad.device import device as device
 from mpgrad.dtypes import bool as bool

@@ -178,6 +178,12 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Any:
         return cuda_driver.driver().namespace.empty(shape, dtype)
 
 
+def empty_beside(array: Any, size: int) -> Any:
+    """Uninitialised, 1-d, of the dtype and on the device of ``array``; not in the arena."""
+    device = device_of(array)
+    return np.empty(size, array.dtype) if device is CPU else empty((size,), array.dtype, device)
+
+
 def copied(array: Any) -> Any:
     """A C-contiguous copy on the same device."""
     if isinstance(array, np.ndarray):

@@ -105,7 +105,7 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
         RuntimeError: the inputs lie on several devices.
     """
     xp: Any = cpu
-    if CUDA.in_use:
+    if CUDA.in_use and not operator.on_any_devices:
         device = device_of_inputs(operator, inputs)
         if device is not CPU:
             if not is_current(device):

@@ -37,3 +37,9 @@ Axes are None, an int or a tuple of ints. Every function returns an array (0-d w
 return a scalar), C-contiguous unless it is a view of its input, and the same bits for the same
 inputs.
 """
+
+from __future__ import annotations
+
+from mpgrad.lazy import attach as _attach
+
+__getattr__, __dir__ = _attach(__name__, {}, submodules=("cuda",))

@@ -16,6 +16,10 @@ import numpy as np
 from mpgrad.backends import cpu_views, cuda_windows
 from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of
 from mpgrad.backends.cuda_kernels import Kernels
+from mpgrad.backends.matmul_precision import matmul as matmul_precision
+
+#: PyTorch's ``backends.cuda.matmul``: its ``allow_tf32``.
+matmul = matmul_precision
 
 Axis = int | tuple[int, ...] | None
 
@@ -55,6 +59,7 @@ class CudaBackend:
     def __init__(self, arrays: Any) -> None:
         self.arrays = arrays
         self.kernels = Kernels(arrays)
+        matmul_precision.serve(arrays)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.arrays, name)

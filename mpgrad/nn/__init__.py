@@ -5,7 +5,7 @@ from __future__ import annotations
 # Layers hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.nn import functional, init
+from mpgrad.nn import functional, init, parallel
 from mpgrad.nn.activations import GELU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d
 from mpgrad.nn.containers import ModuleList, Sequential
@@ -18,6 +18,7 @@ from mpgrad.nn.parameter import Parameter
 __all__ = [
     "functional",
     "init",
+    "parallel",
     "Module",
     "Parameter",
     "Sequential",

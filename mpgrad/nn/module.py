@@ -276,6 +276,18 @@ class Module:
                     tensor.grad = tensor._grad.detach().to(*args, **kwargs)
         return self
 
+    def cuda(self: Self, device: Any = None) -> Self:
+        """On a GPU: that one, or the thread's current one.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        return self.to("cuda" if device is None else device)
+
+    def cpu(self: Self) -> Self:
+        """On the CPU."""
+        return self.to("cpu")
+
     def double(self: Self) -> Self:
         """In float64."""
         return self.to(np.float64)

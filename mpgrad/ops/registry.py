@@ -80,6 +80,7 @@ class Operator:
         wirtinger: bool = False,
         view: str | None = None,
         elementwise: bool = False,
+        on_any_devices: bool = False,
     ) -> None:
         self.name = name
         #: What its Nodes are called: ``LogSoftmaxBackward`` for "log_softmax".
@@ -92,6 +93,8 @@ class Operator:
         self.view = view
         #: Whether the formulas compute each element from the elements in its place.
         self.elementwise = elementwise
+        #: Whether the inputs may lie on several devices.
+        self.on_any_devices = on_any_devices
         self.joint = joint
         self.derivatives = derivatives
         self.inputs, self.variadic, self.attributes = _parameters(forward)
@@ -231,6 +234,7 @@ def operator(
     view: str | None = None,
     node_name: str | None = None,
     elementwise: bool = False,
+    on_any_devices: bool = False,
     **derivatives: Formula,
 ) -> Operator:
     """Register an operator (see the module's docstring).
@@ -247,11 +251,14 @@ def operator(
         node_name: of its Nodes, where it is not ``<Name>Backward``.
         elementwise: the formulas compute each element from the elements in its place alone, and
             decide by no values, so that they can be run ``blockwise``.
+        on_any_devices: forward and the formulas move arrays between devices themselves.
         derivatives: a formula per differentiable input.
     """
     if name in OPERATORS:
         raise ValueError(f"operator {name!r} is registered twice")
-    registered = Operator(name, forward, derivatives, joint, outputs, wirtinger, view, elementwise)
+    registered = Operator(
+        name, forward, derivatives, joint, outputs, wirtinger, view, elementwise, on_any_devices
+    )
     if node_name is not None:
         registered.node_name = node_name
     OPERATORS[name] = registered

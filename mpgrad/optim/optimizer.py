@@ -8,6 +8,7 @@ from typing import Any
 
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.saved import saved_tensor_clones
+from mpgrad.device_arrays import on
 from mpgrad.tensor import Tensor
 
 ParamGroup = dict[str, Any]
@@ -87,7 +88,8 @@ class Optimizer:
                 if parameter.grad is not None:
                     if saved_tensor_clones.active is not None:
                         saved_tensor_clones.active.before_write(parameter)
-                    self._update(parameter, parameter.grad, group)
+                    with on(parameter.device):
+                        self._update(parameter, parameter.grad, group)
                     parameter._version_counter.count()
         return loss
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.device import Device
+from mpgrad.device_arrays import copied, device_of, empty_beside
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
 from mpgrad.tensor import Tensor
 
@@ -49,8 +51,8 @@ class SGD(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        #: Two arrays per dtype that every update uses again, of the largest size seen.
-        self._scratch: dict[tuple[int, np.dtype[Any]], Array] = {}
+        #: Two arrays per dtype and device that every update uses again, of the largest size seen.
+        self._scratch: dict[tuple[int, np.dtype[Any], Device], Any] = {}
         options = {
             "lr": lr,
             "momentum": momentum,
@@ -92,7 +94,7 @@ class SGD(Optimizer):
         kept = self.state.setdefault(parameter, {})
         if kept.get("momentum_buffer") is None:
             # On the heap: no worker ever reads it, so it need not fill the shared arena.
-            kept["momentum_buffer"] = Tensor(np.array(grad, order="C"))
+            kept["momentum_buffer"] = Tensor(copied(grad))
             buffer = kept["momentum_buffer"]._array
         else:
             buffer = kept["momentum_buffer"]._array
@@ -111,10 +113,10 @@ class SGD(Optimizer):
 
     def _scratch_like(self, array: Array, which: int) -> Array:
         """An uninitialised array of that shape and dtype, reused by the next parameter."""
-        key = (which, array.dtype)
+        key = (which, array.dtype, device_of(array))
         memory = self._scratch.get(key)
         if memory is None or memory.size < array.size:
-            memory = self._scratch[key] = np.empty(array.size, array.dtype)
+            memory = self._scratch[key] = empty_beside(array, array.size)
         return memory[: array.size].reshape(array.shape)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -97,6 +97,11 @@ class FakeCudaDriver:
         finally:
             self._current[thread] = before
 
+    def use_device(self, index: int) -> None:
+        """``cudaSetDevice``."""
+        self._check_device(index)
+        self._current[threading.get_ident()] = index
+
     def current_device(self) -> int:
         if os.getpid() != self._pid:
             raise CudaError("cudaErrorInitializationError", "CUDA does not survive a fork")

@@ -70,6 +70,10 @@ class Device:
     def __exit__(self, *exception: object) -> None:
         self._entered.pop().__exit__(*exception)
 
+    def use(self) -> None:
+        """Make it the thread's current one from now on."""
+        self._driver.use_device(self.id)
+
     def synchronize(self) -> None:
         """Wait until the device has done all."""
         with self._driver.device(self.id):

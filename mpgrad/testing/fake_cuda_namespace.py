@@ -52,6 +52,9 @@ class ArrayNamespace:
             stride_tricks=types.SimpleNamespace(as_strided=_as_strided)
         )
         self.cuda = types.SimpleNamespace(Device=self._device)
+        #: What products are computed in, by dtype; it changes nothing here.
+        self.compute_types: dict[np.dtype[Any], str] = {}
+        self._core = types.SimpleNamespace(_routines_linalg=_Linalg(self.compute_types))
         for name in UFUNCS.split():
             setattr(self, name, Ufunc(driver, getattr(np, name)))
         for name in FUNCTIONS.split():
@@ -135,11 +138,45 @@ class ArrayNamespace:
         found.flags.writeable = True
         return view_of(x, found)
 
+    def get_default_memory_pool(self) -> _Pool:
+        """Where arrays get their memory unless told otherwise."""
+        return _Pool(self._driver)
+
     def ElementwiseKernel(
         self, in_params: str, out_params: str, operation: str, name: str
     ) -> Kernel:
         """A kernel that is written in CUDA, as the function of NumPy that has its name."""
         return Kernel(self._driver, in_params, out_params, name)
+
+
+class _Linalg:
+    """The part of ``cupy._core._routines_linalg`` that sets the precision of products."""
+
+    COMPUTE_TYPE_DEFAULT, COMPUTE_TYPE_TF32, COMPUTE_TYPE_BF16 = "default", "TF32", "BF16"
+
+    def __init__(self, chosen: dict[np.dtype[Any], str]) -> None:
+        self._chosen = chosen
+
+    def set_compute_type(self, dtype: np.dtype[Any], compute_type: str) -> None:
+        """Compute products of ``dtype`` so from now on."""
+        self._chosen[dtype] = compute_type
+
+
+class _Pool:
+    """``cupy.cuda.MemoryPool``, which counts the current device's memory."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def used_bytes(self) -> int:
+        """Bytes of arrays."""
+        free, total = self._driver.memory_info(self._driver.current_device())
+        return int(total - free)
+
+    total_bytes = used_bytes
+
+    def free_all_blocks(self) -> None:
+        """Keep no memory without arrays; the fake never does."""
 
 
 class Kernel:

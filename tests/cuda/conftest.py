@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import mpgrad as mg
+from mpgrad import device_arrays
+from mpgrad.shm import cuda_driver
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.testing.fake_cuda import FakeCudaDriver
 from tests.cuda.peer import Peer
@@ -36,3 +39,32 @@ def start_peer(driver: CudaDriver) -> Iterator[Callable[[], Peer]]:
     yield start
     for peer in peers:
         peer.kill()
+
+
+def forget_driver() -> None:
+    for cached in (
+        cuda_driver.driver,
+        cuda_driver.device_count,
+        device_arrays.cuda_namespace,
+    ):
+        cached.cache_clear()
+
+
+@pytest.fixture(params=["fake:2", pytest.param("cupy", marks=pytest.mark.gpu)])
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The process has GPUs, of the fake or real."""
+    monkeypatch.setenv("MPGRAD_CUDA_DRIVER", request.param)
+    forget_driver()
+    if cuda_driver.device_count() == 0:
+        pytest.skip("no GPU")
+    with mg.Engine(mode="local"):
+        yield request.param
+    forget_driver()
+    device_arrays.CUDA.in_use = False
+
+
+@pytest.fixture
+def two(gpus: str) -> None:
+    """The process has at least two GPUs."""
+    if cuda_driver.device_count() < 2:
+        pytest.skip("needs two GPUs")

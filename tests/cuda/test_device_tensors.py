@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,40 +12,11 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad import device_arrays
 from mpgrad.nn import functional
-from mpgrad.shm import cuda_driver
 from mpgrad.tensor import Tensor
+from tests.cuda.conftest import forget_driver
 from tests.ops.cases import CASES, Case
 from tests.ops.test_operators import _Names, cotangent_for
-
-
-def forget_driver() -> None:
-    for cached in (
-        cuda_driver.driver,
-        cuda_driver.device_count,
-        device_arrays.cuda_namespace,
-    ):
-        cached.cache_clear()
-
-
-@pytest.fixture(params=["fake:2", pytest.param("cupy", marks=pytest.mark.gpu)])
-def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The process has GPUs, of the fake or real."""
-    monkeypatch.setenv("MPGRAD_CUDA_DRIVER", request.param)
-    forget_driver()
-    if cuda_driver.device_count() == 0:
-        pytest.skip("no GPU")
-    with mg.Engine(mode="local"):
-        yield request.param
-    forget_driver()
-    device_arrays.CUDA.in_use = False
-
-
-@pytest.fixture
-def two(gpus: str) -> None:
-    if cuda_driver.device_count() < 2:
-        pytest.skip("needs two GPUs")
 
 
 def assert_equal(found: Tensor, expected: Tensor, gpus: str) -> None:

@@ -1,0 +1,88 @@
+"""How precisely GPUs multiply float32 matrices: ``mg.backends.cuda.matmul`` of PyTorch."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+#: PyTorch's name of a precision -> CuPy's name of what cuBLAS computes in.
+_COMPUTE_TYPES = {
+    "highest": "COMPUTE_TYPE_DEFAULT",
+    "high": "COMPUTE_TYPE_TF32",
+    "medium": "COMPUTE_TYPE_BF16",
+}
+
+
+class MatmulPrecision:
+    """One setting for all GPUs of this process.
+
+    TF32 keeps 10 bits of each factor's mantissa, bfloat16 7; sums stay in float32.
+    """
+
+    def __init__(self) -> None:
+        self._chosen = "highest"
+        #: The array modules that it holds for.
+        self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether float32 factors may be rounded to TF32 (or further)."""
+        return self._chosen != "highest"
+
+    @allow_tf32.setter
+    def allow_tf32(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise RuntimeError(f"allow_tf32 must be a bool, but got {type(value).__name__}")
+        self.choose("high" if value else "highest")
+
+    def choose(self, precision: str) -> None:
+        """Set it to ``"highest"`` (float32), ``"high"`` (TF32) or ``"medium"`` (bfloat16).
+
+        Raises:
+            RuntimeError: it is none of those.
+        """
+        if precision not in _COMPUTE_TYPES:
+            raise RuntimeError(
+                f"{precision} is not one of 'highest', 'high', or 'medium' to set the precision of "
+                "float32 matrix products"
+            )
+        self._chosen = precision
+        for arrays in self._modules:
+            self._apply(arrays)
+
+    @property
+    def chosen(self) -> str:
+        """``"highest"``, ``"high"`` or ``"medium"``."""
+        return self._chosen
+
+    def serve(self, arrays: Any) -> None:
+        """Hold for the array module ``arrays``, too."""
+        self._modules.add(arrays)
+        if self._chosen != "highest":
+            self._apply(arrays)
+
+    def _apply(self, arrays: Any) -> None:
+        # CuPy's only public way is CUPY_TF32, read once and before anything is multiplied.
+        routines = arrays._core._routines_linalg
+        compute_type = getattr(routines, _COMPUTE_TYPES[self._chosen])
+        for dtype in (np.float32, np.complex64):
+            routines.set_compute_type(np.dtype(dtype), compute_type)
+
+
+matmul = MatmulPrecision()
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """How precisely GPUs multiply float32 matrices; see :meth:`MatmulPrecision.choose`.
+
+    Raises:
+        RuntimeError: ``precision`` is none of ``"highest"``, ``"high"`` and ``"medium"``.
+    """
+    matmul.choose(precision)
+
+
+def get_float32_matmul_precision() -> str:
+    """``"highest"``, ``"high"`` or ``"medium"``."""
+    return matmul.chosen

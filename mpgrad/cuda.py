@@ -1,0 +1,150 @@
+"""``mg.cuda``: which GPUs there are, which one is current, and what they hold."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mpgrad import device_arrays
+from mpgrad.device import Device
+from mpgrad.shm import cuda_driver
+
+__all__ = [
+    "current_device",
+    "device",
+    "device_count",
+    "empty_cache",
+    "get_device_capability",
+    "get_device_name",
+    "is_available",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "set_device",
+    "synchronize",
+]
+
+#: A GPU, by its number or its name; None for the thread's current one.
+Gpu = Device | str | int | None
+
+
+def is_available() -> bool:
+    """Whether tensors can be made on a GPU: CuPy, a driver and a GPU are there."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """How many GPUs this process can use."""
+    return cuda_driver.device_count()
+
+
+def current_device() -> int:
+    """The number of the GPU that "cuda" stands for in this thread.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    return _index(None)
+
+
+def set_device(device: Gpu) -> None:
+    """Let "cuda" stand for ``device`` in this thread from now on.
+
+    Raises:
+        RuntimeError: there is no such GPU.
+    """
+    cuda_driver.driver().namespace.cuda.Device(_index(device)).use()
+
+
+class device:
+    """Inside the ``with`` block "cuda" stands for this GPU, in this thread.
+
+    Raises:
+        RuntimeError: there is no such GPU.
+    """
+
+    def __init__(self, device: Gpu) -> None:
+        self.idx = _index(device)
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        context = cuda_driver.driver().device(self.idx)
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *exception: Any) -> None:
+        self._entered.pop().__exit__(*exception)
+
+
+def synchronize(device: Gpu = None) -> None:
+    """Wait until ``device`` has done all that this process has asked of it.
+
+    Raises:
+        RuntimeError: there is no such GPU.
+    """
+    with _on(device):
+        cuda_driver.driver().synchronize()
+
+
+def get_device_name(device: Gpu = None) -> str:
+    """What its maker calls it.
+
+    Raises:
+        RuntimeError: there is no such GPU.
+    """
+    return cuda_driver.driver().properties(_index(device)).name
+
+
+def get_device_capability(device: Gpu = None) -> tuple[int, int]:
+    """(major, minor) compute capability.
+
+    Raises:
+        RuntimeError: there is no such GPU.
+    """
+    return cuda_driver.driver().properties(_index(device)).compute_capability
+
+
+def mem_get_info(device: Gpu = None) -> tuple[int, int]:
+    """Bytes (free, in all) of the device, whoever holds the rest.
+
+    Raises:
+        RuntimeError: there is no such GPU.
+    """
+    return cuda_driver.driver().memory_info(_index(device))
+
+
+def memory_allocated(device: Gpu = None) -> int:
+    """Bytes that arrays of this process hold on ``device``.
+
+    Raises:
+        RuntimeError: there is no such GPU.
+    """
+    with _on(device):
+        return int(cuda_driver.driver().namespace.get_default_memory_pool().used_bytes())
+
+
+def memory_reserved(device: Gpu = None) -> int:
+    """Bytes that CuPy has taken from ``device`` for arrays of this process, free ones included.
+
+    Raises:
+        RuntimeError: there is no such GPU.
+    """
+    with _on(device):
+        return int(cuda_driver.driver().namespace.get_default_memory_pool().total_bytes())
+
+
+def empty_cache() -> None:
+    """Give memory back that CuPy keeps for later arrays."""
+    if is_available():
+        cuda_driver.driver().namespace.get_default_memory_pool().free_all_blocks()
+
+
+def _index(device: Gpu) -> int:
+    found = device_arrays.usable("cuda" if device is None else device)
+    if found.index is None:
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+    return found.index
+
+
+def _on(device: Gpu) -> AbstractContextManager[Any]:
+    return cuda_driver.driver().device(_index(device))

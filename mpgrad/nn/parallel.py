@@ -1,0 +1,95 @@
+"""Batches over several devices: ``scatter`` and ``gather``, each one Node in the graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpgrad.device import Device
+from mpgrad.device_arrays import usable
+from mpgrad.ops import device_moves
+from mpgrad.ops.shape import unsqueeze
+from mpgrad.tensor import Tensor
+
+__all__ = ["gather", "scatter"]
+
+
+def scatter(inputs: Any, target_gpus: Sequence[Device | str | int], dim: int = 0) -> Any:
+    """Cut every tensor in ``inputs`` into pieces along ``dim``, one for each device.
+
+    Args:
+        inputs: a tensor, or tuples, lists and dicts of tensors; anything else goes to every device
+            as it is.
+        target_gpus: devices, or numbers of GPUs.
+        dim: along which the pieces are as long as possible (the last one may be shorter).
+
+    Returns:
+        For each device (as many as there are pieces) the structure of ``inputs``.
+
+    Raises:
+        RuntimeError: there is no such device.
+    """
+    devices = [usable(device) for device in target_gpus]
+
+    def cut(value: Any) -> list[Any]:
+        if isinstance(value, Tensor):
+            return list(device_moves.scatter(value, devices, dim))
+        if isinstance(value, tuple | list) and value:
+            parts = zip(*map(cut, value), strict=False)
+            return [_like(value, part) for part in parts]
+        if isinstance(value, dict) and value:
+            keys = list(value)
+            parts = zip(*map(cut, value.values()), strict=False)
+            return [type(value)(zip(keys, part, strict=True)) for part in parts]
+        return [value] * len(devices)
+
+    return cut(inputs)
+
+
+def gather(outputs: Sequence[Any], target_device: Device | str | int, dim: int = 0) -> Any:
+    """Join what :func:`scatter` cut, on ``target_device``.
+
+    Args:
+        outputs: for each device a tensor, or the same structure of tensors. Tensors without
+            dimensions are joined to a vector.
+        target_device: a device, or the number of a GPU.
+        dim: along which the pieces are joined.
+
+    Raises:
+        RuntimeError: there is no such device, or shapes differ in another dimension.
+        ValueError: dicts with different keys.
+    """
+    device = usable(target_device)
+
+    def join(values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, Tensor):
+            return device_moves.gather(_with_dimensions(values), device, dim)
+        if first is None:
+            return None
+        if isinstance(first, dict):
+            if any(set(value) != set(first) for value in values):
+                raise ValueError("All dicts must have the same number of keys")
+            return type(first)((key, join([value[key] for value in values])) for key in first)
+        return _like(first, [join(parts) for parts in zip(*values, strict=True)])
+
+    return join(outputs)
+
+
+def _with_dimensions(tensors: Sequence[Tensor]) -> list[Tensor]:
+    if any(tensor.ndim for tensor in tensors):
+        return list(tensors)
+    warnings.warn(
+        "Was asked to gather along dimension 0, but all input tensors were scalars; will instead "
+        "unsqueeze and return a vector.",
+        UserWarning,
+        stacklevel=5,
+    )
+    return [unsqueeze(tensor, 0) for tensor in tensors]
+
+
+def _like(value: Any, parts: Sequence[Any]) -> Any:
+    """``parts`` as a sequence like ``value``, which may be a named tuple."""
+    make: Callable[..., Any] = type(value)
+    return make(*parts) if hasattr(value, "_fields") else make(parts)
