@@ -1,4 +1,4 @@
-"""fuzz: malformed, forged and replayed frames, in one process and over an engine's sockets."""
+"""fuzz: malformed, forged and replayed frames: in one process, to a worker, over sockets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import mpgrad as mg
 from mpgrad.testing.leftovers import Leftovers, left_since
 from stress.fuzz_core import fuzz
 from stress.fuzz_sockets import fuzz_engine
+from stress.fuzz_worker import fuzz_worker
 from stress.load import Training
 from stress.run import Run, Verdict, count, progress_bar, seed_of
 from stress.storm import fingerprints
 
-#: The part of the frames that goes over sockets.
-OVER_SOCKETS = 0.1
+#: The parts of the frames that go over sockets, and to a worker.
+OVER_SOCKETS, TO_WORKER = 0.1, 0.1
 #: Steps after which the training beside it starts again.
 STEPS = 4
 
@@ -28,7 +29,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _perform(options: argparse.Namespace) -> Verdict:
     seed = seed_of(options)
     print(f"fuzz: --seed {seed} --frames {options.frames}", flush=True)
-    over_sockets = max(1, int(OVER_SOCKETS * options.frames))
+    over_sockets, to_worker = (
+        max(1, int(share * options.frames)) for share in (OVER_SOCKETS, TO_WORKER)
+    )
+    in_process = max(1, options.frames - over_sockets - to_worker)
     with mg.Engine("process", cpu_workers=1):
         Training(0).step()  # opens what this process keeps open
     before = Leftovers.now()
@@ -41,7 +45,9 @@ def _perform(options: argparse.Namespace) -> Verdict:
 
         expected = fingerprints(0, STEPS)
         try:
-            cores = fuzz(options.frames - over_sockets, random.Random(seed), advance)
+            cores = fuzz(in_process, random.Random(seed), advance)
+            worker = fuzz_worker(to_worker, seed)
+            advance(to_worker)
             engine = fuzz_engine(over_sockets, random.Random(seed), expected, advance)
         except Exception as error:
             return Verdict(False, f"{type(error).__name__}: {error}")
@@ -49,7 +55,9 @@ def _perform(options: argparse.Namespace) -> Verdict:
     return Verdict(
         not left,
         f"{cores.sent:,} frames in one process ({cores.refused:,} refused, {cores.backwards:,} "
-        f"honest backwards between them), {engine.sent:,} over the sockets of a training engine "
+        f"honest backwards between them), {worker.sent:,} wrong tasks to a worker "
+        f"({worker.refused:,} refused, the others did no harm to {worker.backwards:,} honest "
+        f"backwards after them), {engine.sent:,} over the sockets of a training engine "
         f"({engine.refused:,} refused, {engine.backwards:,} backwards meanwhile), 0 wrong "
         f"gradients, {time.monotonic() - start:.0f} s; {left or 'nothing'} left",
     )

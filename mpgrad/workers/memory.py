@@ -62,7 +62,13 @@ class WorkerMemory:
     # ------------------------------------------------------------------ writing
 
     def open_output(self, block: Block, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A writable array over a block that this task was lent."""
+        """A writable array over a block that this task was lent.
+
+        Raises:
+            ProtocolError: it does not fit, or is not the coordinator's to lend.
+        """
+        if block.arena != ENGINE_ARENA:
+            raise ProtocolError(f"a result cannot be written into arena {block.arena}: {block}")
         return self._open_block(block, shape, dtype, writeable=True)
 
     def seal(self, block: Block) -> None:

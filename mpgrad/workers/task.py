@@ -256,6 +256,8 @@ class Publication(Placement):
         """Publish ``array`` as task output ``output``."""
         if output in self._dispatch.published:
             return
+        if not 0 <= output < len(self._blocks):
+            raise ProtocolError(f"output {output} of a task with {len(self._blocks)} outputs")
         self._unreported.append(output)
         if array is None:
             return

@@ -19,6 +19,7 @@ from mpgrad.testing.leftovers import Leftovers, left_since
 from stress import chaos, deep, killer, simulation, soak
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
+from stress.fuzz_worker import fuzz_worker
 from stress.load import Training
 from stress.page import write_row
 from stress.run import Verdict
@@ -122,7 +123,8 @@ def test_storm_passes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_fuzz_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fuzz", "--frames", "8000", "--seed", "7"]) == 0
     verdict = capsys.readouterr().out.splitlines()[-1]
-    assert verdict.startswith("fuzz: PASSED: 7,200 frames in one process")
+    assert verdict.startswith("fuzz: PASSED: 6,400 frames in one process")
+    assert "800 wrong tasks to a worker (" in verdict
     assert "800 over the sockets of a training engine (800 refused" in verdict
 
 
@@ -141,6 +143,32 @@ def test_fuzz_finds_a_planted_hole(
     monkeypatch.setattr(owner, name, bug)
     with pytest.raises((AssertionError, KeyError, ProtocolError)):
         fuzz(20_000, random.Random(7), lambda sent: None)
+
+
+#: In the worker an output that the task does not have is noted as one: what fuzz once found.
+UNCHECKED = """
+import sys
+sys.path.insert(0, {root!r})
+from mpgrad.workers.task import Publication
+
+def emit(self, output, array, right=Publication.emit):
+    if not 0 <= output < len(self._blocks):
+        self._unreported.append(output)
+    right(self, output, array)
+
+Publication.emit = emit
+"""
+
+
+@pytest.mark.slow
+def test_fuzz_finds_a_worker_that_does_not_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(Path(__file__).parents[2])
+    (tmp_path / "sitecustomize.py").write_text(UNCHECKED.format(root=root))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{root}")
+    with pytest.raises(AssertionError, match="fuzzed worker exited with status 1: IndexError"):
+        fuzz_worker(2000, 7)
 
 
 @pytest.mark.process

@@ -1,0 +1,213 @@
+"""Hostile tasks for a worker: whatever a dispatch or a program says, the worker refuses or runs it.
+
+``python -m stress.fuzz_worker FRAMES SEED`` is a process of its own: if a handle could lead out of
+its arena, that would end it. It is worker, coordinator and client in one, without their sockets:
+the real core deals out the tasks of real backwards, the real TaskRunner runs them. Before each task
+it is given copies of it that are wrong: in the frame, or in the program that the frame points to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+import mpgrad as mg
+from mpgrad.autograd import costs, engine_slot
+from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.handover import Handover
+from mpgrad.engine.prepared import PreparedGraphs
+from mpgrad.engine.submission import Submission
+from mpgrad.errors import ProtocolError
+from mpgrad.exits import describe_exit
+from mpgrad.handles import Block
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.plan import plan
+from mpgrad.shm.arena import ForeignArena, client_arena
+from mpgrad.shm.backing import Backing
+from mpgrad.shm.free_list import FreeList
+from mpgrad.shm.segment import Segment
+from mpgrad.tensor import gradient_edge
+from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.schema import TO_WORKER
+from mpgrad.workers.memory import WorkerMemory
+from mpgrad.workers.task import TaskRunner
+from stress.fuzz_core import Tally
+from stress.hostile_frames import HostileFrames
+
+#: What this process may map beside its arenas: a shape gone wrong must not fill the machine.
+MAPPED_BYTES_MAX = 2 << 30
+ARENA_BYTES = 1 << 28
+#: Wrong copies of each task.
+COPIES = 40
+WORKER, SESSION = "w0.1", "c1.0"
+
+
+class WorkerStage:
+    """One worker process's insides and somebody who deals out tasks."""
+
+    def __init__(self, chance: random.Random, frames: int) -> None:
+        self._chance, self._frames = chance, frames
+        self._engine = Segment.create(ARENA_BYTES, "fuzz")
+        self._memory = WorkerMemory(os.dup(client_arena().segment.fd), os.dup(self._engine.fd))
+        self._runner = TaskRunner(self._memory, "the fuzzed worker", lambda progress: None)
+        self._arena = ForeignArena(os.dup(self._engine.fd), "engine arena")
+        self._graphs = 0
+        self.sent = self.refused = 0
+
+    def backward(self, loss: mg.Tensor, leaf: mg.Tensor, *, attack: bool) -> np.ndarray[Any, Any]:
+        """The gradient of ``leaf``, from a coordinator without a past.
+
+        Args:
+            loss, leaf: the graph.
+            attack: whether wrong tasks come before each right one.
+        """
+        seed = np.ones((), loss.dtype)
+        frozen = freeze([gradient_edge(loss)], [seed], keep_graph=True, cost=costs.estimate)
+        # Where nothing is fused, much goes through blocks.
+        is_fused = self._chance.random() < 0.5
+        prepared = PreparedGraphs(lambda spec: plan(spec, workers=2, fuse=is_fused)).of(
+            frozen.spec, may_recur=False
+        )
+        handover = Handover()
+        client = ClientWorker(frozen, prepared.plan, handover, self._arena)
+        submission = Submission(frozen, prepared, {}, handover)
+        self._graphs += 1
+        first = submission.begin(SESSION, self._graphs, 0, client, workers=2, blas_threads=1)
+        rest = submission.rest(SESSION, self._graphs)
+        return self._play([first, *rest], frozen, leaf, attack=attack)
+
+    def _play(
+        self, events: list[Any], frozen: FrozenGraph, leaf: mg.Tensor, *, attack: bool
+    ) -> np.ndarray[Any, Any]:
+        free = FreeList(self._engine.nbytes, ARENA_BYTES, "fuzz")
+        state = CoordinatorState(Backing(self._engine, free, map_here=False))
+        todo = [ev.SessionOpened(SESSION), ev.WorkerJoined(WORKER), *events]
+        while todo:
+            for instruction in state.handle_event(todo.pop(0)):
+                if isinstance(instruction, do.DispatchNodeTask):
+                    if attack:
+                        self._attack(instruction)
+                    reply, released = self._runner.run(instruction)
+                    todo += [ev.BlocksReleased(WORKER, released)] if released else []
+                    todo.append(reply)
+                elif isinstance(instruction, do.CompleteGraph):
+                    return self._gradient(instruction, frozen, leaf)
+                elif not isinstance(instruction, do.CancelGraph):
+                    raise AssertionError(f"an honest backward ends with {instruction}")
+        raise AssertionError("an honest backward does not end")
+
+    def _gradient(
+        self, end: do.CompleteGraph, frozen: FrozenGraph, leaf: mg.Tensor
+    ) -> np.ndarray[Any, Any]:
+        [ref] = end.captures
+        if isinstance(ref, Block):
+            return self._arena.open(ref, leaf.shape, leaf.dtype, writeable=False).copy()
+        return np.frombuffer(ref or b"", leaf.dtype).reshape(leaf.shape)
+
+    # ------------------------------------------------------------------ attacks
+
+    def _attack(self, task: do.DispatchNodeTask) -> None:
+        """Wrong copies of ``task``; whatever they lead to, it has to be an answer."""
+        hostile = HostileFrames(self._chance, [encode(task)])
+        for _ in range(min(COPIES, self._frames - self.sent)):
+            self.sent += 1
+            try:
+                if self._chance.random() < 0.5:
+                    wrong = decode(hostile.next(), TO_WORKER)
+                else:
+                    wrong = self._with_wrong_program(task)
+            except ProtocolError:
+                self.refused += 1
+                continue
+            if isinstance(wrong, do.DispatchNodeTask):
+                reply, _ = self._runner.run(wrong)
+                self.refused += isinstance(reply, ev.NodeTaskFailed)
+                encode(reply)
+
+    def _with_wrong_program(self, task: do.DispatchNodeTask) -> do.DispatchNodeTask:
+        """The same task, with a program that somebody has written into."""
+        program = bytearray(self._memory.read_bytes(*task.payload))
+        for _ in range(self._chance.randint(1, 3)):
+            at = self._chance.randrange(len(program))
+            program[at] = self._chance.choice((0, 1, 127, 255, program[at] ^ 1 << at % 8))
+        stored = client_arena().empty((len(program),), np.uint8)
+        stored[:] = program
+        place = client_arena().locate(stored)
+        assert place is not None
+        self._stored = stored  # alive until the next one
+        return task._replace(payload=(place[0], len(program)))
+
+
+def graph(values: np.random.Generator) -> tuple[mg.Tensor, mg.Tensor]:
+    """A loss with operators of all kinds behind it, and the leaf that it depends on."""
+    leaf = mg.tensor(values.normal(size=(40, 50)).astype(np.float32), requires_grad=True)
+    weight = mg.tensor(values.normal(size=(50, 30)).astype(np.float32))
+    hidden = mg.tanh(leaf @ weight)
+    parts = [
+        mg.softmax(hidden, 1),
+        hidden.t().reshape(30, 40).t()[:, ::2].exp().sum(1, keepdim=True).expand(40, 30),
+        mg.cat([hidden[:20] * 2, mg.relu(hidden[20:]) ** 2]),
+        mg.where(hidden > 0, hidden, hidden.cumsum(0)),
+    ]
+    return mg.stack([(part * part).mean() for part in parts]).sum(), leaf
+
+
+def fuzz_worker(frames: int, seed: int) -> Tally:
+    """Give a worker ``frames`` wrong tasks, in a process of its own.
+
+    Raises:
+        AssertionError: it died of them, or a later honest backward went wrong.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "stress.fuzz_worker", str(frames), str(seed)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = (ended.stderr.splitlines() or [""])[-1]
+    assert ended.returncode == 0, f"the fuzzed worker {describe_exit(ended.returncode)}: {said}"
+    return Tally(*map(int, ended.stdout.split()))
+
+
+def _main(frames: int, seed: int) -> Tally:
+    engine_slot.is_worker = True
+    stage = WorkerStage(random.Random(seed), frames)
+    _limit_memory()
+    backwards = 0
+    with mg.Engine("local"):
+        loss, leaf = graph(np.random.default_rng(1))
+        loss.backward()
+        assert leaf.grad is not None
+        expected = leaf.grad.numpy().tobytes()
+    while stage.sent < frames or not backwards:
+        attacked = graph(np.random.default_rng(1))
+        # A wrong task may have written where the right ones read.
+        with contextlib.suppress(AssertionError):
+            stage.backward(*attacked, attack=True)
+        # What is kept between tasks (decoded programs, open blocks) must not be spoilt by it.
+        fresh = graph(np.random.default_rng(1))
+        found = stage.backward(*fresh, attack=False)
+        assert found.tobytes() == expected, "a wrong gradient after hostile tasks"
+        backwards += 1
+    return Tally(stage.sent, stage.refused, backwards)
+
+
+def _limit_memory() -> None:
+    """From now on this process may not map much more."""
+    with open("/proc/self/statm") as statm:
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MAPPED_BYTES_MAX,) * 2)
+
+
+if __name__ == "__main__":
+    print(*_main(int(sys.argv[1]), int(sys.argv[2])))
