@@ -92,6 +92,7 @@ _NAMES_OF = {
     "mpgrad.ops.convolution": "conv2d",
     "mpgrad.ops.pooling": "max_pool2d",
     "mpgrad.ops.dropout": "dropout",
+    "mpgrad.serialization": "save load",
     "mpgrad.backends.matmul_precision": (
         "set_float32_matmul_precision get_float32_matmul_precision"
     ),

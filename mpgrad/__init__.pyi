@@ -254,6 +254,8 @@ from mpgrad.ops.transcendental import sin as sin
 from mpgrad.ops.transcendental import sinh as sinh
 from mpgrad.ops.transcendental import tan as tan
 from mpgrad.ops.transcendental import tanh as tanh
+from mpgrad.serialization import load as load
+from mpgrad.serialization import save as save
 from mpgrad.tensor import Tensor as Tensor
 
 __version__: str

@@ -141,7 +141,8 @@ class Optimizer:
         names = [name for group in groups for name in group["params"]]
         parameter_of = dict(zip(names, self._numbered(), strict=True))
         self.state = {
-            parameter_of[name]: copy.deepcopy(kept) for name, kept in state_dict["state"].items()
+            parameter_of[name]: _beside(parameter_of[name], kept)
+            for name, kept in state_dict["state"].items()
         }
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(
@@ -155,3 +156,13 @@ class Optimizer:
             for group in self.param_groups
         ]
         return f"{type(self).__name__}({'; '.join(groups)})"
+
+
+def _beside(parameter: Tensor, kept: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a parameter's state, on its device."""
+    return {
+        name: copy.deepcopy(value).to(parameter.device)
+        if isinstance(value, Tensor)
+        else copy.deepcopy(value)
+        for name, value in kept.items()
+    }

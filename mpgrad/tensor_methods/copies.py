@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from mpgrad import storage
+from mpgrad.autograd.running.thread_state import PerThread
 from mpgrad.device_arrays import moved, on_host, usable
 from mpgrad.tensor import Tensor
 
@@ -78,13 +80,46 @@ def _hooks_on(tensor: Tensor) -> Iterable[Any]:
 
 
 def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, device: str = "cpu") -> Tensor:
-    """A GPU's tensor comes back on its device.
+    """A GPU's tensor comes back on its device, or where ``map_location`` of ``mg.load`` says.
 
     Raises:
         RuntimeError: there is no such device here.
     """
-    made = _copied(array) if device == "cpu" else moved(array, usable(device))
+    place = _locations.mapped(device)
+    try:
+        made = _copied(array) if place == "cpu" else moved(array, usable(place))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"a tensor was saved from {device!r}, which is not here: load the file with "
+            f"mg.load(..., map_location='cpu') or another device ({error})"
+        ) from error
     return _made(kind, made, requires_grad)
+
+
+class _Locations(PerThread):
+    """What ``map_location`` says while this thread loads a file."""
+
+    chosen: Any = None
+
+    def mapped(self, device: str) -> str:
+        if self.chosen is None:
+            return device
+        if isinstance(self.chosen, Mapping):
+            return str(self.chosen.get(device, device))
+        return str(self.chosen)
+
+
+_locations = _Locations()
+
+
+@contextmanager
+def mapped_locations(chosen: Any) -> Iterator[None]:
+    """Tensors unpickled inside come to ``chosen``: a device, or by device's name another one."""
+    before, _locations.chosen = _locations.chosen, chosen
+    try:
+        yield
+    finally:
+        _locations.chosen = before
 
 
 def _setstate(self: Tensor, state: tuple[dict[str, Any] | None, None]) -> None:

@@ -472,8 +472,8 @@ class TestPortableContext:
         y = Scale.apply(leaf(1, 2, 3), 4.0)
         portable = y.grad_fn.portable_context()
         assert portable.attributes == {"factor": 4.0}
-        assert portable.inputs == (((3,), "<f4"), None)
-        assert portable.outputs == (((3,), "<f4"),)
+        assert portable.inputs == (((3,), "<f4", "cpu"), None)
+        assert portable.outputs == (((3,), "<f4", "cpu"),)
         grad = np.array([1, 2, 3], np.float32)
         here = y.grad_fn.apply(dispatch.cpu, [grad], [True, False])
         there = run_function_backward(Scale, portable.rebuild(Scale), [grad], [True, False])

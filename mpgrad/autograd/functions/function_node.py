@@ -20,6 +20,7 @@ from mpgrad.autograd.nodes.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import SavedTensorHandle, function_handles
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
+from mpgrad.device import Device
 from mpgrad.device_arrays import is_on_gpu, zeros
 from mpgrad.tensor import Tensor
 
@@ -167,8 +168,8 @@ class SavedArray(NamedTuple):
     requires_grad: bool
 
 
-#: (shape, dtype string) of a tensor, None for anything else.
-Description: TypeAlias = tuple[tuple[int, ...], str] | None
+#: (shape, dtype string, device) of a tensor, None for anything else.
+Description: TypeAlias = tuple[tuple[int, ...], str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +207,14 @@ def _tensor_of_client(item: SavedArray) -> Tensor:
 
 
 def _describe(meta: Metadata) -> Description:
-    return None if meta is None else (meta.shape, meta.dtype.str)
+    return None if meta is None else (meta.shape, meta.dtype.str, str(meta.device))
 
 
 def _metadata(description: Description) -> Metadata:
     if description is None:
         return None
-    shape, dtype = description
-    return InputMetadata(tuple(shape), np.dtype(dtype))
+    shape, dtype, device = description
+    return InputMetadata(tuple(shape), np.dtype(dtype), Device(device))
 
 
 # ---------------------------------------------------------------------- running backward
