@@ -18,7 +18,7 @@ from mpgrad.testing.leftovers import wait_until
 from mpgrad.wire.endpoint import UNIX, Endpoint
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Spoke
-from mpgrad.wire.unix_socket import NAME
+from mpgrad.wire.unix_hub import NAME
 from stress.fuzz_core import Tally, frames_of_honest_peers
 from stress.hostile_frames import HostileFrames
 from stress.load import Training

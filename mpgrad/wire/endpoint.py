@@ -30,7 +30,7 @@ class Endpoint(NamedTuple):
         """
         if self.transport == ZEROMQ:
             return None  # whose peers connect again and again
-        from mpgrad.wire.unix_socket import listen
+        from mpgrad.wire.unix_hub import listen
 
         return listen(self.directory)
 
@@ -44,7 +44,7 @@ class Endpoint(NamedTuple):
             from mpgrad.wire.zeromq import ZmqHub
 
             return ZmqHub(self.directory, self.token)
-        from mpgrad.wire.unix_socket import UnixHub
+        from mpgrad.wire.unix_hub import UnixHub
 
         return UnixHub(socket.socket(fileno=listener), self.token)
 
@@ -66,6 +66,6 @@ class Endpoint(NamedTuple):
             from mpgrad.wire.zeromq import ZmqSpoke
 
             return ZmqSpoke(self.directory, peer, self.token, lanes)
-        from mpgrad.wire.unix_socket import UnixSpoke
+        from mpgrad.wire.unix_spoke import UnixSpoke
 
         return UnixSpoke(self.directory, peer, self.token, lanes, is_patient=CLIENT not in lanes)

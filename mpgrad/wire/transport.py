@@ -1,4 +1,4 @@
-"""What the shells ask of a transport: ``unix_socket``, ``zeromq`` and ``memory`` keep one contract.
+"""What the shells ask of a transport: ``unix``, ``zeromq`` and ``memory`` keep one contract.
 
 A Hub is the coordinator's end, a Spoke everybody else's. Frames between one Spoke and the Hub
 arrive in order per lane and never twice; lanes do not wait for each other. Sending collects,

@@ -12,7 +12,7 @@ import zmq
 from mpgrad.wire import zeromq
 from mpgrad.wire.endpoint import ZEROMQ, Endpoint
 from mpgrad.wire.stream import StreamLine
-from mpgrad.wire.unix_socket import NAME
+from mpgrad.wire.unix_hub import NAME
 
 PATIENCE_MS = 5000
 

@@ -16,7 +16,7 @@ from mpgrad.wire.endpoint import UNIX, ZEROMQ, Endpoint
 from mpgrad.wire.identity import PROOF_BYTES, identity_of
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import CLIENT, CONTROL, TASK, WORKER_LANES, Arrival, Hub
-from mpgrad.wire.unix_socket import NAME
+from mpgrad.wire.unix_hub import NAME
 from mpgrad.wire.zeromq import ZmqSpoke
 from tests.security.raw_peers import PATIENCE_MS, RawPeer, raw_peer
 
