@@ -1,8 +1,8 @@
-"""The AF_UNIX transport, the coordinator's end: one stream socket per peer and lane, used by the thread that speaks.
+"""The AF_UNIX transport, the coordinator's end; ``unix_spoke`` has the others'.
 
-ZeroMQ hands each message to a thread of its own at either end, and where all cores compute, each
-hand-over waits for a core. Here a message is one system call at either end (ARCHITECTURE.md has
-the measurement).
+One stream socket per peer and lane, used by the thread that speaks. ZeroMQ hands each message to a
+thread of its own at either end, and where all cores compute, each hand-over waits for a core. Here
+a message is one system call at either end (ARCHITECTURE.md has the measurement).
 
 A connection begins with a frame that names its lane and its peer, and proves that whoever speaks
 knows the engine's token. What strangers send is counted and thrown away unread.
