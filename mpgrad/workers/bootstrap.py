@@ -71,7 +71,8 @@ def let_others_wake_up() -> None:
     of 3 ms, while the other worker waited for its message; as a batch process in 5 of 240.
     """
     with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        # What user code starts is no batch process.
+        os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 def _no_breakpoint(*args: object, **kwargs: object) -> NoReturn:
