@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import numpy as np
 import mpgrad as mg
 from mpgrad.errors import SharedMemoryExhausted, WorkerLost
 from mpgrad.testing.leftovers import Leftovers, left_since
-from stress.memory_group import memory_group
+from stress.limited_group import entering, limited_group
 from stress.run import Run, Verdict, count
 
 MIB = 1 << 20
@@ -41,7 +40,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
     print(f"oom: --rounds {options.rounds}", flush=True)
     before = Leftovers.now()
     ends = {way: _in_a_process(way, options.rounds) for way in WAYS}
-    with memory_group(GROUP_BYTES) as group:
+    with limited_group("memory", GROUP_BYTES) as group:
         if group is not None:
             rounds = max(1, options.rounds // ROUNDS_PER_MACHINE)
             ends["machine"] = _in_a_process("machine", rounds, group)
@@ -60,8 +59,7 @@ def _in_a_process(way: str, rounds: int, group: Path | None = None) -> str:
     """Its last line: "fine", or what was wrong."""
     command = [sys.executable, "-m", "stress.oom", way, str(rounds)]
     if group is not None:
-        enter = f'echo $$ > {shlex.quote(str(group))}/cgroup.procs && exec "$@"'
-        command = ["sh", "-c", enter, "sh", *command]
+        command = entering(group, command)
     environment = {**os.environ, **ENVIRONMENT.get(way, {})}
     try:
         ended = subprocess.run(

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 
-from mpgrad.coordinator.supervisor import Supervisor
+from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
 from mpgrad.wire.setup import CoordinatorSetup, receive_setup
 from mpgrad.wire.transport import Hub
 
@@ -36,7 +36,7 @@ def main(descriptor: int) -> None:
             os.set_inheritable(shared, False)  # workers are given what they need by name
     _allow_descriptors()
     supervisor = Supervisor(setup)
-    workers = [supervisor.start(slot) for slot in range(setup.cpu_workers)]
+    workers, failure = _start_workers(supervisor, setup.cpu_workers)
 
     from mpgrad.coordinator.process import Coordinator
 
@@ -49,6 +49,8 @@ def main(descriptor: int) -> None:
         hub = _doomed(hub, setup.kill)
     coordinator = Coordinator(setup, hub, supervisor)
     try:
+        if failure is not None:
+            coordinator.on_no_process(len(workers), failure)
         coordinator.run(client, [worker.pidfd for worker in workers])
         coordinator.journal.on_end()
     except Exception as error:
@@ -56,6 +58,21 @@ def main(descriptor: int) -> None:
         raise
     finally:
         coordinator.close()
+
+
+def _start_workers(
+    supervisor: Supervisor, count: int
+) -> tuple[list[WorkerProcess], OSError | None]:
+    """As many of ``count`` workers as the system allows, and what it said to the next one.
+
+    They are to be known even then: whoever ends the engine has to end them.
+    """
+    workers: list[WorkerProcess] = []
+    try:
+        workers.extend(supervisor.start(slot) for slot in range(count))
+    except OSError as error:
+        return workers, error
+    return workers, None
 
 
 def _allow_descriptors() -> None:

@@ -233,13 +233,17 @@ class Coordinator:
         try:
             worker = self._supervisor.start(slot)
         except OSError as error:
-            self._give_up(
-                f"a process for worker {slot} cannot be started: {error} (`ulimit -u` and `ulimit "
-                "-n` say how many processes and files there may be; Engine(cpu_workers=...) how "
-                "many workers)"
-            )
+            self.on_no_process(slot, error)
         else:
             self._hub.watch(worker.pidfd)
+
+    def on_no_process(self, slot: int, error: OSError) -> None:
+        """The system refuses a process for worker ``slot``."""
+        self._give_up(
+            f"a process for worker {slot} cannot be started: {error} (`ulimit -u`, `ulimit -n` and "
+            "the cgroup's pids.max say how many processes and files there may be; "
+            "Engine(cpu_workers=...) how many workers)"
+        )
 
     def _on_death(self, descriptor: int) -> None:
         if descriptor == self._client:

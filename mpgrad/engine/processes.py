@@ -82,11 +82,19 @@ class CoordinatorProcess:
         listener = self.endpoint.listen()
         with listener or contextlib.nullcontext():
             inherited = (client_fd, segment.fd, *([listener.fileno()] if listener else []))
-            process, writer = spawn(
-                [sys.executable, "-P", "-m", "mpgrad.coordinator"],
-                inherited,
-                {**os.environ, "PYTHONPATH": python_path},
-            )
+            try:
+                process, writer = spawn(
+                    [sys.executable, "-P", "-m", "mpgrad.coordinator"],
+                    inherited,
+                    {**os.environ, "PYTHONPATH": python_path},
+                )
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"the coordinator process cannot be started: {error.strerror} (`ulimit -u` and "
+                    "the cgroup's pids.max say how many processes there may be; "
+                    'Engine(mode="local") needs none)',
+                ) from error
             # The child knows it by the same number.
             listener_fd = listener.fileno() if listener else -1
         send_setup(

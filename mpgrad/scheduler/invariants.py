@@ -16,6 +16,9 @@ from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING
 from mpgrad.scheduler.membership import SHORT_CREDIT, WORKER_CREDIT, FlightKey, MemberRecord
 
+#: Plain names: they are asked for at every task of every graph after every event.
+_DONE, _NOT_READY, _DISPATCHED = TaskState.DONE, TaskState.NOT_READY, TaskState.DISPATCHED
+
 
 def check_invariants(state: CoordinatorState) -> None:
     """Raise InvariantViolated at the first table that does not add up."""
@@ -69,7 +72,7 @@ def _check_graph(
     is_running = graph.phase is GraphPhase.RUNNING
     outstanding = done = skipped = 0
     for task, status in enumerate(graph.states):
-        if status is TaskState.DONE:
+        if status is _DONE:
             done += 1
             if task in graph.published:
                 raise InvariantViolated(f"{name}: task {task} is done and still publishes")
@@ -78,7 +81,7 @@ def _check_graph(
             continue
         _check_published(graph, task)
         missing = _missing_inputs(graph, task)
-        if status is TaskState.NOT_READY:
+        if status is _NOT_READY:
             waits = graph.dependencies[task]
             if waits <= 0 or waits - missing not in (0, 1):
                 raise InvariantViolated(
@@ -88,7 +91,7 @@ def _check_graph(
         outstanding += 1
         if missing:
             raise InvariantViolated(f"{name}: task {task} is ready and lacks {missing} inputs")
-        if status is TaskState.DISPATCHED:
+        if status is _DISPATCHED:
             dispatched.append((number, task))
         elif is_running and graph.is_wanted(task):
             ready.append((number, task))
@@ -109,16 +112,14 @@ def _check_graph(
 def _check_published(graph: GraphTask, task: int) -> None:
     """Of a task that is not done, all and only the published outputs have arrived."""
     published = graph.published.get(task, ())
-    for number, output in enumerate(graph.specs[task].outputs):
-        if output.task < 0 or output.task >= len(graph.specs):
+    buffers, states, known = graph.buffers, graph.states, len(graph.specs)
+    for number, (_, consumer, slot, place) in enumerate(graph.specs[task].outputs):
+        if not 0 <= consumer < known:
             continue
-        buffer = graph.buffers.get(output.task)
-        if graph.states[output.task] is TaskState.DONE:
-            has_arrived = True
+        if consumer in buffers:
+            has_arrived = buffers[consumer].slots[slot][place] is not MISSING
         else:
-            has_arrived = (
-                buffer is not None and buffer.slots[output.slot][output.place] is not MISSING
-            )
+            has_arrived = states[consumer] is _DONE
         if has_arrived != (number in published):
             raise InvariantViolated(
                 f"graph {graph.number}: output {number} of task {task}, which is not done, has "
@@ -129,10 +130,9 @@ def _check_published(graph: GraphTask, task: int) -> None:
 def _missing_inputs(graph: GraphTask, task: int) -> int:
     """How many contributions have not arrived."""
     places = graph.specs[task].places
-    buffer = graph.buffers.get(task)
-    if buffer is None:
+    if task not in graph.buffers:
         return sum(places)
-    missing = 0
+    buffer, missing = graph.buffers[task], 0
     for slot, count in zip(buffer.slots, places, strict=True):
         if len(slot) != count:
             raise InvariantViolated(
