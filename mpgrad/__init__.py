@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 _NAMES_OF = {
     "mpgrad.tensor": "Tensor",
     "mpgrad.device": "Device device",
+    "mpgrad.device_arrays": "set_default_device get_default_device",
     "mpgrad.dtypes": (
         "float16 half float32 float float64 double complex64 cfloat complex128 cdouble "
         "uint8 int8 int16 short int32 int int64 long bool"
@@ -109,6 +110,7 @@ _WITHOUT_TENSOR = (
     "mpgrad.backends.matmul_precision",
     "mpgrad.cuda",
     "mpgrad.device",
+    "mpgrad.device_arrays",
     "mpgrad.dtypes",
     "mpgrad.errors",
 )

@@ -30,6 +30,8 @@ from mpgrad.backends.matmul_precision import (
 )
 from mpgrad.device import Device as Device
 from mpgrad.device import device as device
+from mpgrad.device_arrays import get_default_device as get_default_device
+from mpgrad.device_arrays import set_default_device as set_default_device
 from mpgrad.dtypes import bool as bool
 from mpgrad.dtypes import cdouble as cdouble
 from mpgrad.dtypes import cfloat as cfloat

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpgrad.autograd.running.thread_state import PerThread
 from mpgrad.device import CPU, Device, as_device
 from mpgrad.shm import cuda_driver
 
@@ -49,12 +50,41 @@ def device_of(array: Any) -> Device:
     return CPU if isinstance(array, np.ndarray) else _cuda(array.device.id)
 
 
+class _Default(PerThread):
+    """Where this thread makes tensors that are not told."""
+
+    device = CPU
+
+
+_default = _Default()
+
+
+def set_default_device(device: Device | str | int | None) -> None:
+    """Make new tensors on ``device`` in this thread where no ``device=`` says otherwise.
+
+    Of what makes tensors all but ``from_numpy`` follows it; None is the CPU again.
+
+    Raises:
+        RuntimeError: there is no such device.
+    """
+    _default.device = CPU if device is None else usable(device)
+
+
+def get_default_device() -> Device:
+    """Where this thread makes tensors that are not told."""
+    return _default.device
+
+
 def usable(device: Device | str | int | None) -> Device:
     """``device`` with its number: a number alone is a GPU, "cuda" the thread's current one.
+
+    None is the thread's default device.
 
     Raises:
         RuntimeError: it is no device, or there is no such GPU here.
     """
+    if device is None:
+        return _default.device
     found = Device("cuda", device) if isinstance(device, int) else as_device(device)
     if found.type == "cpu":
         return CPU

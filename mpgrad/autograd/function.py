@@ -19,6 +19,7 @@ from mpgrad.autograd.functions.function_node import (
 from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from mpgrad.autograd.nodes.node import Edge, Node
+from mpgrad.device_arrays import is_on_gpu
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
 __all__ = [
@@ -258,7 +259,8 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _forbid_differentiation(value: Any, grads: list[Tensor]) -> Any:
     """``value`` as a tensor whose history is one :class:`_DelayedError` behind ``grads``."""
     array = value._array if isinstance(value, Tensor) else value
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fc":
+    is_array = isinstance(array, np.ndarray) or is_on_gpu(array)
+    if not is_array or array.dtype.kind not in "fc":
         return value
     tensor = Tensor(array)
     node = _DelayedError([gradient_edge(grad) for grad in grads], [metadata_of(tensor)])

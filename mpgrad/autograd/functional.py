@@ -25,6 +25,9 @@ from mpgrad.autograd.functional_arguments import (
     vector,
 )
 from mpgrad.autograd.grad_mode import enable_grad
+from mpgrad.device_arrays import on_host
+from mpgrad.ops import creation
+from mpgrad.ops.device_moves import beside
 from mpgrad.ops.shape import reshape, stack
 from mpgrad.tensor import Tensor
 
@@ -104,10 +107,7 @@ def jvp(
     with enable_grad():
         points = variables(given, create_graph=create_graph)
         outputs = call(func, points, "jvp", strict=strict)
-        seeds = [
-            Tensor(np.zeros_like(out._array), requires_grad=_is_float(out))
-            for out in outputs.tensors
-        ]
+        seeds = [creation.zeros_like(out, requires_grad=_is_float(out)) for out in outputs.tensors]
         found = _gradients(outputs.tensors, points, seeds, create_graph=True)
         strictness = _strictness(strict, create_graph, _INDEPENDENT)
         filled(found, points, independent=strictness["independent"], constant=None)
@@ -283,15 +283,15 @@ def _jacobian_of(
     """For each point the Jacobian of one output."""
     columns: list[list[Tensor]] = [[] for _ in points]
     for place in np.ndindex(output.shape):
-        seed = np.zeros_like(output._array)
+        seed = np.zeros(output.shape, output.dtype)
         seed[place] = 1
-        found = _gradients([output], points, [Tensor(seed)], create_graph=create_graph)
+        found = _gradients([output], points, [beside(output, seed)], create_graph=create_graph)
         for column, gradient in zip(columns, filled(found, points, **strictness), strict=True):
             column.append(gradient)
     return [
         reshape(stack(column), (*output.shape, *point.shape))
         if column
-        else Tensor(np.zeros((*output.shape, *point.shape), point.dtype))
+        else creation.zeros((*output.shape, *point.shape), dtype=point.dtype, device=point.device)
         for column, point in zip(columns, points, strict=True)
     ]
 
@@ -324,7 +324,7 @@ def _check_differentiable(gradient: Tensor) -> None:
     Raises:
         RuntimeError: it does not; its derivative would be zero, which is wrong.
     """
-    if not gradient.requires_grad and np.any(gradient._array):
+    if not gradient.requires_grad and np.any(on_host(gradient._array)):
         raise RuntimeError(
             "jvp differentiates the backward pass, but a custom Function in it computed its "
             "gradient in a way that is not recorded (with NumPy, or from detached tensors)"
@@ -351,7 +351,7 @@ def _check_strategy(strict: bool, vectorize: bool, strategy: str, create_graph: 
 
 
 def _one(output: Tensor) -> Tensor:
-    return Tensor(np.ones_like(output._array))
+    return creation.ones_like(output)
 
 
 def _is_float(tensor: Tensor) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from mpgrad.ops import creation
 from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
 
@@ -117,7 +116,7 @@ def vector(
     if value is None:
         if len(like.tensors) != 1 or like.tensors[0]._array.size != 1:
             raise RuntimeError(f"The vector v can only be None if {missing} with a single element.")
-        return [Tensor(np.ones_like(like.tensors[0]._array))]
+        return [creation.ones_like(like.tensors[0])]
     given = packed(value, "v", name)
     if len(given.tensors) != len(like.tensors):
         if not like.is_tuple:
@@ -158,5 +157,5 @@ def filled(
             raise RuntimeError(independent.format(index=index))
         if gradient is not None and constant and not gradient.requires_grad:
             raise RuntimeError(constant.format(index=index))
-        results.append(Tensor(np.zeros_like(tensor._array)) if gradient is None else gradient)
+        results.append(creation.zeros_like(tensor) if gradient is None else gradient)
     return results

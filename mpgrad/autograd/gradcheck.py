@@ -18,6 +18,7 @@ from mpgrad.autograd.checks.probes import (
     check_undefined,
     check_zero_seeds,
 )
+from mpgrad.ops.device_moves import beside
 from mpgrad.tensor import Tensor
 
 __all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]
@@ -204,6 +205,8 @@ def _seeds(problem: Problem, grad_outputs: Any, *, scattered: bool) -> tuple[Ten
     for output in problem.differentiable_outputs():
         array = from_reals(draws.standard_normal(real_count(output)), output._array)
         if scattered:  # every second element of something twice as long
-            array = np.repeat(array[..., np.newaxis], 2, axis=-1)[..., 0]
-        seeds.append(Tensor(array, requires_grad=True))
+            twice = beside(output, np.repeat(array[..., np.newaxis], 2, axis=-1))
+            seeds.append(twice[..., 0].detach().requires_grad_())
+        else:
+            seeds.append(beside(output, array).requires_grad_())
     return tuple(seeds)

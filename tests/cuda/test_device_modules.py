@@ -134,6 +134,7 @@ def test_a_module_that_moves_forgets_the_old_place_of_its_gradients(gpus: str) -
     assert layer.weight.grad.tolist() == [[2, 2]]
 
 
+@pytest.mark.row("N7")
 def test_a_model_over_two_devices(two: None) -> None:
     first, second = mg.nn.Linear(3, 4).to("cuda:0"), mg.nn.Linear(4, 2).to("cuda:1")
     x = mg.ones(5, 3, requires_grad=True)
@@ -152,6 +153,7 @@ class Pair(NamedTuple):
     right: Any
 
 
+@pytest.mark.row("N7")
 def test_scatter_and_gather_are_one_node_each(two: None) -> None:
     x = mg.arange(10.0).reshape(5, 2).requires_grad_()
     parts = parallel.scatter(x, [0, 1])

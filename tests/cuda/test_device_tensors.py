@@ -45,6 +45,7 @@ def results(case: Case, device: str) -> list[Tensor | None]:
     return [out, *first, *mg.grad(total, inputs, allow_unused=True)]
 
 
+@pytest.mark.row("N1")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_operator_and_its_gradients(case: Case, gpus: str) -> None:
     try:
@@ -63,6 +64,7 @@ def test_every_operator_and_its_gradients(case: Case, gpus: str) -> None:
 # ---------------------------------------------------------------------- ways between devices
 
 
+@pytest.mark.row("N6")
 def test_a_gradient_goes_back_where_its_tensor_came_from(gpus: str) -> None:
     x = mg.tensor([1.0, 2.0], requires_grad=True)
     w = mg.tensor([3.0, 4.0], device="cuda", requires_grad=True)
@@ -77,6 +79,7 @@ def test_a_gradient_goes_back_where_its_tensor_came_from(gpus: str) -> None:
     assert w.grad.device == w.device
 
 
+@pytest.mark.row("N7")
 def test_a_continuation_from_cpu_to_gpu_to_cpu_to_gpu(two: None) -> None:
     x = mg.tensor([1.0, 2.0], requires_grad=True)
     y = x
@@ -96,6 +99,7 @@ def test_nothing_is_recorded_where_nothing_moves(gpus: str) -> None:
     assert x.to("cpu", copy=True).device == mg.device("cpu")
 
 
+@pytest.mark.row("N8")
 def test_a_tensor_without_dimensions_may_lie_on_the_cpu(gpus: str) -> None:
     x = mg.tensor([1.0, 2.0], device="cuda", requires_grad=True)
     factor = mg.tensor(3.0, requires_grad=True)
@@ -138,6 +142,7 @@ def test_a_gradient_for_another_device_is_refused(gpus: str) -> None:
         x.grad = mg.ones(2)
 
 
+@pytest.mark.row("N8")
 def test_a_function_that_returns_a_gradient_on_another_device(gpus: str) -> None:
     class Stray(mg.Function):
         @staticmethod

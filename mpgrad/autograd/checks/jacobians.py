@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.backward import grad
+from mpgrad.device_arrays import copied, device_of, moved, on, on_host
+from mpgrad.ops.device_moves import beside
 from mpgrad.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -54,16 +56,17 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def as_reals(array: Array) -> Array:
-    """All elements in a row, each complex one as two real ones."""
-    flat = np.ascontiguousarray(array).reshape(-1)
+def as_reals(array: Any) -> Array:
+    """All elements in a row on the CPU, each complex one as two real ones."""
+    flat = np.ascontiguousarray(on_host(array)).reshape(-1)
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
 
-def from_reals(numbers: Array, like: Array) -> Array:
-    """An array of the shape and dtype of ``like``: the inverse of :func:`as_reals`."""
+def from_reals(numbers: Array, like: Any) -> Array:
+    """An array on the CPU of the shape and dtype of ``like``: the inverse of :func:`as_reals`."""
     if like.dtype.kind == "c":
-        numbers = np.ascontiguousarray(numbers, like.real.dtype).view(like.dtype)
+        part = np.empty(0, like.dtype).real.dtype
+        numbers = np.ascontiguousarray(numbers, part).view(like.dtype)
     return np.array(numbers.reshape(like.shape), like.dtype)
 
 
@@ -91,7 +94,7 @@ def numerical_jacobians(
     rows: list[list[Array]] = [[] for _ in chosen]
     for place in np.ndindex(array.shape):
         for step in steps:
-            change = np.zeros_like(array)
+            change = np.zeros(array.shape, array.dtype)
             change[place] = step
             for row, slope in zip(rows, _slopes(problem, array, change, chosen, eps), strict=True):
                 row.append(slope)
@@ -109,7 +112,7 @@ def numerical_slopes(
 
 
 def _slopes(
-    problem: Problem, array: Array, change: Array, chosen: Sequence[int], eps: float
+    problem: Problem, array: Any, change: Array, chosen: Sequence[int], eps: float
 ) -> list[Array]:
     with _moved(array, change * eps):
         above = problem.values(chosen)
@@ -119,14 +122,16 @@ def _slopes(
 
 
 @contextmanager
-def _moved(array: Array, change: Array) -> Iterator[None]:
+def _moved(array: Any, change: Array) -> Iterator[None]:
     """Add ``change`` to ``array`` in place: the function may hold it in other ways than by args."""
-    before = array.copy()
-    array += change.astype(array.dtype)
+    before, device = copied(array), device_of(array)
+    with on(device):
+        array += moved(np.asarray(change, array.dtype), device)
     try:
         yield
     finally:
-        array[...] = before
+        with on(device):
+            array[...] = before
 
 
 # ---------------------------------------------------------------------- backward
@@ -149,7 +154,7 @@ def analytical_jacobian(output: Tensor, inputs: Sequence[Tensor]) -> list[Array]
 
 def slopes(output: Tensor, inputs: Sequence[Tensor], seed: Array) -> list[Array]:
     """For each input the gradient of ``seed . output``, all in real numbers."""
-    gradients = gradients_of([output], inputs, [Tensor(from_reals(seed, output._array))])
+    gradients = gradients_of([output], inputs, [beside(output, from_reals(seed, output._array))])
     return [
         np.zeros(real_count(tensor)) if gradient is None else as_reals(gradient._array)
         for gradient, tensor in zip(gradients, inputs, strict=True)

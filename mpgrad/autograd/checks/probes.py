@@ -10,6 +10,9 @@ import numpy as np
 from mpgrad.autograd.backward import grad
 from mpgrad.autograd.checks.jacobians import Problem, from_reals, gradients_of, real_count
 from mpgrad.autograd.function import Function
+from mpgrad.device_arrays import on_host
+from mpgrad.ops import creation
+from mpgrad.ops.device_moves import beside
 from mpgrad.tensor import Tensor
 
 
@@ -37,13 +40,13 @@ def check_zero_seeds(problem: Problem) -> None:
         GradcheckError: they are not.
     """
     outputs = problem.differentiable_outputs()
-    seeds = [Tensor(np.zeros_like(out._array)) for out in outputs]
+    seeds = [creation.zeros_like(out) for out in outputs]
     for number, (found, tensor) in enumerate(
         zip(gradients_of(outputs, problem.inputs, seeds), problem.inputs, strict=True)
     ):
         if found is None:
             continue
-        if np.any(found._array):
+        if np.any(on_host(found._array)):
             raise GradcheckError(
                 f"backward not multiplied by grad_output: the gradient of input {number} is not "
                 "zero where all gradients of the outputs are"
@@ -68,9 +71,9 @@ def check_undefined(problem: Problem) -> None:
             _Undefined.apply(out) if number in undefined else out
             for number, out in enumerate(problem.differentiable_outputs())
         ]
-        seeds = [Tensor(np.zeros_like(out._array)) for out in outputs]
+        seeds = [creation.zeros_like(out) for out in outputs]
         found = gradients_of(outputs, problem.inputs, seeds)
-        if any(value is not None and np.any(value._array) for value in found):
+        if any(value is not None and np.any(on_host(value._array)) for value in found):
             raise GradcheckError(
                 "Expected all input grads to be undefined or zero when all output grads are "
                 "undefined or zero. Let backward return None, or multiply by its gradients; "
@@ -85,7 +88,7 @@ def check_dtypes(problem: Problem) -> None:
         GradcheckError: one has another.
     """
     outputs = problem.differentiable_outputs()
-    seeds = [Tensor(np.ones_like(out._array)) for out in outputs]
+    seeds = [creation.ones_like(out) for out in outputs]
     for number, (found, tensor) in enumerate(
         zip(gradients_of(outputs, problem.inputs, seeds), problem.inputs, strict=True)
     ):
@@ -107,11 +110,11 @@ def check_batched(problem: Problem, generator: np.random.Generator) -> None:
             from_reals(generator.standard_normal(real_count(output)), output._array)
             for _ in range(2)
         ]
-        single = [gradients_of([output], problem.inputs, [Tensor(seed)]) for seed in seeds]
+        single = [gradients_of([output], problem.inputs, [beside(output, s)]) for s in seeds]
         together = grad(
             [output],
             list(problem.inputs),
-            [Tensor(np.stack(seeds))],
+            [beside(output, np.stack(seeds))],
             retain_graph=True,
             allow_unused=True,
             is_grads_batched=True,
@@ -127,6 +130,6 @@ def check_batched(problem: Problem, generator: np.random.Generator) -> None:
 
 def _same_rows(batch: Tensor, rows: Sequence[Tensor | None]) -> bool:
     return all(
-        row is not None and np.allclose(part, row._array)
-        for part, row in zip(batch._array, rows, strict=True)
+        row is not None and np.allclose(part, on_host(row._array))
+        for part, row in zip(on_host(batch._array), rows, strict=True)
     )
