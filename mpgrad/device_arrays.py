@@ -41,13 +41,14 @@ def cuda_namespace() -> CudaBackend:
 
 
 @functools.cache
-def _cuda(index: int) -> Device:
+def cuda(index: int) -> Device:
+    """The GPU of that number: always the same object."""
     return Device("cuda", index)
 
 
 def device_of(array: Any) -> Device:
     """Where ``array`` lies."""
-    return CPU if isinstance(array, np.ndarray) else _cuda(array.device.id)
+    return CPU if isinstance(array, np.ndarray) else cuda(array.device.id)
 
 
 class _Default(PerThread):
@@ -97,7 +98,7 @@ def usable(device: Device | str | int | None) -> Device:
         raise RuntimeError(
             f"CUDA error: invalid device ordinal: cuda:{index} of {count} GPU(s) that are visible"
         )
-    return _cuda(index)
+    return cuda(index)
 
 
 def _why_there_is_none() -> str:

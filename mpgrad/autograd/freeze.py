@@ -23,6 +23,7 @@ from mpgrad.autograd.client_nodes import (
     runs_node_hooks,
 )
 from mpgrad.autograd.costs import second_half_share
+from mpgrad.autograd.gpu_nodes import on_gpus
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.autograd.replay import (
@@ -38,6 +39,7 @@ from mpgrad.autograd.replay import (
     walk,
 )
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.device_arrays import CUDA
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
 from mpgrad.scheduler.split import SPLIT_ABOVE_US
@@ -398,6 +400,8 @@ class _Tables:
                 for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
             ]
         )
+        if CUDA.in_use:
+            specs = on_gpus(specs, self.nodes)
         specs = tuple(
             [_with_share(spec, node) for spec, node in zip(specs, self.nodes, strict=True)]
         )

@@ -31,12 +31,13 @@ def main(descriptor: int) -> None:
         return
     if os.getppid() != setup.client_pid:
         return  # the client died before it could be watched
-    for shared in (setup.client_arena_fd, setup.engine_arena_fd, setup.listener):
+    shared_fds = (setup.client_arena_fd, setup.engine_arena_fd, setup.device_board_fd)
+    for shared in (*shared_fds, setup.listener):
         if shared >= 0:
             os.set_inheritable(shared, False)  # workers are given what they need by name
     _allow_descriptors()
     supervisor = Supervisor(setup)
-    workers, failure = _start_workers(supervisor, setup.cpu_workers)
+    workers, failure = _start_workers(supervisor, supervisor.slots)
 
     from mpgrad.coordinator.process import Coordinator
 

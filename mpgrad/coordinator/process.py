@@ -142,7 +142,8 @@ class Coordinator:
             self._greeted.setdefault(arrival.peer, set()).add(arrival.lane)
             if self._is_ready(arrival.peer):
                 self._supervisor.joined(arrival.peer)
-                self._handle(ev.WorkerJoined(arrival.peer))
+                device, arena = self._supervisor.device_of(arrival.peer)
+                self._handle(ev.WorkerJoined(arrival.peer, device, arena))
                 self._welcome()
 
     def _has_greeted(self, arrival: Arrival) -> bool:
@@ -162,7 +163,7 @@ class Coordinator:
 
     def _welcome(self) -> None:
         """Answer waiting sessions once all workers are ready, or none can be had."""
-        if self._unavailable is None and self._supervisor.ready_count < self._setup.cpu_workers:
+        if self._unavailable is None and self._supervisor.ready_count < self._supervisor.slots:
             return
         for peer in self._waiting:
             reply = (

@@ -19,7 +19,9 @@ from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
 
 if TYPE_CHECKING:
     from mpgrad.coordinator.watchdog import Sight
-    from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
+from mpgrad.handles import WORKER_DEVICE_ARENA
+from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
+from mpgrad.scheduler.graph_spec import ON_CPU
 
 #: Workers that may die in a row before one is ready, by their own fault: the next ones would, too.
 FAILED_STARTS_MAX = 3
@@ -47,6 +49,9 @@ class WorkerProcess(NamedTuple):
     slot: int
     process: subprocess.Popen[bytes]
     pidfd: int
+    #: Number of the GPU of a GPU worker, and of the memory that it exports; else -1.
+    device: int
+    arena: int
 
 
 class Supervisor:
@@ -58,6 +63,8 @@ class Supervisor:
         self._by_pidfd: dict[int, WorkerProcess] = {}
         self._by_peer: dict[str, WorkerProcess] = {}
         self._incarnations: dict[int, int] = {}
+        #: Each process that exports device memory does so under a number of its own.
+        self._arenas = 0
         self._joined: set[str] = set()
         self._burial = Burial()
         self._failed_starts = 0
@@ -73,7 +80,7 @@ class Supervisor:
         setup = self._setup
         process, writer = spawn(
             [setup.executable, "-P", "-m", "mpgrad.workers"],
-            (setup.client_arena_fd, setup.engine_arena_fd, self.board.fd),
+            self._inherited(slot),
             self._environment(),
         )
         try:
@@ -83,10 +90,33 @@ class Supervisor:
             process.kill()
             process.wait()
             raise
-        worker = WorkerProcess(f"w{slot}.{incarnation}", slot, process, pidfd)
+        device, arena = self._gpu_of(slot), -1
+        if device != ON_CPU:
+            arena = WORKER_DEVICE_ARENA + self._arenas
+            self._arenas += 1
+        worker = WorkerProcess(f"w{slot}.{incarnation}", slot, process, pidfd, device, arena)
         self._by_pidfd[worker.pidfd] = self._by_peer[worker.peer] = worker
         self._send_setup(writer, worker)
         return worker
+
+    @property
+    def slots(self) -> int:
+        """How many workers there are to be: those of the CPU, and behind them those of GPUs."""
+        return self._setup.cpu_workers + len(self._setup.gpus)
+
+    def device_of(self, peer: str) -> tuple[int, int]:
+        """A worker's GPU and the number of its memory there, or (ON_CPU, -1)."""
+        worker = self._by_peer[peer]
+        return worker.device, worker.arena
+
+    def _inherited(self, slot: int) -> tuple[int, ...]:
+        setup = self._setup
+        shared = (setup.client_arena_fd, setup.engine_arena_fd, self.board.fd)
+        return shared if self._gpu_of(slot) == ON_CPU else (*shared, setup.device_board_fd)
+
+    def _gpu_of(self, slot: int) -> int:
+        at = slot - self._setup.cpu_workers
+        return self._setup.gpus[at] if 0 <= at < len(self._setup.gpus) else ON_CPU
 
     def _send_setup(self, writer: int, worker: WorkerProcess) -> None:
         setup = self._setup
@@ -102,6 +132,9 @@ class Supervisor:
                 slot=worker.slot,
                 environment=setup.worker_environment,
                 journal=setup.journal,
+                device=worker.device,
+                device_arena=worker.arena,
+                device_board_fd=setup.device_board_fd,
                 kill=setup.kill,
             ),
         )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from mpgrad.autograd.freeze import FrozenGraph
-from mpgrad.device import CPU
 from mpgrad.scheduler.plan import Plan
 
 #: Graphs with less work than this are never worth a message, in microseconds.
@@ -55,9 +54,15 @@ def choose(frozen: FrozenGraph, workers: int, plan: MakePlan) -> Choice:
     )
 
 
-def has_nodes_on_gpus(frozen: FrozenGraph) -> bool:
-    """Whether some gradient in ``frozen`` lies on a GPU."""
-    return any(meta.device is not CPU for node in frozen.nodes for meta in node.input_metadata)
+def gpus_of(frozen: FrozenGraph) -> list[int]:
+    """The GPUs on which gradients of ``frozen`` lie, each once."""
+    found = {
+        meta.device.index: None
+        for node in frozen.nodes
+        for meta in node.input_metadata
+        if meta.device.index is not None
+    }
+    return list(found)
 
 
 class Experience:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mpgrad import config
 from mpgrad.autograd import engine_slot
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.engine.gpu_workers import gpu_workers
 from mpgrad.errors import EngineClosed
 from mpgrad.shm.arena import default_limit_bytes
 from mpgrad.tensor import Tensor
@@ -42,7 +43,11 @@ class Engine:
         mode: "local" runs everything in this process; "process" in worker processes; "auto" in
             workers where the predicted time is clearly shorter. Default: MPGRAD_ENGINE or "auto".
         cpu_workers: number of CPU workers; default MPGRAD_CPU_WORKERS or the available cores.
-        gpus: which GPUs get a worker; GPU workers do not exist yet, so "auto" means none.
+        gpus: for each GPU worker the number of its GPU: ``[0, 1]``, or ``[0, 0]`` for two on one;
+            "all", "none". "auto" (default; MPGRAD_GPUS) means all in mode "process" if this process
+            has used a GPU before, else none. What workers do on a GPU they do in mode "process"
+            only; else this process does it. Tensors made on a GPU while such an engine exists are
+            handed over where they lie, older ones are copied.
         shm_limit: bytes that the workers' shared arena may hold; default MPGRAD_SHM_LIMIT or a
             share of the machine's memory.
         blas_threads: BLAS threads wherever a rule runs, in workers and in ``local`` alike.
@@ -77,8 +82,7 @@ class Engine:
         _check_choice("recover", recover, ("worker", "all"))
         self.recover = recover
         self.task_timeout = _seconds("task_timeout", task_timeout)
-        if gpus not in ("auto", "none", (), []):
-            raise ValueError(f"Engine(gpus={gpus!r}): GPU workers are not supported yet")
+        self.gpus = gpu_workers(gpus, self.mode)
         self.cpu_workers = _count(
             "cpu_workers", cpu_workers, config.cpu_workers() or config.default_cpu_workers(), 1024
         )
@@ -92,7 +96,7 @@ class Engine:
         journal = config.journal() if journal is None else journal
         _check_choice("journal", journal, config.JOURNAL_MODES)
         self._spawn = partial(
-            _spawn, self.cpu_workers, limit, blas_threads, journal, self.task_timeout
+            _spawn, self.cpu_workers, limit, blas_threads, journal, self.task_timeout, self.gpus
         )
         self._made: Execution | None = None
         self._making = threading.Lock()
@@ -148,7 +152,12 @@ class Engine:
         from mpgrad.engine.execution import Execution
 
         return Execution(
-            self.mode, self.cpu_workers, self.blas_threads, self._spawn, recover=self.recover
+            self.mode,
+            self.cpu_workers,
+            self.blas_threads,
+            self._spawn,
+            recover=self.recover,
+            gpus=self.gpus,
         )
 
     @property
@@ -241,6 +250,7 @@ def _spawn(
     blas_threads: int,
     journal: str,
     task_timeout_s: float | None,
+    gpus: tuple[int, ...],
     kill: str,
 ) -> CoordinatorProcess:
     """A new coordinator; ``kill``: kill points, see ``mpgrad.kill_points``."""
@@ -248,7 +258,7 @@ def _spawn(
         from mpgrad.engine.processes import CoordinatorProcess
 
         return CoordinatorProcess(
-            cpu_workers, shm_limit, blas_threads, journal, kill, task_timeout_s
+            cpu_workers, shm_limit, blas_threads, journal, kill, task_timeout_s, gpus
         )
 
 

@@ -17,7 +17,7 @@ from mpgrad.autograd.higher_order.recording import has_only_operators, record, w
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.device_arrays import CUDA
 from mpgrad.engine.blas import blas_limit
-from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose, has_nodes_on_gpus
+from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose, gpus_of
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.local import run_local
 from mpgrad.engine.placement import place
@@ -40,6 +40,7 @@ class Execution:
     Args:
         mode, cpu_workers, blas_threads, recover: as of ``Engine``.
         spawn: starts a coordinator, given its kill points.
+        gpus: for each GPU worker the number of its GPU.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Execution:
         spawn: Callable[[str], CoordinatorProcess],
         *,
         recover: str,
+        gpus: tuple[int, ...] = (),
     ) -> None:
+        self._gpus = gpus
         self._mode, self._cpu_workers, self._blas_threads = mode, cpu_workers, blas_threads
         self._new_process = lambda: ProcessEngine(cpu_workers, blas_threads, spawn, recover=recover)
         self.process = self._new_process()
@@ -110,9 +113,12 @@ class Execution:
         return "local" if engine_slot.is_local() or sys.platform != "linux" else self._mode
 
     def _choose(self, frozen: FrozenGraph) -> Choice:
-        if CUDA.in_use and has_nodes_on_gpus(frozen):
-            return Choice("local", "it has Nodes on a GPU")
         mode = self._effective_mode()
+        if CUDA.in_use and (gpus := gpus_of(frozen)):
+            missing = [gpu for gpu in gpus if gpu not in self._gpus]
+            if mode != "process" or missing:
+                why = f"it has Nodes on GPU {gpus[0]}"
+                return Choice("local", f"{why}, which has no worker" if missing else why)
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self._mode}")')
         choice = choose(frozen, self._cpu_workers, self.process.plan)

@@ -18,11 +18,20 @@ from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode, PortableContext
 from mpgrad.autograd.shipping.decision import ShippedCode
+from mpgrad.device_arrays import is_on_gpu
 from mpgrad.dispatch import OperatorNode
+from mpgrad.engine.device_handover import DeviceHandover
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import CLIENT_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef, TensorHandle
+from mpgrad.handles import (
+    CLIENT_ARENA,
+    CLIENT_DEVICE_ARENA,
+    INLINE_LIMIT_BYTES,
+    Block,
+    GradientRef,
+    TensorHandle,
+)
 from mpgrad.shm.arena import ForeignArena, client_arena
 from mpgrad.shm.lease import byte_bounds
 from mpgrad.storage import adopt
@@ -60,11 +69,15 @@ class Handover:
         #: Whether the workers shall say when each Node ran: all, or where that teaches something.
         self.is_timed = self.learns = False
         self._numpy_errors = _changed_numpy_errors()
+        #: The way to the GPUs' workers, if there are some.
+        self.devices: DeviceHandover | None = None
         self.handed_bytes = 0
         self.copied_bytes = 0
 
     def close(self) -> None:
         """Nobody reads any more."""
+        if self.devices is not None:
+            self.devices.close()
         self._kept.clear()
         self._packed.clear()
 
@@ -80,6 +93,8 @@ class Handover:
 
     def _pack(self, array: Array) -> PackedArray:
         self.handed_bytes += array.nbytes
+        if self.devices is not None and is_on_gpu(array):
+            return SharedArray(self.devices.handle(array))
         for arena in (self._arena, self.engine_arena):
             if arena is None:
                 continue
@@ -100,6 +115,8 @@ class Handover:
         """A C-contiguous gradient that flows into the graph from here (a seed, a hook's result)."""
         if array is None:
             return None
+        if self.devices is not None and is_on_gpu(array):
+            return self.devices.publish(array)
         if array.nbytes <= INLINE_LIMIT_BYTES:
             return array.tobytes()
         place = self._arena.locate(array)
@@ -114,12 +131,19 @@ class Handover:
         """A copy of a gradient that came inside a message, or that this client handed over."""
         if ref is None:
             return None
+        if isinstance(ref, Block) and ref.arena >= CLIENT_DEVICE_ARENA:
+            return self._device_copy(ref, shape, dtype)
         if isinstance(ref, bytes):
             try:
                 return np.ndarray(shape, dtype, ref).copy()
             except TypeError as error:
                 raise ProtocolError(f"a gradient of {len(ref)} bytes: {error}") from None
         return adopt(self._arena.open(ref, shape, dtype, writeable=False))
+
+    def _device_copy(self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        if self.devices is None:
+            raise ProtocolError(f"a gradient on a GPU, of an engine that has none: {block}")
+        return self.devices.copy(block, shape, dtype)
 
     def _copy(self, array: Array) -> Array:
         """``array`` in the arena, whatever its size."""
@@ -198,7 +222,7 @@ class Handover:
         plain = node.plain
         for name, value in arrays.items():
             if isinstance(value, tuple):
-                is_array = [isinstance(v, np.ndarray) for v in value]
+                is_array = [isinstance(v, np.ndarray) or is_on_gpu(v) for v in value]
                 several[name] = tuple(
                     self.array(v) if here else None for v, here in zip(value, is_array, strict=True)
                 )

@@ -10,6 +10,7 @@ from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.shipping.decision import Decision, ShippedCode, attributes_reason, decide
 from mpgrad.dispatch import OperatorNode
+from mpgrad.scheduler.graph_spec import ON_CPU
 
 
 class Where(NamedTuple):
@@ -80,7 +81,7 @@ def place(
     if not moved:
         return frozen, code
     specs = tuple(
-        spec._replace(on_client=True) if index in moved else spec
+        spec._replace(on_client=True, device=ON_CPU) if index in moved else spec
         for index, spec in enumerate(frozen.spec.nodes)
     )
     return frozen._replace(spec=frozen.spec._replace(nodes=specs), remembered=None), code

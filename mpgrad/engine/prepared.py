@@ -137,4 +137,5 @@ def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:
 
 
 def _metadata(meta: InputMetadata) -> Metadata:
-    return Metadata(meta.shape, meta.dtype.str)
+    index = meta.device.index
+    return Metadata(meta.shape, meta.dtype.str, -1 if index is None else index)

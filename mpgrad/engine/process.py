@@ -27,6 +27,7 @@ from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
+from mpgrad.engine.device_handover import DeviceHandover
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
@@ -39,7 +40,7 @@ from mpgrad.engine.recovery import repeat_after_loss
 from mpgrad.engine.session import Session
 from mpgrad.engine.submission import Submission
 from mpgrad.errors import CoordinatorLost, EngineClosed, ProtocolError
-from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import CompleteGraph, DispatchNodeTask, FailGraph
 from mpgrad.scheduler.plan import Plan
@@ -325,6 +326,8 @@ class ProcessEngine:
             raise EngineClosed(_CLOSED)
         graph, running = next(_graph_numbers), innermost()
         handover.engine_arena = self._coordinator.arena
+        if self._coordinator.devices is not None:
+            handover.devices = DeviceHandover(self._coordinator.devices)
         client = ClientWorker(frozen, prepared.plan, handover, self._coordinator.arena)
         submission = Submission(frozen, prepared, code, handover)
         first = submission.begin(
@@ -363,6 +366,8 @@ class ProcessEngine:
                     opened[ref] = self._lease(session, ref, meta)
                 results.append((opened[ref], exclusive))
             else:
+                if is_counted(ref):  # a GPU worker's: copied, because it would die with it
+                    session.to_release.append(ref)
                 results.append((handover.open(ref, meta.shape, meta.dtype), True))
         return results
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from mpgrad import config
 from mpgrad.engine.descriptors import FOR_ENGINE, require_descriptors, require_hard_limit
@@ -14,11 +15,15 @@ from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
 from mpgrad.kill_points import Passages, kill_points
 from mpgrad.shm.arena import ForeignArena, client_arena
+from mpgrad.shm.device_board import DeviceBoard
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, send_setup, spawn
 from mpgrad.wire.socket_directory import SocketDirectory
+
+if TYPE_CHECKING:
+    from mpgrad.shm.client_devices import ClientDevices
 
 #: Address space of the engine's arena; pages exist only where something was written.
 ENGINE_ARENA_BYTES = 1 << 40
@@ -36,6 +41,7 @@ class CoordinatorProcess:
         task_timeout_s: seconds that one NodeTask may take; None for ever.
         journal: when its processes write their journals, see ``MPGRAD_JOURNAL``.
         kill: kill points, see ``mpgrad.kill_points``.
+        gpus: for each GPU worker the number of its GPU.
     """
 
     def __init__(
@@ -46,7 +52,9 @@ class CoordinatorProcess:
         journal: str,
         kill: str = "",
         task_timeout_s: float | None = None,
+        gpus: tuple[int, ...] = (),
     ) -> None:
+        self.gpus = gpus
         self.journal = JournalPlan(journal, config.journal_directory())
         self.passages = Passages(kill_points(kill, "client"))
         self._kill, self._task_timeout_s = kill, task_timeout_s
@@ -64,6 +72,13 @@ class CoordinatorProcess:
             )
             segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
             undo.callback(segment.close)
+            #: Where handles of device memory stand; None without GPU workers.
+            self.device_board = DeviceBoard.create() if gpus else None
+            #: This process's side of it.
+            self.devices: ClientDevices | None = None
+            if self.device_board is not None:
+                undo.callback(self.device_board.close)
+                self.devices = _client_devices(self.device_board, gpus)
             self._process = self._spawn(segment, cpu_workers, shm_limit, blas_threads)
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
@@ -81,7 +96,9 @@ class CoordinatorProcess:
         python_path = _python_path()
         listener = self.endpoint.listen()
         with listener or contextlib.nullcontext():
-            inherited = (client_fd, segment.fd, *([listener.fileno()] if listener else []))
+            board_fd = self.device_board.fd if self.device_board is not None else -1
+            extra = [fd for fd in (listener.fileno() if listener else -1, board_fd) if fd >= 0]
+            inherited = (client_fd, segment.fd, *extra)
             try:
                 process, writer = spawn(
                     [sys.executable, "-P", "-m", "mpgrad.coordinator"],
@@ -104,6 +121,8 @@ class CoordinatorProcess:
                 listener=listener_fd,
                 client_pid=os.getpid(),
                 cpu_workers=cpu_workers,
+                gpus=self.gpus,
+                device_board_fd=board_fd,
                 shm_limit=shm_limit,
                 client_arena_fd=client_fd,
                 engine_arena_fd=segment.fd,
@@ -145,6 +164,8 @@ class CoordinatorProcess:
             status = self._process.wait()
         os.close(self.pidfd)
         self.arena.close()
+        if self.device_board is not None:
+            self.device_board.close()
         self._directory.remove()
         return status
 
@@ -169,3 +190,9 @@ def _python_path() -> str:
     home = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([home, inherited]) if inherited else home
+
+
+def _client_devices(board: DeviceBoard, gpus: tuple[int, ...]) -> ClientDevices:
+    from mpgrad.shm.client_devices import ClientDevices  # not needed on most machines
+
+    return ClientDevices(board, gpus)

@@ -41,16 +41,20 @@ class Importer:
     Args:
         driver: of this process.
         own: what this process exports itself, by device, for references that come back.
+        is_bound: whether it belongs to the thread that made it. (A program's threads share their
+            contexts; a worker has one device thread.)
     """
 
-    def __init__(self, driver: CudaDriver, own: Sequence[Exporter] = ()) -> None:
+    def __init__(
+        self, driver: CudaDriver, own: Sequence[Exporter] = (), *, is_bound: bool = True
+    ) -> None:
         self._driver, self._own = driver, {exporter.device: exporter for exporter in own}
         self._opened: dict[tuple[str, int], _Opened] = {}
         self._uses: Counter[tuple[str, int]] = Counter()
         self._ended: deque[tuple[str, int]] = deque()
         self._closing: set[tuple[str, int]] = set()
         # CUDA closes a handle only in the thread whose context opened it.
-        self._thread = threading.get_ident()
+        self._thread = threading.get_ident() if is_bound else None
 
     def open(self, offer: SegmentOffer) -> None:
         """Map a segment, unless it is open here or this process's own.
@@ -85,8 +89,17 @@ class Importer:
         Raises:
             NotExportable: the segment is not open here, or the array leaves it.
         """
+        pointer, use = self.pointer(exporter, device, place, nbytes)
+        return self._driver.array(pointer, shape, dtype, owner=use)
+
+    def pointer(self, exporter: str, device: int, place: Place, nbytes: int) -> tuple[int, Any]:
+        """Where ``nbytes`` of that lie here, and what keeps the segment open.
+
+        Raises:
+            NotExportable: as for ``array``.
+        """
         if self._is_own(exporter):
-            return self._driver.array(self._own[device].address(place), shape, dtype)
+            return self._own[device].address(place), None
         key = (exporter, place.segment)
         opened = self._opened.get(key)
         if opened is None or key in self._closing:
@@ -94,8 +107,7 @@ class Importer:
         if place.offset < 0 or place.offset + nbytes > opened.nbytes:
             raise NotExportable(f"{nbytes} bytes at {place} leave the segment of {exporter}")
         self._uses[key] += 1
-        use = _Use(key, self._ended.append)
-        return self._driver.array(opened.pointer + place.offset, shape, dtype, owner=use)
+        return opened.pointer + place.offset, _Use(key, self._ended.append)
 
     def retire(self, exporter: str, segment: int) -> None:
         """The exporter wants a segment back: :meth:`close_retired` closes it when it is unused."""
@@ -137,5 +149,5 @@ class Importer:
         return any(own.peer == exporter for own in self._own.values())
 
     def _check_thread(self) -> None:
-        if threading.get_ident() != self._thread:
+        if self._thread not in (None, threading.get_ident()):
             raise InvariantViolated("device memory is opened and closed by its device thread only")

@@ -56,6 +56,13 @@ class EventRing:
         self._waiters[number] = waiters
         return number
 
+    def record_again(self, number: int, stream: Any) -> None:
+        """Mark what is in ``stream`` now under a number that ``record`` has given and nobody has
+        been told yet."""
+        if number not in self._waiters:
+            raise InvariantViolated(f"event {number} is free and cannot be recorded again")
+        self._events[number].record(stream)
+
     def waited(self, number: int) -> None:
         """One process has put its wait into its stream, or is dead.
 

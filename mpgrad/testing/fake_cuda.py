@@ -37,6 +37,7 @@ from mpgrad.testing.fake_cuda_memory import (
 )
 from mpgrad.testing.fake_cuda_namespace import ArrayNamespace
 from mpgrad.testing.fake_cuda_streams import (
+    EventCounters,
     EventService,
     FakeEvent,
     FakeStream,
@@ -238,7 +239,7 @@ class FakeCudaDriver:
         return before
 
     def event(self, *, interprocess: bool = False) -> Any:
-        return FakeEvent(self, self.current_device(), interprocess=interprocess)
+        return FakeEvent(self, self.current_device(), self._counters if interprocess else None)
 
     def before_kernel(self, device: int) -> None:
         """Run what is in the current stream of the current device, which must be ``device``."""
@@ -286,6 +287,15 @@ class FakeCudaDriver:
 
     def open_ipc_event(self, handle: bytes) -> Any:
         return OpenedEvent(handle)
+
+    def close(self) -> None:
+        """Stop answering other processes; for tests, which have many drivers in one process."""
+        if "_service" in vars(self):
+            self._service.close()
+
+    @functools.cached_property
+    def _counters(self) -> EventCounters:
+        return EventCounters()
 
     @functools.cached_property
     def _service(self) -> EventService:

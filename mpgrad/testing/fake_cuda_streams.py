@@ -22,8 +22,10 @@ import numpy as np
 from mpgrad.shm.cuda_driver import IPC_HANDLE_BYTES, CudaError
 from mpgrad.shm.segment import Segment
 
-_HANDLE = struct.Struct("<4sII16s16s")
+_HANDLE = struct.Struct("<4sIII16s16s")
 _MAGIC = b"FEVT"
+#: Interprocess events that one process can make; none is used again.
+_EVENTS_MAX, _COUNTERS_BYTES = 4096, 16
 _REQUEST = struct.Struct("<16scQ")
 _RUN, _STEP = b"r", b"s"
 _DONE, _DESTROYED = b"+", b"!"
@@ -104,14 +106,37 @@ class FakeStream:
         return event
 
 
-class FakeEvent:
-    """See ``shm.cuda_driver.Event``. Its counters lie in shared memory if processes share it."""
+class EventCounters:
+    """Shared memory with the counters of a process's interprocess events."""
 
-    def __init__(self, driver: Any, device: int, *, interprocess: bool) -> None:
-        self._driver, self.device = driver, device
-        self._page = Segment.create(1, "fake-cuda-event") if interprocess else None
+    def __init__(self) -> None:
+        self.segment = Segment.create(_EVENTS_MAX * _COUNTERS_BYTES, "fake-cuda-events")
+        self._made = 0
+
+    def new(self) -> tuple[int, np.ndarray[Any, Any]]:
+        """The number of a new event, and its counters."""
+        if self._made == _EVENTS_MAX:
+            raise CudaError("cudaErrorMemoryAllocation", "no more interprocess events")
+        self._made += 1
+        return self._made - 1, _counters(self.segment, self._made - 1)
+
+
+class FakeEvent:
+    """See ``shm.cuda_driver.Event``.
+
+    Args:
+        driver: whose current stream is meant where none is named.
+        device: where it is recorded.
+        shared: where its counters lie if other processes may open it.
+    """
+
+    def __init__(self, driver: Any, device: int, shared: EventCounters | None = None) -> None:
+        self._driver, self.device, self._shared = driver, device, shared
         #: How often it was recorded, and which of these records the stream has reached.
-        self._counters = _counters(self._page) if self._page else np.zeros(2, np.uint64)
+        self._counters: np.ndarray[Any, Any] = np.zeros(2, np.uint64)
+        self._number = 0
+        if shared is not None:
+            self._number, self._counters = shared.new()
         self._streams: dict[int, FakeStream] = {}
         self.token = secrets.token_bytes(16)
 
@@ -153,9 +178,10 @@ class FakeEvent:
 
     def handle(self, service: bytes) -> bytes:
         """What OpenedEvent opens it by; ``service`` is where the process listens."""
-        if self._page is None:
+        if self._shared is None:
             raise CudaError("cudaErrorInvalidResourceHandle", "not an interprocess event")
-        packed = _HANDLE.pack(_MAGIC, os.getpid(), self._page.fd, service, self.token)
+        where = (os.getpid(), self._shared.segment.fd, self._number)
+        packed = _HANDLE.pack(_MAGIC, *where, service, self.token)
         return packed.ljust(IPC_HANDLE_BYTES, b"\0")
 
     def _has_reached(self, number: int) -> bool:
@@ -166,14 +192,17 @@ class OpenedEvent:
     """Another process's event."""
 
     def __init__(self, handle: bytes) -> None:
-        magic, self._pid, fd, self._service, self._token = _HANDLE.unpack(handle[: _HANDLE.size])
+        fields = _HANDLE.unpack(handle[: _HANDLE.size])
+        magic, self._pid, fd, number, self._service, self._token = fields
         if len(handle) != IPC_HANDLE_BYTES or magic != _MAGIC:
             raise CudaError("cudaErrorInvalidValue", "no handle of an event")
         if self._pid == os.getpid():
             raise CudaError("cudaErrorDeviceUninitialized", "the exporter's own handle")
         try:
             descriptor = os.open(f"/proc/{self._pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-            self._counters = _counters(Segment.attach(descriptor, "fake-cuda-event"))
+            segment = Segment.attach(descriptor, "fake-cuda-events")
+            self._counters = _counters(segment, number)
+            segment.close()  # the mapping is enough
         except (OSError, RuntimeError) as error:
             raise CudaError("cudaErrorInvalidResourceHandle", str(error)) from error
 
@@ -221,6 +250,11 @@ class EventService:
         self._socket.listen(128)
         threading.Thread(target=self._accept, name="fake-cuda", daemon=True).start()
 
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
     def export(self, event: FakeEvent) -> bytes:
         """The handle of ``event``, from now on served."""
         self._events[event.token] = event
@@ -228,7 +262,10 @@ class EventService:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._socket.accept()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed
             # One each: an operation may wait for another process, which waits for another stream.
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
@@ -257,5 +294,5 @@ def _address(pid: int, service: bytes) -> bytes:
     return b"\0mpgrad-fake-cuda-%d-%s" % (pid, service.hex().encode())
 
 
-def _counters(page: Segment) -> np.ndarray[Any, Any]:
-    return np.frombuffer(page.buffer, np.uint64, 2)
+def _counters(segment: Segment, number: int) -> np.ndarray[Any, Any]:
+    return np.frombuffer(segment.buffer, np.uint64, 2, number * _COUNTERS_BYTES)

@@ -7,7 +7,7 @@ order and as strided views; values are used many times.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -42,9 +42,15 @@ class Program(NamedTuple):
     loss: Tensor
 
 
-def random_program(seed: int) -> Program:
-    """Record the program that belongs to ``seed``."""
-    return _Recording(seed).program()
+def random_program(seed: int, devices: Sequence[str] = ()) -> Program:
+    """Record the program that belongs to ``seed``.
+
+    Args:
+        seed: decides everything.
+        devices: each step runs on one of these, and its operands are moved there; by default all
+            are where they are made, on the CPU.
+    """
+    return _Recording(seed, devices).program()
 
 
 Rule: TypeAlias = Callable[["_Recording"], Tensor]
@@ -53,7 +59,8 @@ Rule: TypeAlias = Callable[["_Recording"], Tensor]
 class _Recording:
     """A pool of matrices that grows by one random step at a time; all values stay near one."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, devices: Sequence[str]) -> None:
+        self._devices, self._device = devices, ""
         self.rng = Random(seed)
         self._values = np.random.default_rng(seed)
         self.sizes = self.rng.choice(SIZES)
@@ -62,11 +69,13 @@ class _Recording:
 
     def program(self) -> Program:
         for _ in range(self.rng.randint(*STEPS)):
+            self._device = self.rng.choice(self._devices) if self._devices else ""
             self.pool.append(self.rng.choice(RULES)(self))
         inner = self.pool[len(self.leaves)]
         # Whatever nobody used flows into the loss, and some of what was used does so again.
         ends = [self.rng.choice(self.pool) for _ in range(3)]
-        terms = [(value * value).mean() for value in [*self.leaves, inner, self.pool[-1], *ends]]
+        parts = [*self.leaves, inner, self.pool[-1], *ends]
+        terms = [self._here((value * value).mean()) for value in parts]
         loss = terms[0]
         for term in terms[1:]:
             loss = loss + term
@@ -79,19 +88,22 @@ class _Recording:
 
     def any(self) -> Tensor:
         """Any matrix, recent ones more often."""
-        if self.rng.random() < 0.5:
-            return self.rng.choice(self.pool[-4:])
-        return self.rng.choice(self.pool)
+        recent = self.pool[-4:] if self.rng.random() < 0.5 else self.pool
+        return self._here(self.rng.choice(recent))
 
     def fitting(self, rows: int, columns: int) -> Tensor:
         """A matrix of the given shape: one of the pool, or one that is tiled from it."""
         found = [value for value in self.pool if value.shape == (rows, columns)]
         if found and self.rng.random() < 0.9:
-            return self.rng.choice(found)
+            return self._here(self.rng.choice(found))
         source = self.any()
         row = [number % source.shape[0] for number in range(rows)]
         column = [number % source.shape[1] for number in range(columns)]
         return source[row][:, column]
+
+    def _here(self, value: Tensor) -> Tensor:
+        """``value`` on the device of this step."""
+        return value.to(self._device) if self._device else value
 
     def _leaf(self) -> Tensor:
         dtype = np.float64 if self.rng.random() < 0.1 else np.float32

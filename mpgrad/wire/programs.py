@@ -38,10 +38,11 @@ PackedArray: TypeAlias = SharedArray | InlineArray
 
 
 class Metadata(msgspec.Struct, frozen=True, array_like=True):
-    """Shape and dtype of a gradient."""
+    """Shape and dtype of a gradient, and the number of its GPU if it lies on one."""
 
     shape: tuple[int, ...]
     dtype: str
+    device: int = -1
 
 
 class OperatorRule(msgspec.Struct, frozen=True, array_like=True, tag=0):

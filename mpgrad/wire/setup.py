@@ -48,6 +48,10 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     journal: JournalPlan
     #: Seconds that one NodeTask may take.
     task_timeout_s: float | None = None
+    #: For each GPU worker the number of its GPU.
+    gpus: tuple[int, ...] = ()
+    #: Inherited descriptor of the DeviceBoard, or -1 without GPU workers.
+    device_board_fd: int = -1
     #: ``MPGRAD_KILL``, for tests.
     kill: str = ""
 
@@ -65,6 +69,11 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     slot: int
     environment: bytes
     journal: JournalPlan
+    #: Number of its GPU, or -1; then also the number of the memory that it exports, and the
+    #: DeviceBoard.
+    device: int = -1
+    device_arena: int = -1
+    device_board_fd: int = -1
     kill: str = ""
 
 

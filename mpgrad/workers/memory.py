@@ -95,6 +95,14 @@ class WorkerMemory:
             raise ProtocolError(f"there is no arena {number}")
         return self._arenas[number]
 
+    def release(self, blocks: tuple[Block, ...]) -> None:
+        """Nobody holds these blocks any more, which this process has made.
+
+        Raises:
+            ProtocolError: a CPU worker makes none.
+        """
+        raise ProtocolError(f"this worker has made no blocks: {blocks}")
+
     # ------------------------------------------------------------------ what stays open
 
     def settle(self) -> tuple[tuple[Block, ...], tuple[Block, ...]]:

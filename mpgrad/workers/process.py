@@ -20,7 +20,7 @@ from mpgrad.wire.setup import WorkerSetup
 from mpgrad.wire.transport import WORKER_LANES
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.output import OutputForwarder
-from mpgrad.workers.task import TaskRunner
+from mpgrad.workers.task import Publication, TaskRunner
 
 #: Replies that may wait for a short task; half of what the coordinator hands out of those, so that
 #: it can send more meanwhile.
@@ -36,12 +36,13 @@ class Worker:
         engine_slot.is_worker = True
         self._setup = setup
         self._board = StatusBoard.attach(setup.board_fd)
-        self._memory = WorkerMemory(setup.client_arena_fd, setup.engine_arena_fd)
+        self._memory, publication = _memory_of(setup)
         state = WorkerState(setup.peer)
         self.journal = JournalKeeper(setup.journal, "worker", setup.peer)
         self._handle_event = self.journal.keep(state.handle_event, state)
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self._runner = TaskRunner(self._memory, where, self._report)
+        self._runner.publication = publication
         self._spoke = setup.endpoint.worker(setup.peer)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
@@ -80,6 +81,8 @@ class Worker:
         for instruction in instructions:
             if isinstance(instruction, do.ExecuteNodeTask):
                 dispatch = instruction.dispatch
+            elif isinstance(instruction, do.ReleaseBlocks):
+                self._memory.release(instruction.blocks)
             else:
                 self._held.append(encode(instruction))
         must_hold = dispatch is not None and dispatch.is_short
@@ -114,3 +117,13 @@ class Worker:
             return  # one print of more than a message may hold
         self._held.append(message)
         self._flush()
+
+
+def _memory_of(setup: WorkerSetup) -> tuple[WorkerMemory, Any]:
+    """What it reads and writes, and how its outputs leave."""
+    if setup.device < 0:
+        return WorkerMemory(setup.client_arena_fd, setup.engine_arena_fd), Publication
+    # Here and not above: a CPU worker does without what GPUs need.
+    from mpgrad.workers.cuda import CudaPublication, CudaWorkerMemory
+
+    return CudaWorkerMemory(setup), CudaPublication

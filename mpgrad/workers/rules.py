@@ -18,6 +18,8 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.shipping.loading import load
+from mpgrad.device import CPU
+from mpgrad.device_arrays import cuda
 from mpgrad.ops.registry import OPERATORS, Operator
 from mpgrad.wire.programs import (
     CaptureRule,
@@ -147,4 +149,5 @@ def _wiring(data: bytes, takes_undefined: bool) -> Wiring:
 
 
 def _metadata(meta: Metadata) -> InputMetadata:
-    return InputMetadata(meta.shape, np.dtype(meta.dtype))
+    device = CPU if meta.device < 0 else cuda(meta.device)
+    return InputMetadata(meta.shape, np.dtype(meta.dtype), device)

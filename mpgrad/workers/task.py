@@ -242,7 +242,7 @@ class Publication(Placement):
         if not self._lent:
             return
         for index, grad in enumerate(grads):
-            if grad is None:
+            if not isinstance(grad, np.ndarray):
                 continue
             for output, array in self._lent.items():
                 own = self._output_of(step.wiring.routes[index])

@@ -1,0 +1,33 @@
+"""Which Nodes of a frozen graph run on a GPU, and which gradients lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpgrad.autograd.nodes.node import Node
+from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
+
+
+def on_gpus(specs: Sequence[NodeSpec], nodes: Sequence[Node]) -> tuple[NodeSpec, ...]:
+    """``specs`` with ``device`` and ``device_inputs`` set.
+
+    A Node runs on the GPU that its gradients go to, else on the one that they come from: what moves
+    between host and GPU runs at the GPU, and between two GPUs at the one that receives.
+    """
+    return tuple([_placed(spec, node, nodes) for spec, node in zip(specs, nodes, strict=True)])
+
+
+def _placed(spec: NodeSpec, node: Node, nodes: Sequence[Node]) -> NodeSpec:
+    come_from = [meta.device.index for meta in node.input_metadata]
+    go_to = [
+        nodes[target[0]].input_metadata[target[1]].device.index
+        for target in spec.edges
+        if target is not None
+    ]
+    gpu = next((index for index in (*go_to, *come_from) if index is not None), None)
+    if gpu is None:
+        return spec
+    on_device = tuple(index is not None for index in come_from)
+    # The client has a context on every GPU: what it runs belongs to no worker.
+    device = ON_CPU if spec.on_client else gpu
+    return spec._replace(device=device, device_inputs=on_device)

@@ -1,0 +1,261 @@
+"""Workers of GPUs: the bits of ``local``, whoever runs what, and what dies with such a worker.
+
+On the fake driver, whose copies run as late as CUDA allows: a wait too few shows as wrong bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad import device_arrays
+from mpgrad.errors import WorkerLost
+from mpgrad.shm import client_devices, cuda_driver
+from mpgrad.testing.random_programs import random_program
+
+pytestmark = pytest.mark.process
+
+PROGRAMS = 24
+WAYS = {
+    "one GPU": ([0], ("cpu", "cuda:0")),
+    "two workers on one GPU": ([0, 0], ("cpu", "cuda:0", "cuda:0")),
+    "two GPUs": ([0, 1], ("cpu", "cuda:0", "cuda:1")),
+}
+
+
+def forget_driver() -> None:
+    if cuda_driver.driver.cache_info().currsize:
+        cuda_driver.driver().close()
+    for cached in (cuda_driver.driver, cuda_driver.device_count, device_arrays.cuda_namespace):
+        cached.cache_clear()
+    client_devices._memories.clear()
+    gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fake_gpus(module_leaves_nothing: None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPGRAD_CUDA_DRIVER", "fake:2")
+        cuda_driver.driver.cache_clear()
+        forget_driver()
+        yield
+        forget_driver()
+        device_arrays.CUDA.in_use = False
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(fake_gpus: None) -> None:
+    """This process keeps its memory on the GPUs for the next test: the module is checked."""
+
+
+@pytest.fixture(scope="module")
+def engine(fake_gpus: None) -> Iterator[mg.Engine]:
+    with mg.Engine("process", cpu_workers=1, gpus=[0, 0]) as engine:
+        yield engine
+
+
+def fingerprint(tensor: mg.Tensor) -> str:
+    array = tensor.detach().cpu().numpy()
+    assert np.isfinite(array).all()
+    return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
+
+
+def fingerprints(seed: int, devices: tuple[str, ...]) -> list[str]:
+    program = random_program(seed, devices)
+    program.inner.retain_grad()
+    program.loss.backward()
+    return [fingerprint(tensor.grad) for tensor in (program.inner, *program.leaves)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_random_programs(way: str) -> None:
+    gpus, devices = WAYS[way]
+    with mg.Engine("local"):
+        expected = [fingerprints(seed, devices) for seed in range(PROGRAMS)]
+    with mg.Engine("process", cpu_workers=1, gpus=gpus) as engine:
+        found = [fingerprints(seed, devices) for seed in range(PROGRAMS)]
+        statistics = engine.statistics()
+    differing = [seed for seed in range(PROGRAMS) if found[seed] != expected[seed]]
+    assert differing == []
+    assert (statistics.backwards_process, statistics.backwards_local) == (PROGRAMS, 0)
+    # Those of GPUs come behind those of the CPU: all of them had work.
+    assert set(statistics.tasks) >= {f"worker {slot}" for slot in range(1 + len(gpus))}
+
+
+def weights(engine: mg.Engine | None = None, n: int = 48) -> tuple[mg.Tensor, mg.Tensor]:
+    values = np.random.default_rng(3).normal(size=(2, n, n)).astype(np.float32)
+    return (
+        mg.tensor(values[0], device="cuda", requires_grad=True),
+        mg.tensor(values[1], device="cuda"),
+    )
+
+
+def loss_of(weight: mg.Tensor, x: mg.Tensor) -> mg.Tensor:
+    branches = [mg.tanh((x * (0.5 + n)) @ weight) for n in range(4)]
+    return (branches[0] * branches[1] + branches[2] * branches[3]).mean().cpu()
+
+
+def gradient() -> bytes:
+    weight, x = weights()
+    loss_of(weight, x).backward()
+    assert weight.grad.device == weight.device
+    return weight.grad.cpu().numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fake_gpus: None) -> bytes:
+    with mg.Engine("local"):
+        return gradient()
+
+
+def losses() -> list[float]:
+    weight, x = weights()
+    found = []
+    for _ in range(6):
+        weight.grad = None
+        loss = loss_of(weight, x)
+        loss.backward()
+        with mg.no_grad():
+            weight -= weight.grad * 0.1
+        found.append(loss.item())
+    return found
+
+
+def test_a_training_loop(engine: mg.Engine) -> None:
+    found = losses()
+    with mg.Engine("local"):
+        assert losses() == found
+
+
+def test_nothing_is_copied_that_was_made_with_the_engine(engine: mg.Engine) -> None:
+    weight, x = weights(n=128)
+    before = engine.statistics().copied_bytes
+    loss_of(weight, x).backward()
+    # The scalar gradient of mean(), which starts on the host.
+    assert engine.statistics().copied_bytes - before < 128 * 128
+
+
+def test_hooks_get_arrays_of_the_gpu(engine: mg.Engine) -> None:
+    seen = []
+
+    def double(grad: mg.Tensor) -> mg.Tensor:
+        seen.append(str(grad.device))
+        return grad * 2
+
+    weight, x = weights()
+    hidden = x @ weight
+    hidden.register_hook(double)
+    mg.tanh(hidden).sum().cpu().backward()
+    plain, x = weights()
+    mg.tanh(x @ plain).sum().cpu().backward()
+    assert seen == ["cuda:0"]
+    assert np.array_equal(weight.grad.cpu().numpy(), 2 * plain.grad.cpu().numpy())
+
+
+class Cubed(mg.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x * x
+
+
+def test_a_custom_function_runs_on_the_gpu_worker(engine: mg.Engine) -> None:
+    weight, _ = weights()
+    Cubed.apply(weight).sum().cpu().backward()
+    expected, _ = weights()
+    (expected * expected * expected).sum().cpu().backward()
+    np.testing.assert_allclose(
+        weight.grad.cpu().numpy(), expected.grad.cpu().numpy(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_second_derivatives(engine: mg.Engine) -> None:
+    def second() -> bytes:
+        weight, x = weights()
+        (first,) = mg.grad(loss_of(weight, x), weight, create_graph=True)
+        (first * first).sum().cpu().backward()
+        return weight.grad.cpu().numpy().tobytes()
+
+    found = second()
+    with mg.Engine("local"):
+        assert second() == found
+
+
+def test_an_error_of_a_rule_is_the_callers(engine: mg.Engine) -> None:
+    class Failing(mg.Function):
+        run_on = "worker"
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ValueError("planted on a GPU")
+
+    weight, x = weights()
+    with pytest.raises(ValueError, match="planted on a GPU"):
+        Failing.apply(x @ weight).sum().cpu().backward()
+    assert weight.grad is None
+
+
+def test_the_death_of_a_gpu_worker_is_an_error_and_the_next_backward_works(
+    undisturbed: bytes,
+) -> None:
+    with mg.Engine("process", cpu_workers=1, gpus=[0]) as engine:
+        assert gradient() == undisturbed
+        weight, x = weights()
+        hidden = x @ weight
+
+        def kill(grad: mg.Tensor) -> None:
+            # What this hook gets was made by the only GPU worker, and is still held there.
+            os.kill(engine.worker_pids()[1], signal.SIGKILL)
+
+        hidden.register_hook(kill)
+        loss = (mg.tanh(hidden) * mg.sin(hidden)).sum() + mg.exp(mg.tanh(weight)).sum()
+        with pytest.raises(WorkerLost, match=r"worker 1|GPU"):
+            loss.cpu().backward()
+        assert weight.grad is None
+        assert gradient() == undisturbed
+
+
+def test_a_gpu_worker_that_dies_between_backwards_is_replaced(undisturbed: bytes) -> None:
+    with mg.Engine("process", cpu_workers=1, gpus=[0, 0]) as engine:
+        assert gradient() == undisturbed
+        os.kill(engine.worker_pids()[1], signal.SIGKILL)
+        assert gradient() == undisturbed
+
+
+def test_gradients_outlive_the_engine(undisturbed: bytes) -> None:
+    with mg.Engine("process", cpu_workers=1, gpus=[0]):
+        weight, x = weights()
+        loss_of(weight, x).backward()
+    assert weight.grad.cpu().numpy().tobytes() == undisturbed
+
+
+def test_without_gpu_workers_such_graphs_run_here() -> None:
+    with mg.Engine("process", cpu_workers=1, gpus="none") as engine:
+        weight, x = weights()
+        loss = loss_of(weight, x)
+        assert "no worker" in engine.explain(loss).reason
+        loss.backward()
+        assert engine.statistics().backwards_local == 1
+
+
+@pytest.mark.parametrize("gpus", [[2], [-1], ["0"], "some"])
+def test_gpus_that_are_none_are_refused(gpus: object) -> None:
+    with pytest.raises(ValueError, match="gpus="):
+        mg.Engine("process", gpus=gpus)
