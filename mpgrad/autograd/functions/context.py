@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpgrad.autograd.nodes.node import FREED_MESSAGE, InputMetadata
@@ -31,13 +30,18 @@ class _Running(PerThread):
 _running = _Running()
 
 
-@contextmanager
-def backward_of(ctx: FunctionContext, needs: tuple[bool, ...]) -> Iterator[None]:
+class backward_of:
     """Let ``ctx.needs_input_grad`` say ``needs`` on this thread."""
-    _running.frames.append((ctx, needs))
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_frame",)
+
+    def __init__(self, ctx: FunctionContext, needs: tuple[bool, ...]) -> None:
+        self._frame = (ctx, needs)
+
+    def __enter__(self) -> None:
+        _running.frames.append(self._frame)
+
+    def __exit__(self, *_: object) -> None:
         _running.frames.pop()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mpgrad.autograd.running.thread_state import PerThread
@@ -19,14 +17,19 @@ class _Executing(PerThread):
 _executing = _Executing()
 
 
-@contextmanager
-def executing(node: Node) -> Iterator[None]:
-    """User code of ``node`` runs inside."""
-    before, _executing.node = _executing.node, node
-    try:
-        yield
-    finally:
-        _executing.node = before
+class executing:
+    """User code of ``node`` runs inside. (A class: a generator takes three times as long.)"""
+
+    __slots__ = ("_before", "_node")
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __enter__(self) -> None:
+        self._before, _executing.node = _executing.node, self._node
+
+    def __exit__(self, *_: object) -> None:
+        _executing.node = self._before
 
 
 def current_autograd_node() -> Node | None:
