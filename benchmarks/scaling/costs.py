@@ -48,6 +48,18 @@ class WorkerCosts(NamedTuple):
     touch_us_per_mb: float
 
 
+class ClientCosts(NamedTuple):
+    """Microseconds of the client's thread that one graph takes; measured for each graph."""
+
+    #: Packing one task, and each Node of it.
+    task_us: float
+    node_us: float
+
+    def packing_us(self, nodes: int) -> float:
+        """Packing a task of so many Nodes."""
+        return self.task_us + self.node_us * nodes
+
+
 class Costs(NamedTuple):
     """All that the simulation needs to know of a machine."""
 

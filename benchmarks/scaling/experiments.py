@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.scaling.calibration import calibrate
-from benchmarks.scaling.costs import H100, Costs
+from benchmarks.scaling.costs import H100, ClientCosts, Costs
 from benchmarks.scaling.networks import Network
 from benchmarks.scaling.recording import Recording, record
 from benchmarks.scaling.simulation import Outcome, simulate_measured
@@ -24,7 +24,7 @@ def cpu_outcomes(recording: Recording, costs: Costs) -> list[Outcome]:
     """One backward on each number of CPU workers."""
     work = cpu_work(recording, costs.add_us_per_mb)
     return [
-        simulate_measured(recording.spec, work, costs, workers, pack_us=recording.pack_us)
+        simulate_measured(recording.spec, work, costs, workers, client=recording.client)
         for workers in CPU_WORKERS
     ]
 
@@ -35,7 +35,7 @@ def repeated_shares(network: Network, workers: int, count: int) -> list[float]:
     for _ in range(count):
         costs, recording = calibrate(), record(network)
         work = cpu_work(recording, costs.add_us_per_mb)
-        found = simulate_measured(recording.spec, work, costs, workers, pack_us=recording.pack_us)
+        found = simulate_measured(recording.spec, work, costs, workers, client=recording.client)
         shares.append(found.share_of_bound)
     return shares
 
@@ -62,7 +62,7 @@ def gpu_outcomes(recording: Recording, costs: Costs, batch: int) -> list[Outcome
             work,
             costs._replace(worker=link),
             workers,
-            pack_us=recording.pack_us,
+            client=recording.client,
         )
         for workers in GPU_WORKERS
     ]
@@ -80,7 +80,9 @@ def saturation_outcomes(costs: Costs) -> dict[tuple[float, bool], list[Outcome]]
 def _flood(task_us: float, workers: int, costs: Costs, fuse: bool) -> Outcome:
     spec, work = branches(workers * TASKS_PER_WORKER, task_us)
     planned = plan(spec, fuse=fuse, workers=workers)
-    return simulate_measured(spec, work, costs, workers, pack_us=0.0, planned=planned)
+    return simulate_measured(
+        spec, work, costs, workers, client=ClientCosts(0.0, 0.0), planned=planned
+    )
 
 
 def branches(count: int, task_us: float, nbytes: int = 64) -> tuple[GraphSpec, Work]:

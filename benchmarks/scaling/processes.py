@@ -13,7 +13,7 @@ from time import thread_time
 from typing import Any
 
 from benchmarks.scaling.clock import Clock, Frame, Loop
-from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.costs import ClientCosts, Costs
 from benchmarks.scaling.task_times import MB, TaskTimes
 from mpgrad.handles import Block, GradientRef
 from mpgrad.scheduler import events as ev
@@ -191,7 +191,7 @@ class ClientLoop(Loop):
     """The calling thread: submits a planned graph again and again, as a training loop does.
 
     Args:
-        pack_us: packing one task.
+        client: what it needs for this graph.
         backwards: how often.
     """
 
@@ -204,12 +204,12 @@ class ClientLoop(Loop):
         times: TaskTimes,
         workers: int,
         *,
-        pack_us: float,
+        client: ClientCosts,
         backwards: int,
     ) -> None:
         super().__init__(clock, costs)
         self._coordinator, self._planned, self._times = coordinator, planned, times
-        self._workers, self._pack_us = workers, pack_us
+        self._workers, self._client = workers, client
         self._left = backwards
         self._core = ClientState(SESSION)
         self._graph = 0
@@ -238,9 +238,12 @@ class ClientLoop(Loop):
         self.clock.at(self.clock.now + spent, self.rest)
 
     def _packing_us(self, message: ev.GraphSubmitted | ev.GraphExtended) -> float:
+        packing_us = sum(
+            [self._client.packing_us(1 + len(t.inner_positions)) for t in message.tasks]
+        )
         if isinstance(message, ev.GraphSubmitted) and message.done:
-            return self._pack_us * len(message.tasks) + self._times.us[0]
-        return self._pack_us * len(message.tasks)
+            return packing_us + self._times.us[0]
+        return packing_us
 
     def _messages(self) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
         """As ``engine.submission.Submission``."""

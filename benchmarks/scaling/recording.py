@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import linear_regression, median
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import mpgrad as mg
+from benchmarks.scaling.costs import ClientCosts
 from benchmarks.scaling.networks import Network
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import FrozenGraph, freeze
@@ -21,6 +22,7 @@ from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.roots import gradient_edge
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.placement import place
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
@@ -46,8 +48,7 @@ class Recording(NamedTuple):
     #: Floating-point operations of its matrix products, and bytes that it reads and writes.
     flops: tuple[float, ...]
     nbytes: tuple[float, ...]
-    #: What the client needs to pack one task, in microseconds.
-    pack_us: float
+    client: ClientCosts
 
     @property
     def work_us(self) -> float:
@@ -72,7 +73,7 @@ def record(network: Network, rounds: int = ROUNDS) -> Recording:
         tuple(took),
         tuple(map(_flops, frozen.nodes)),
         tuple(map(_nbytes, frozen.nodes)),
-        _pack_us(frozen, rounds),
+        _client_costs(frozen, rounds),
     )
     del loss, frozen
     gc.collect()
@@ -91,26 +92,30 @@ def _freeze(loss: Any) -> FrozenGraph:
     return freeze([gradient_edge(loss)], [seed], keep_graph=True, cost=costs.estimate)
 
 
-def _pack_us(frozen: FrozenGraph, rounds: int) -> float:
-    """Microseconds per task to pack its program; custom Functions cost what the others do."""
+def _client_costs(frozen: FrozenGraph, rounds: int) -> ClientCosts:
+    """Each task of a plan is packed alone; a straight line through what that took."""
+    frozen, code = place(frozen)
     graph = PreparedGraph(frozen.spec, plan(frozen.spec, workers=PACKED_FOR))
-    packable = [
-        task
-        for task, members in enumerate(graph.plan.groups)
-        if all(
-            isinstance(frozen.nodes[member.node], OperatorNode) or not frozen.runs[member.node]
-            for member in members
-        )
-    ]
-    seconds = []
+    tasks = [task for task, spec in enumerate(graph.plan.tasks) if not spec.on_client]
+    series = []
     for _ in range(1 + rounds):
         handover = Handover()
-        start = perf_counter()
-        for task in packable:
-            handover.programs(frozen, graph, range(task, task + 1), {})
-        seconds.append(perf_counter() - start)
+        series.append([_seconds_to_pack(handover, frozen, graph, task, code) for task in tasks])
         handover.close()
-    return median(seconds[1:]) * 1e6 / max(len(packable), 1)
+    took_us = [median(times) * 1e6 for times in zip(*series[1:], strict=True)]
+    counts = [len(graph.plan.groups[task]) for task in tasks]
+    if len(set(counts)) == 1:
+        return ClientCosts(0.0, sum(took_us) / sum(counts))
+    node_us, task_us = linear_regression(counts, took_us)
+    return ClientCosts(max(task_us, 0.0), max(node_us, 0.0))
+
+
+def _seconds_to_pack(
+    handover: Handover, frozen: FrozenGraph, graph: PreparedGraph, task: int, code: Any
+) -> float:
+    start = perf_counter()
+    handover.programs(frozen, graph, range(task, task + 1), code)
+    return perf_counter() - start
 
 
 # ----------------------------------------------------------------------- for other machines

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from benchmarks.scaling.clock import Clock
-from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.costs import ClientCosts, Costs
 from benchmarks.scaling.processes import SESSION, ClientLoop, CoordinatorLoop, WorkerLoop
 from benchmarks.scaling.task_times import Bound, TaskTimes, Work, bound
 from mpgrad.scheduler import events as ev
@@ -52,7 +52,7 @@ def simulate(
     costs: Costs,
     workers: int,
     *,
-    pack_us: float,
+    client: ClientCosts,
     planned: Plan | None = None,
     backwards: int = BACKWARDS,
 ) -> Outcome:
@@ -63,7 +63,7 @@ def simulate(
         work: what the Nodes really take.
         costs: of messages and processes.
         workers: how many; the coordinator and the client have processors of their own.
-        pack_us: the client's time per task.
+        client: what the client needs for this graph.
         planned: another plan than the engine's.
         backwards: how many before and with the one that counts.
     """
@@ -77,10 +77,10 @@ def simulate(
         worker.times, worker.writers = times, writers
         coordinator.peers[worker.peer] = worker
         coordinator.core.handle_event(ev.WorkerJoined(worker.peer))
-    client = ClientLoop(
-        clock, costs, coordinator, planned, times, workers, pack_us=pack_us, backwards=backwards
+    session = ClientLoop(
+        clock, costs, coordinator, planned, times, workers, client=client, backwards=backwards
     )
-    coordinator.peers[SESSION] = client
+    coordinator.peers[SESSION] = session
     coordinator.core.handle_event(ev.SessionOpened(SESSION))
 
     def warm_up() -> None:
@@ -91,18 +91,18 @@ def simulate(
         for worker in loops:
             worker.computing_us = 0.0
 
-    client.after_each = warm_up
-    client.begin()
+    session.after_each = warm_up
+    session.begin()
     clock.run()
-    if len(client.took_us) != backwards:
+    if len(session.took_us) != backwards:
         raise RuntimeError("the simulated backward never ended")
-    total, dispatched = client.took_us[-1], len(planned.tasks)
+    total, dispatched = session.took_us[-1], len(planned.tasks)
     return Outcome(
         workers,
         len(planned.tasks),
         bound(spec, work),
-        client.took_us[-1],
-        client.took_us[0],
+        session.took_us[-1],
+        session.took_us[0],
         coordinator.busy_us / total,
         coordinator.busy_us / dispatched,
         sum(worker.computing_us for worker in loops) / workers / total,
@@ -119,7 +119,7 @@ def simulate_measured(
     costs: Costs,
     workers: int,
     *,
-    pack_us: float,
+    client: ClientCosts,
     planned: Plan | None = None,
 ) -> Outcome:
     """As :func:`simulate`, with the time that the coordinator's core needs on this very graph.
@@ -131,8 +131,8 @@ def simulate_measured(
     gc.collect()
     gc.disable()
     try:
-        first = simulate(spec, work, costs, workers, pack_us=pack_us, planned=planned)
+        first = simulate(spec, work, costs, workers, client=client, planned=planned)
     finally:
         gc.enable()
     measured = costs._replace(core_us=first.core_us)
-    return simulate(spec, work, measured, workers, pack_us=pack_us, planned=planned)
+    return simulate(spec, work, measured, workers, client=client, planned=planned)

@@ -33,8 +33,8 @@ WORTH_A_MESSAGE_US = 300.0
 #: A bundle may be twice as long as a chain: its parts are known to be of about the same cost, so
 #: that little is left over at the end. Of 16 branches of 2 ms on two cores, 16 tasks took 20.8 ms,
 #: 6 took 19.7, 4 took 19.4; of 8 chains of 9 ms of matrix products, 8 tasks 28.3 ms, 4 took 26.8.
-#: With more workers (``scripts/simulate``) one long bundle leaves too many of them idle.
-BUNDLE_CHAINS = 2.0
+#: With more than two workers (``scripts/simulate``) a long one leaves too many of them idle.
+BUNDLE_CHAINS, SHARED_BUNDLE_CHAINS = 2.0, 1.4
 #: Adding up gradients: bytes per microsecond through memory.
 SUM_BYTES_PER_US = 4000.0
 
@@ -64,7 +64,7 @@ class _Bundling:
         self._spec, self._workers = spec, workers
         self._group_of, self._groups = grouping.group_of, grouping.groups
         self._chain_us = chain_limit_us(spec, workers)
-        chains = BUNDLE_CHAINS if workers <= 2 else 1.0
+        chains = BUNDLE_CHAINS if workers <= 2 else SHARED_BUNDLE_CHAINS
         self._limit_us = min(chains * self._chain_us, CHAIN_MAX_US)
         heads = [nodes[0] for nodes in self._groups]
         #: Per group: the groups that feed it. Only its first Node gets anything from outside.

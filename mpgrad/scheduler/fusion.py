@@ -33,8 +33,8 @@ PUBLISH_BEFORE_US = 200.0
 #: asleep in between (measured as the round trip of one task, ``scripts/bench transport``).
 MESSAGE_US = 650.0
 #: The same where more than two workers share it: most of it passes while they run what they have
-#: prefetched (``scripts/simulate``; from 100 to 200 it makes little difference).
-HIDDEN_MESSAGE_US = 200.0
+#: prefetched (``scripts/simulate``: of 50, 100, 150 and 200, this was best on the whole).
+HIDDEN_MESSAGE_US = 100.0
 #: Bounds of the length of a chain that is one task, see chain_limit_us.
 CHAIN_MIN_US, CHAIN_MAX_US = MESSAGE_US, 20_000.0
 #: The same of a chain of Nodes whose other halves fill the other workers, so that cutting it would
@@ -148,7 +148,9 @@ class Grouping:
         if nothing_waits or (index in self._goes_on and node.cost_us >= PUBLISH_BEFORE_US):
             is_spine = node.passes or self._passes[home]
             limit_us = SPINE_MAX_US if is_spine else self._chain_limit_us
-            if self.total_us[home] + node.cost_us <= limit_us:
+            # What is not worth a message is no piece to cut off.
+            is_piece = self.total_us[home] >= FUSE_GROUP_BELOW_US
+            if not is_piece or self.total_us[home] + node.cost_us <= limit_us:
                 return home
         elif self._branch_us[index] > FUSE_GROUP_BELOW_US:
             return -1

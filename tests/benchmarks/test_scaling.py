@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from benchmarks.scaling.clock import inline_bytes
-from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
+from benchmarks.scaling.costs import ClientCosts, Costs, MessageCosts, WorkerCosts
 from benchmarks.scaling.experiments import branches
 from benchmarks.scaling.simulation import Outcome, simulate
 from benchmarks.scaling.task_times import Work, bound
@@ -47,7 +47,7 @@ def chain(*costs: float, nbytes: int = 1 << 20) -> tuple[GraphSpec, Work]:
 
 
 def run(graph: tuple[GraphSpec, Work], workers: int, costs: Costs = USUAL) -> Outcome:
-    return simulate(*graph, costs, workers, pack_us=5.0)
+    return simulate(*graph, costs, workers, client=ClientCosts(3.0, 2.0))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 16])
@@ -106,5 +106,7 @@ def test_no_message_overtakes_another() -> None:
     """A short one may follow a long one closely: the last table of a graph comes last."""
     slow = USUAL._replace(messages=USUAL.messages._replace(wire_us_per_kb=1000.0))
     spec, work = branches(64, 200.0)
-    outcome = simulate(spec, work, slow, 4, pack_us=0.0, planned=plan(spec, fuse=False))
+    outcome = simulate(
+        spec, work, slow, 4, client=ClientCosts(0.0, 0.0), planned=plan(spec, fuse=False)
+    )
     assert outcome.tasks == len(plan(spec, fuse=False).tasks)

@@ -194,6 +194,13 @@ def test_a_chain_has_a_bound() -> None:
     assert chain_limit_us(four_times) == pytest.approx(2.0 * limit)
 
 
+def test_what_is_not_worth_a_message_is_not_cut_off() -> None:
+    cost = 20.0 * MESSAGE_US
+    assert chain_limit_us(graph(node(1), node(cost=cost))) < cost
+    assert groups(plan(graph(node(1), node(cost=cost)))) == [[0, 1]]
+    assert groups(plan(graph(node(1, cost=FUSE_GROUP_BELOW_US), node(cost=cost)))) == [[0], [1]]
+
+
 def test_a_group_has_a_bound() -> None:
     cost = 90.0
     root = node(*range(1, 21))
