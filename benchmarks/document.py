@@ -19,7 +19,10 @@ _INTRODUCTION = """\
 
 Written by `scripts/bench --write docs/benchmarks.md`; nothing here is typed in by hand.
 
-All contenders of a case take turns in every round (A B C, B C A, ...), in one run on one machine.
+All contenders of a case take turns in every round, in one run on one machine; each round has
+another order, so that everyone follows everyone else equally often. Where the work is short, a
+sample is the mean of a few backwards in a row, as in a training loop, after one that does not
+count.
 Before anything is timed, their gradients are compared: with each other up to rounding, between
 mpgrad's modes bit for bit. A ratio is formed within a round; shown are the median of the rounds and
 in brackets the smallest and largest. More than 1x is faster. Timed is `backward()` alone unless the

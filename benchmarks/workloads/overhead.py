@@ -46,7 +46,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
 
 
 def _case(runners: list[Runner], hips: PeerProcess, shape: str, nodes: int, rounds: int) -> Case:
-    repeats = 1000 // nodes or 1
+    repeats = 3000 // nodes or 1
     contenders: list[Contender] = [
         runner.contender(partial(SHAPES[shape], nodes), repeats) for runner in runners
     ]

@@ -38,6 +38,8 @@ HIPS_2 = "HIPS autograd, 2 BLAS threads"
 #: kink, and each then adds its whole gradient or nothing.
 TOLERANCE = 1e-2
 _THREADS = 2
+#: Backwards per sample, see ``rounds.backward``.
+_REPEATS = 3
 
 
 def branches(quick: bool) -> Generator[Case, None, None]:
@@ -67,7 +69,7 @@ def _backward(
 ) -> Generator[Case, None, None]:
     with mpgrad_runners("process", "local", "auto") as runners, ExitStack() as stack:
         runners += torch_runners(1, 2)
-        contenders = [runner.contender(partial(program, shape)) for runner in runners]
+        contenders = [runner.contender(partial(program, shape), _REPEATS) for runner in runners]
         contenders += _peers(stack, shape, is_whole=False)
         yield Case(
             name,
@@ -83,11 +85,13 @@ def _whole(name: str, shape: Perceptrons, rounds: int) -> Generator[Case, None, 
     with mpgrad_runners("process", "local") as runners, ExitStack() as stack:
         runners += torch_runners(2)
         contenders = [
-            runner.contender(partial(program, shape), is_whole=True) for runner in runners
+            runner.contender(partial(program, shape), _REPEATS, is_whole=True) for runner in runners
         ]
         contenders += _peers(stack, shape, is_whole=True)
         tensorflow = stack.enter_context(PeerProcess("TensorFlow, 2 threads", "tensorflow"))
-        contenders.append(tensorflow.contender("tensorflow_graph.perceptrons", shape, _THREADS))
+        contenders.append(
+            tensorflow.contender("tensorflow_graph.perceptrons", shape, _THREADS, repeats=_REPEATS)
+        )
         yield Case(
             f"{name}, forward and backward",
             contenders,
@@ -102,9 +106,14 @@ def _peers(stack: ExitStack, shape: Perceptrons, *, is_whole: bool) -> list[Cont
     contenders = []
     for threads, name in ((1, HIPS_1), (_THREADS, HIPS_2)):
         peer = stack.enter_context(PeerProcess(name, "autograd"))
-        contenders.append(peer.contender("hips_autograd.perceptrons", shape, threads, is_whole))
+        contenders.append(
+            peer.contender("hips_autograd.perceptrons", shape, threads, is_whole, repeats=_REPEATS)
+        )
     jax = stack.enter_context(PeerProcess("jax", "jax"))
-    return [*contenders, jax.contender("jax_jit.perceptrons", shape, is_whole)]
+    return [
+        *contenders,
+        jax.contender("jax_jit.perceptrons", shape, is_whole, repeats=_REPEATS),
+    ]
 
 
 def program(shape: Perceptrons, library: Any) -> ForwardPass:

@@ -33,13 +33,13 @@ _WHO = (
     ("HIPS autograd", "autograd", "hips"),
 )
 #: Rounds by number of nodes.
-_ROUNDS = {1_000: 5, 10_000: 3, 100_000: 2, 1_000_000: 1}
+_ROUNDS = {1_000: 3, 10_000: 3, 100_000: 1, 1_000_000: 1}
 _QUICK = (1_000, 10_000)
 #: The smallest graph whose bytes are shown.
 _BYTES_FROM = 100_000
 #: A backward that would take longer than this is left out, or one that needs a larger share of the
 #: memory that is free.
-SECONDS_MAX = 30.0
+SECONDS_MAX = 90.0
 _MEMORY_SHARE_MAX = 0.5
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from benchmarks.rounds import (
     WrongGradient,
     backward,
     measure,
+    order,
 )
 from benchmarks.statistics import speed_up, time_ratio, verdict
 
@@ -40,6 +43,15 @@ def test_contenders_take_turns_and_each_round_begins_with_another():
     measured = measure(case)
     assert log == list("abc" * WARM_UP_ROUNDS + "abc" + "bca")
     assert measured.samples == {name: [1.0, 1.0] for name in "abc"}
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(1, 1), (2, 2), (3, 6), (4, 4), (7, 14), (8, 8)])
+def test_everyone_follows_everyone_else_equally_often(count, rounds):
+    orders = [order(count, turn) for turn in range(rounds)]
+    assert all(sorted(row) == list(range(count)) for row in orders)
+    followed = Counter(pair for row in orders for pair in pairwise(row))
+    assert len(followed) == count * (count - 1)
+    assert len(set(followed.values())) <= 1
 
 
 @pytest.mark.parametrize(
