@@ -1,0 +1,78 @@
+"""A tensor of 1 GB goes to another process: how long until that one has it, and what was copied."""
+
+from __future__ import annotations
+
+import pickle
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks.gpu.measured import answer, is_small
+from mpgrad.handles import CLIENT_DEVICE_ARENA, TensorHandle
+from mpgrad.shm.cuda_driver import driver
+from mpgrad.shm.device_board import DeviceBoard
+from mpgrad.shm.device_memory import DeviceMemory, DeviceReader
+
+ROUNDS = 20
+
+
+def main() -> None:
+    """Hand tensors over and time it; both processes read the same clock."""
+    elements = (1 << 16) if is_small() else (1 << 28)
+    board, device = DeviceBoard.create(), driver()
+    memory = DeviceMemory(device, CLIENT_DEVICE_ARENA, 0)
+    device.set_allocator(memory.exporter.allocate)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.gpu.hand_over", "--child", str(board.fd)],
+        pass_fds=[board.fd],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    array = device.namespace.ones(elements, "float32")
+    took = []
+    for number in range(ROUNDS):
+        array *= 1.0  # something that the reader's stream has to wait for
+        started = time.perf_counter()
+        event = memory.begin_handover(board)
+        handle = memory.handle(array, board, event)
+        pickle.dump(handle, child.stdin)
+        child.stdin.flush()
+        arrived, total = pickle.load(child.stdout)
+        memory.end_handover(event)
+        took.append(arrived - started)
+        if total != elements:
+            raise SystemExit(f"round {number}: {total} of {elements} ones arrived")
+    child.stdin.close()
+    child.wait()
+    first, usual = took[0], statistics.median(took[1:])
+    answer(
+        f"{usual * 1e3:.3f} ms ({first * 1e3:.1f} ms the first time, which opens the segment); "
+        f"{memory.copied_bytes} bytes copied of {array.nbytes}"
+    )
+
+
+def _child() -> None:
+    device = driver()
+    reader = DeviceReader(device, DeviceBoard.attach(int(sys.argv[-1])), [])
+    while True:
+        try:
+            handle: TensorHandle = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        array: Any = reader.open(handle)
+        arrived = time.perf_counter()
+        total = float(device.namespace.asnumpy(array.sum(dtype="float64")))
+        del array
+        pickle.dump((arrived, total), sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    if "--child" in sys.argv:
+        _child()
+    else:
+        main()

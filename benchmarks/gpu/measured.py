@@ -1,0 +1,49 @@
+"""What the GPU benchmarks share: their one option, how they time, how they answer."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpgrad.shm.cuda_driver import driver
+
+
+def is_small() -> bool:
+    """Whether it is a rehearsal: any size will do."""
+    return "--small" in sys.argv
+
+
+def seconds_of(run: Callable[[], Any], *, rounds: int, synchronize: Callable[[], None]) -> float:
+    """The median of ``rounds`` runs, each to the end of what it gave the GPU, after one more."""
+    run()
+    synchronize()
+    found = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        run()
+        synchronize()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+def synchronize() -> None:
+    """Wait until the GPU has done what this process asked of it."""
+    driver().synchronize()
+
+
+def torch_or_none() -> Any:
+    """PyTorch with a GPU, if it is there to compare with."""
+    try:
+        import torch  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def answer(summary: str, **figures: Any) -> None:
+    """Print the result, which must be the last line."""
+    print(json.dumps({"summary": summary, **figures}))

@@ -1,0 +1,38 @@
+"""A chain of tiny Nodes on a GPU, each a NodeTask of its own: what handing one over costs."""
+
+from __future__ import annotations
+
+import mpgrad as mg
+from benchmarks.gpu.measured import answer, is_small, seconds_of, synchronize
+from mpgrad.scheduler import fusion
+
+ROUNDS = 10
+
+
+def main() -> None:
+    """Compare a chain in one worker with the same chain in this process."""
+    length = 50 if is_small() else 500
+    for bound in ("FUSE_NODE_BELOW_US", "CHAIN_MIN_US", "CHAIN_MAX_US"):
+        setattr(fusion, bound, 0.0)
+
+    def step() -> None:
+        x = mg.ones(1024, device="cuda", requires_grad=True)
+        y = x
+        for _ in range(length):
+            y = mg.sin(y)
+        y.sum().cpu().backward()
+
+    with mg.Engine("local"):
+        here = seconds_of(step, rounds=ROUNDS, synchronize=synchronize)
+    with mg.Engine("process", cpu_workers=1, gpus=[0]) as engine:
+        there = seconds_of(step, rounds=ROUNDS, synchronize=synchronize)
+        tasks = sum(engine.statistics().tasks.values()) / (ROUNDS + 1)
+    each_us = (there - here) / tasks * 1e6
+    answer(
+        f"{each_us:.0f} us each ({tasks:.0f} NodeTasks: {there * 1e3:.1f} ms, "
+        f"in one process {here * 1e3:.1f} ms)"
+    )
+
+
+if __name__ == "__main__":
+    main()
