@@ -56,7 +56,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
     before = Leftovers.now()
     tally = _train_under_fire(options, seed, expected)
     left = left_since(before)
-    passed = not (tally.wrong or tally.errors or left or tally.hidden) and tally.kills > 0
+    passed = not (tally.wrong or tally.errors or left or tally.unreplaced) and tally.kills > 0
     return Verdict(passed, f"{tally.figures()}, {left or 'nothing'} left")
 
 
@@ -75,8 +75,8 @@ class Tally:
     #: Backwards that the engine ran again, and steps that the training repeated.
     recovered: int = 0
     repeated: int = 0
-    #: Kills that no restart followed; asked where no coordinator died, which counts them.
-    hidden: int = 0
+    #: Kills that no restart followed; known only where no coordinator died, who counts them.
+    unreplaced: int = 0
     wrong: int = 0
     errors: list[str] = field(default_factory=list)
     #: Steps while nobody was killed, in the storm, and those in which a coordinator died.
@@ -98,8 +98,8 @@ class Tally:
             f"{_lost_ms(self.revived, self.coordinators, calm_ms):.0f} ms per coordinator "
             f"(a calm step takes {calm_ms:.0f} ms)",
         ]
-        if self.hidden:
-            words.append(f"{self.hidden} workers were not replaced")
+        if self.unreplaced:
+            words.append(f"{self.unreplaced} workers were not replaced")
         if self.errors:
             words.append(f"{len(self.errors)} errors, the first: {self.errors[0]}")
         return ", ".join(words)
@@ -127,7 +127,7 @@ def _train_under_fire(options: argparse.Namespace, seed: int, expected: list[str
         figures = engine.statistics()
         tally.recovered = figures.recoveries
         if not killer.coordinators:
-            tally.hidden = killer.workers - figures.restarts
+            tally.unreplaced = killer.workers - figures.restarts
     return tally
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import CLIENT_ARENA, Block, TensorHandle
+from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, TensorHandle
 from mpgrad.shm.arena import Arena, ForeignArena
 from mpgrad.shm.segment import REQUIRED_SEALS, Segment
 from mpgrad.wire.programs import InlineArray
@@ -63,7 +63,13 @@ def test_an_array_larger_than_its_block_is_never_read(arena: Arena, memory: Work
 @pytest.mark.parametrize("offset", [-64, 1 << 40], ids=["before", "behind"])
 def test_a_block_to_write_lies_in_the_arena(memory: WorkerMemory, offset: int) -> None:
     with pytest.raises(ProtocolError, match="can lie at offset"):
-        memory.open_output(Block(CLIENT_ARENA, offset, 64, 1), (8,), np.float64)
+        memory.open_output(Block(ENGINE_ARENA, offset, 64, 1), (8,), np.float64)
+
+
+def test_nothing_is_written_into_the_clients_arena(arena: Arena, memory: WorkerMemory) -> None:
+    """Its tensors lie there; only the client allots blocks of it."""
+    with pytest.raises(ProtocolError, match="cannot be written into arena 0"):
+        memory.open_output(arena.allocate(4 * KIB), (512,), np.float64)
 
 
 @pytest.mark.parametrize(
