@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -120,23 +121,34 @@ def memory_allocated(device: Gpu = None) -> int:
         RuntimeError: there is no such GPU.
     """
     with _on(device):
-        return int(cuda_driver.driver().namespace.get_default_memory_pool().used_bytes())
+        pool = cuda_driver.driver().namespace.get_default_memory_pool()
+        return int(pool.used_bytes()) + _exported()[0]
 
 
 def memory_reserved(device: Gpu = None) -> int:
-    """Bytes that CuPy has taken from ``device`` for arrays of this process, free ones included.
+    """Bytes that were taken from ``device`` for arrays of this process, free ones included.
 
     Raises:
         RuntimeError: there is no such GPU.
     """
     with _on(device):
-        return int(cuda_driver.driver().namespace.get_default_memory_pool().total_bytes())
+        pool = cuda_driver.driver().namespace.get_default_memory_pool()
+        return int(pool.total_bytes()) + _exported()[1]
 
 
 def empty_cache() -> None:
     """Give memory back that CuPy keeps for later arrays."""
     if is_available():
         cuda_driver.driver().namespace.get_default_memory_pool().free_all_blocks()
+
+
+def _exported() -> tuple[int, int]:
+    """Bytes (used, held) of the current device in memory that GPU workers can open."""
+    devices = sys.modules.get("mpgrad.shm.client_devices")
+    if devices is None:  # no engine with GPU workers was ever made here
+        return 0, 0
+    found: tuple[int, int] = devices.bytes_on(cuda_driver.driver().current_device())
+    return found
 
 
 def _index(device: Gpu) -> int:

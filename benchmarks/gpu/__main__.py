@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Without these nothing of mpgrad runs; CuPy comes on top.
 NEEDED = ("numpy", "msgspec", "psutil", "threadpoolctl", "cloudpickle")
 #: Seconds that the tests, and each benchmark, may take: all together less than 8 minutes.
-TESTS_S, BENCHMARK_S = 200.0, 50.0
+TESTS_S, FRONT_END_S, BENCHMARK_S = 150.0, 100.0, 40.0
 BENCHMARKS = ("hand_over", "node_task", "perceptron", "resnet", "overlap")
 NO_GPU = 2
 
@@ -37,7 +37,8 @@ def main() -> int:
     started = time.perf_counter()
     tests = _run_tests(environment, options.rehearse)
     print(f"tests: {tests.summary}", flush=True)
-    parts = []
+    parts = [_run_front_end(environment, options.rehearse)]
+    print(f"front_end: {parts[0].summary}", flush=True)
     for name in BENCHMARKS:
         parts.append(_run_benchmark(name, environment, options.rehearse))
         print(f"{name}: {parts[-1].summary}", flush=True)
@@ -85,8 +86,20 @@ def _run_tests(environment: dict[str, str], is_rehearsal: bool) -> Part:
     which, where = "gpu", "tests/cuda"
     if is_rehearsal:
         which, where = "not gpu", "tests/cuda/test_cuda_driver.py"
-    command = [sys.executable, "-m", "pytest", "-q", "--maxfail=20", "-m", which, where]
-    command += ["-p", "no:cacheprovider"]
+    return _pytest("tests", ["-m", which, where], environment, TESTS_S)
+
+
+def _run_front_end(environment: dict[str, str], is_rehearsal: bool) -> Part:
+    """The tests of everything that users touch, with their tensors on the GPU."""
+    where = "tests/semantics/test_views.py" if is_rehearsal else "tests/semantics"
+    which = ["-p", "tests.cuda.everything_on_gpu", "-m", "not process and not gpu", where]
+    environment = {"MPGRAD_CUDA_DRIVER": "cupy", **environment}
+    return _pytest("front_end", which, environment, FRONT_END_S)
+
+
+def _pytest(name: str, which: list[str], environment: dict[str, str], limit_s: float) -> Part:
+    command = [sys.executable, "-m", "pytest", "-q", "--maxfail=20", "-p", "no:cacheprovider"]
+    command += which
     try:
         run = subprocess.run(
             command,
@@ -94,13 +107,13 @@ def _run_tests(environment: dict[str, str], is_rehearsal: bool) -> Part:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=TESTS_S,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
-        return Part("tests", False, f"not over after {TESTS_S:.0f} s", {})
+        return Part(name, False, f"not over after {limit_s:.0f} s", {})
     lines = run.stdout.strip().splitlines() or [run.stderr.strip()]
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return Part("tests", run.returncode == 0, lines[-1], {"failures": failures})
+    return Part(name, run.returncode == 0, lines[-1], {"failures": failures})
 
 
 def _run_benchmark(name: str, environment: dict[str, str], is_rehearsal: bool) -> Part:

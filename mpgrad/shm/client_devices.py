@@ -37,6 +37,15 @@ def use_pool() -> None:
     driver().set_allocator(_allocate)
 
 
+def bytes_on(device: int) -> tuple[int, int]:
+    """Bytes of a GPU that arrays born in such memory use, and that it has taken from the GPU."""
+    with _lock:
+        if device not in _memories:
+            return 0, 0
+        exporter = _memories[device].exporter
+        return exporter.used_bytes, exporter.held_bytes
+
+
 def _allocate(nbytes: int) -> tuple[int, Any]:
     with _lock:
         return device_memory(driver().current_device()).exporter.allocate(nbytes)

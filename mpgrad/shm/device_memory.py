@@ -79,7 +79,8 @@ class DeviceMemory:
             place = self._place_of(array)
         if place is None:
             raise ProtocolError("a new array does not lie in the memory that is exported")
-        self._show(place.segment, board)
+        if array.nbytes:
+            self._show(place.segment, board)
         event = self._next_event(board)
         if event != _NO_EVENT:
             self._users[event] += 1
@@ -121,6 +122,10 @@ class DeviceMemory:
 
         The caller keeps the array, and ``event`` (see ``begin_handover``), while others read.
         """
+        if array.nbytes == 0:
+            return TensorHandle(
+                self.arena, 0, 0, _NO_EVENT, array.shape, array.strides, array.dtype.str
+            )
         low, high = byte_bounds(
             self._driver.pointer(array), array.shape, array.itemsize, array.strides
         )
@@ -218,6 +223,8 @@ class DeviceReader:
             ProtocolError: nobody has shown such memory.
             CudaError: its exporter is dead.
         """
+        if 0 in handle.shape:
+            return self._driver.namespace.empty(handle.shape, handle.dtype)
         self._wait(handle.arena, handle.generation, self._driver.current_stream())
         itemsize = np.dtype(handle.dtype).itemsize
         low, high = byte_bounds(handle.offset, handle.shape, itemsize, handle.strides)

@@ -260,6 +260,7 @@ def test_streams_of_two_processes_in_order(
     assert ring.free_count == 4
 
 
+@pytest.mark.row("N3")
 def test_an_event_is_not_recorded_again_before_all_have_waited(driver: CudaDriver) -> None:
     ring, stream = EventRing(driver, 2), driver.stream()
     first, second = ring.record(stream, 2), ring.record(stream, 1)

@@ -74,6 +74,7 @@ def fingerprints(seed: int, devices: tuple[str, ...]) -> list[str]:
     return [fingerprint(tensor.grad) for tensor in (program.inner, *program.leaves)]
 
 
+@pytest.mark.row("N2")
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_random_programs(way: str) -> None:
@@ -129,6 +130,7 @@ def losses() -> list[float]:
     return found
 
 
+@pytest.mark.row("N4")
 def test_a_training_loop(engine: mg.Engine) -> None:
     found = losses()
     with mg.Engine("local"):
@@ -253,6 +255,20 @@ def test_without_gpu_workers_such_graphs_run_here() -> None:
         assert "no worker" in engine.explain(loss).reason
         loss.backward()
         assert engine.statistics().backwards_local == 1
+
+
+def test_arrays_without_elements(engine: mg.Engine) -> None:
+    weight, _ = weights()
+    nothing = weight[:0]
+    (mg.exp(nothing).sum() + (nothing * nothing).sum() + weight.sum()).cpu().backward()
+    assert weight.grad.cpu().numpy().tolist() == np.ones((48, 48)).tolist()
+
+
+def test_memory_of_the_engine_is_counted(engine: mg.Engine) -> None:
+    before = mg.cuda.memory_allocated()
+    kept = mg.zeros(1 << 18, device="cuda")
+    assert mg.cuda.memory_allocated() - before == kept.numel() * 4
+    assert mg.cuda.memory_reserved() >= mg.cuda.memory_allocated()
 
 
 @pytest.mark.parametrize("gpus", [[2], [-1], ["0"], "some"])
