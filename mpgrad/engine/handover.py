@@ -94,7 +94,10 @@ class Handover:
     def _pack(self, array: Array) -> PackedArray:
         self.handed_bytes += array.nbytes
         if self.devices is not None and is_on_gpu(array):
-            return SharedArray(self.devices.handle(array))
+            before = self.devices.copied_bytes
+            packed = SharedArray(self.devices.handle(array))
+            self.copied_bytes += self.devices.copied_bytes - before
+            return packed
         for arena in (self._arena, self.engine_arena):
             if arena is None:
                 continue
