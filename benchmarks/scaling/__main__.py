@@ -20,6 +20,7 @@ from benchmarks.scaling.experiments import (
 from benchmarks.scaling.networks import NETWORKS
 from benchmarks.scaling.page import ASKED_OF, ASKED_WORKERS, Results, draw, page
 from benchmarks.scaling.recording import record
+from benchmarks.scaling.validation import validate
 
 #: Further runs of what is asked for: the figures vary with the machine's mood.
 REPEATS = 2
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     chosen = [n for n in NETWORKS if not options.networks or n.name in options.networks]
     results = Results(machine.describe(), calibrate())
+    results.checks = validate(results.costs)
     results.saturation = saturation_outcomes(results.costs)
     for network in chosen:
         print(f"recording {network.name}: {network.about}", file=sys.stderr, flush=True)

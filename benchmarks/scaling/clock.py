@@ -50,6 +50,36 @@ def inline_bytes(message: Any) -> int:
     return total
 
 
+class Cores:
+    """Processors that all processes share; what one process needs, it takes from a computing one.
+
+    Args:
+        count: how many; None: each process has its own.
+    """
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        #: By who computes: how much later than planned it will be done.
+        self._late_us: dict[Loop, float] = {}
+
+    def begin(self, loop: Loop) -> None:
+        """``loop`` computes from now on."""
+        self._late_us[loop] = 0.0
+
+    def end(self, loop: Loop) -> float:
+        """``loop`` would be done now; how much longer it takes, and if so, it still computes."""
+        late_us = self._late_us.pop(loop)
+        if late_us > 0.0:
+            self._late_us[loop] = 0.0
+        return late_us
+
+    def take(self, microseconds: float) -> None:
+        """A process that does not compute is busy for so long."""
+        if self._count is not None and len(self._late_us) >= self._count:
+            slowed = min(self._late_us, key=lambda loop: self._late_us[loop])
+            self._late_us[slowed] += microseconds
+
+
 class Loop:
     """One process: asleep until frames come, then busy with them until none is left."""
 

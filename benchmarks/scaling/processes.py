@@ -12,7 +12,7 @@ from itertools import pairwise
 from time import thread_time
 from typing import Any
 
-from benchmarks.scaling.clock import Clock, Frame, Loop
+from benchmarks.scaling.clock import Clock, Cores, Frame, Loop
 from benchmarks.scaling.costs import ClientCosts, Costs
 from benchmarks.scaling.task_times import MB, TaskTimes
 from mpgrad.handles import Block, GradientRef
@@ -35,8 +35,9 @@ SESSION = "c1.1"
 class CoordinatorLoop(Loop):
     """The coordinator's process."""
 
-    def __init__(self, clock: Clock, costs: Costs) -> None:
+    def __init__(self, clock: Clock, costs: Costs, cores: Cores) -> None:
         super().__init__(clock, costs)
+        self._cores = cores
         self.core = CoordinatorState(FreeList(ARENA_BYTES, ARENA_BYTES, "simulated arena"))
         self.peers: dict[str, Loop] = {}
         #: Real seconds that the core needed, and how often, by event.
@@ -58,6 +59,7 @@ class CoordinatorLoop(Loop):
             spent += self.costs.messages.send_us
             self.send(self.peers[peer], coded_frames, self.clock.now + spent)
         self.busy_us += spent
+        self._cores.take(spent)
         self.clock.at(self.clock.now + spent, self.rest)
 
     def _handle(self, event: Any) -> list[Any]:
@@ -71,9 +73,11 @@ class CoordinatorLoop(Loop):
 class WorkerLoop(Loop):
     """A worker's process."""
 
-    def __init__(self, clock: Clock, costs: Costs, peer: str, coordinator: Loop) -> None:
+    def __init__(
+        self, clock: Clock, costs: Costs, cores: Cores, peer: str, coordinator: Loop
+    ) -> None:
         super().__init__(clock, costs)
-        self.peer, self._coordinator = peer, coordinator
+        self.peer, self._coordinator, self._cores = peer, coordinator, cores
         self._core = WorkerState(peer)
         self._held: list[Frame] = []
         #: Megabytes of the arena that are mapped here, by their number.
@@ -119,6 +123,7 @@ class WorkerLoop(Loop):
             self.computing_us += computing
             spent += self._overhead_us(dispatch)
             spent = self._publish_early(dispatch, spent) + computing
+            self._cores.begin(self)
             self.clock.at(self.clock.now + spent, self._finish, dispatch, computing)
         self.busy_us += spent
 
@@ -142,6 +147,10 @@ class WorkerLoop(Loop):
                 self.writers[ref.offset, ref.generation] = self.peer
 
     def _finish(self, dispatch: do.DispatchNodeTask, computing: float) -> None:
+        late_us = self._cores.end(self)
+        if late_us > 0.0:
+            self.clock.at(self.clock.now + late_us, self._finish, dispatch, computing)
+            return
         frames = self.take_all()
         instructions = self._told(frames)
         self._note_written(dispatch.blocks)
@@ -199,6 +208,7 @@ class ClientLoop(Loop):
         self,
         clock: Clock,
         costs: Costs,
+        cores: Cores,
         coordinator: Loop,
         planned: Plan,
         times: TaskTimes,
@@ -209,6 +219,7 @@ class ClientLoop(Loop):
     ) -> None:
         super().__init__(clock, costs)
         self._coordinator, self._planned, self._times = coordinator, planned, times
+        self._cores = cores
         self._workers, self._client = workers, client
         self._left = backwards
         self._core = ClientState(SESSION)
@@ -233,7 +244,9 @@ class ClientLoop(Loop):
             self.send(self._coordinator, [released], self.clock.now + spent)
         for message in messages:
             frame, coding = self.encoded(message)
-            spent += coding + self.costs.messages.send_us + self._packing_us(message)
+            busy_us = coding + self.costs.messages.send_us + self._packing_us(message)
+            spent += busy_us
+            self.clock.at(self.clock.now + spent, self._cores.take, busy_us)
             self.send(self._coordinator, [frame], self.clock.now + spent)
         self.clock.at(self.clock.now + spent, self.rest)
 

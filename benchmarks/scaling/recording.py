@@ -61,7 +61,7 @@ def record(network: Network, rounds: int = ROUNDS) -> Recording:
     with mg.Engine(mode="local"):
         loss = network.loss()
         runs = [_node_times(loss) for _ in range(WARM_UP + rounds)][WARM_UP:]
-    frozen = _freeze(loss)
+    frozen = freeze_loss(loss)
     took = [0.0] * len(frozen.nodes)
     ran = [index for index in frozen.spec.order if frozen.runs[index]]
     for index, times in zip(ran, zip(*runs, strict=True), strict=True):
@@ -87,7 +87,8 @@ def _node_times(loss: Any) -> list[float]:
     return [event.time_range.elapsed_us() for event in profile.events() if event.sequence_nr >= 0]
 
 
-def _freeze(loss: Any) -> FrozenGraph:
+def freeze_loss(loss: Any) -> FrozenGraph:
+    """The graph behind ``loss``, as ``backward(retain_graph=True)`` freezes it."""
     seed = mg.ones_like(loss).numpy()
     return freeze([gradient_edge(loss)], [seed], keep_graph=True, cost=costs.estimate)
 

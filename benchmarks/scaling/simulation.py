@@ -6,7 +6,7 @@ import gc
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from benchmarks.scaling.clock import Clock
+from benchmarks.scaling.clock import Clock, Cores
 from benchmarks.scaling.costs import ClientCosts, Costs
 from benchmarks.scaling.processes import SESSION, ClientLoop, CoordinatorLoop, WorkerLoop
 from benchmarks.scaling.task_times import Bound, TaskTimes, Work, bound
@@ -55,6 +55,7 @@ def simulate(
     client: ClientCosts,
     planned: Plan | None = None,
     backwards: int = BACKWARDS,
+    cores: int | None = None,
 ) -> Outcome:
     """Run ``backwards`` backwards of ``spec`` on ``workers`` workers.
 
@@ -62,23 +63,32 @@ def simulate(
         spec: with the costs that the planner believes.
         work: what the Nodes really take.
         costs: of messages and processes.
-        workers: how many; the coordinator and the client have processors of their own.
+        workers: how many.
         client: what the client needs for this graph.
         planned: another plan than the engine's.
         backwards: how many before and with the one that counts.
+        cores: processors that all processes share; default: each has one of its own.
     """
     planned = plan(spec, workers=workers) if planned is None else planned
     times = TaskTimes(spec, planned, work)
-    clock = Clock()
-    coordinator = CoordinatorLoop(clock, costs)
+    clock, shared = Clock(), Cores(cores)
+    coordinator = CoordinatorLoop(clock, costs, shared)
     writers: dict[tuple[int, int], str] = {}
-    loops = [WorkerLoop(clock, costs, f"w{slot}.1", coordinator) for slot in range(workers)]
+    loops = [WorkerLoop(clock, costs, shared, f"w{slot}.1", coordinator) for slot in range(workers)]
     for worker in loops:
         worker.times, worker.writers = times, writers
         coordinator.peers[worker.peer] = worker
         coordinator.core.handle_event(ev.WorkerJoined(worker.peer))
     session = ClientLoop(
-        clock, costs, coordinator, planned, times, workers, client=client, backwards=backwards
+        clock,
+        costs,
+        shared,
+        coordinator,
+        planned,
+        times,
+        workers,
+        client=client,
+        backwards=backwards,
     )
     coordinator.peers[SESSION] = session
     coordinator.core.handle_event(ev.SessionOpened(SESSION))
@@ -121,6 +131,7 @@ def simulate_measured(
     *,
     client: ClientCosts,
     planned: Plan | None = None,
+    cores: int | None = None,
 ) -> Outcome:
     """As :func:`simulate`, with the time that the coordinator's core needs on this very graph.
 
@@ -131,8 +142,8 @@ def simulate_measured(
     gc.collect()
     gc.disable()
     try:
-        first = simulate(spec, work, costs, workers, client=client, planned=planned)
+        first = simulate(spec, work, costs, workers, client=client, planned=planned, cores=cores)
     finally:
         gc.enable()
     measured = costs._replace(core_us=first.core_us)
-    return simulate(spec, work, measured, workers, client=client, planned=planned)
+    return simulate(spec, work, measured, workers, client=client, planned=planned, cores=cores)

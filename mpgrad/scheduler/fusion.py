@@ -111,11 +111,14 @@ class Grouping:
         branch_us = [node.cost_us for node in nodes]
         # With all that only the node leads to.
         owned_us = branch_us.copy()
+        lone = self._lone_producers()
         for index in reversed(self._spec.order):
-            behind = dict.fromkeys(
-                t[0] for t in nodes[index].edges if t is not None and not nodes[t[0]].is_sink
-            )
-            own = [link for link in behind if self._leads_alone(index, link)]
+            behind = {t[0]: None for t in nodes[index].edges if t is not None}
+            if len(behind) > 1:
+                behind = {link: None for link in behind if not nodes[link].is_sink}
+            own = [link for link in behind if lone[link] == index]
+            if not own:
+                continue
             long = own
             if len(behind) > 1:
                 long = [link for link in own if owned_us[link] > FUSE_GROUP_BELOW_US]
@@ -126,11 +129,12 @@ class Grouping:
             owned_us[index] += sum([owned_us[link] for link in own])
         return branch_us
 
-    def _leads_alone(self, index: int, link: int) -> bool:
-        """Whether node ``link`` gets all from node ``index``."""
-        return not self._spec.nodes[link].on_client and all(
-            producer == index for producer in self.producers[link]
-        )
+    def _lone_producers(self) -> list[int]:
+        """For each node the one that it gets all from; -1 where there are several, or hooks."""
+        return [
+            -1 if not feeds or node.on_client or feeds.count(feeds[0]) < len(feeds) else feeds[0]
+            for node, feeds in zip(self._spec.nodes, self.producers, strict=True)
+        ]
 
     def home_for(self, index: int) -> int:
         """The group that node ``index`` joins, or -1."""

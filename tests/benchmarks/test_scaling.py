@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.scaling.clock import inline_bytes
+from benchmarks.scaling.clock import Clock, Cores, Loop, inline_bytes
 from benchmarks.scaling.costs import ClientCosts, Costs, MessageCosts, WorkerCosts
 from benchmarks.scaling.experiments import branches
 from benchmarks.scaling.simulation import Outcome, simulate
@@ -110,3 +110,33 @@ def test_no_message_overtakes_another() -> None:
         spec, work, slow, 4, client=ClientCosts(0.0, 0.0), planned=plan(spec, fuse=False)
     )
     assert outcome.tasks == len(plan(spec, fuse=False).tasks)
+
+
+def test_who_needs_a_core_takes_it_from_a_computing_process() -> None:
+    clock = Clock()
+    first, second = Loop(clock, USUAL), Loop(clock, USUAL)
+    cores = Cores(2)
+    cores.begin(first)
+    cores.take(10.0)  # one core is free
+    assert cores.end(first) == 0.0
+    cores.begin(first)
+    cores.begin(second)
+    for microseconds in (10.0, 30.0, 5.0):
+        cores.take(microseconds)
+    assert (cores.end(first), cores.end(second)) == (15.0, 30.0)
+    cores.take(4.0)  # while both compute what they could not
+    assert (cores.end(first), cores.end(second)) == (4.0, 0.0)
+    own = Cores(None)
+    own.begin(first)
+    own.take(10.0)
+    assert own.end(first) == 0.0
+
+
+def test_enough_cores_are_like_own_ones() -> None:
+    spec, work = branches(64, 1000.0)
+    client = ClientCosts(3.0, 2.0)
+    own, enough, shared = (
+        simulate(spec, work, USUAL, 4, client=client, cores=cores) for cores in (None, 64, 4)
+    )
+    assert enough._replace(core_us={}) == own._replace(core_us={})
+    assert shared.makespan_us != own.makespan_us

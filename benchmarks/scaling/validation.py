@@ -1,0 +1,154 @@
+"""validate(): what the simulation predicts for two workers, beside what two workers take.
+
+Two workers are all that fit on the machine where this was written. Client, coordinator and workers
+share its cores there, which is simulated, and the cores share caches and memory, which is not. So
+each graph is simulated twice: with the times of its Nodes when one core works alone, as on the rest
+of the page, and with those that the workers themselves reported.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import mpgrad as mg
+from benchmarks.gil_work import branch_input, loops_for
+from benchmarks.perceptron_arrays import Perceptrons
+from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.networks import Network
+from benchmarks.scaling.recording import freeze_loss, record
+from benchmarks.scaling.simulation import simulate_measured
+from benchmarks.scaling.task_times import Work
+from benchmarks.workloads.gil_branches import MpgradBranch
+from benchmarks.workloads.perceptrons import program
+from mpgrad import machine, nn
+from mpgrad.nn import functional as F
+from mpgrad.scheduler.plan import plan
+
+WORKERS = 2
+#: Backwards before those that count: the engine learns in them what its Nodes take.
+WARM_UP = 20
+#: Backwards that are timed, and backwards in which the workers report their Nodes.
+TIMED, REPORTED = 15, 5
+
+
+class Check(NamedTuple):
+    """One graph; from its tables to its gradients, in microseconds."""
+
+    name: str
+    tasks: int
+    measured_us: float
+    #: By the clock, first and third quartile.
+    spread_us: tuple[float, float]
+    #: Predicted with the Nodes' times on a core that works alone, and with those of the workers.
+    alone_us: float
+    reported_us: float
+    #: Work of the Nodes, in the same two ways.
+    work_alone_us: float
+    work_reported_us: float
+
+
+def validate(costs: Costs) -> list[Check]:
+    """Run and simulate each of the networks."""
+    return [_check(name, make(), costs) for name, make in _NETWORKS.items()]
+
+
+def _check(name: str, forward: Callable[[], Any], costs: Costs) -> Check:
+    with mg.Engine("process", cpu_workers=WORKERS) as engine:
+        for _ in range(WARM_UP):
+            engine.execute(freeze_loss(forward()))
+        seconds = [_seconds(engine, forward()) for _ in range(TIMED)]
+        reported = _reported(engine, forward)
+        spec = freeze_loss(forward()).spec
+    planned = plan(spec, workers=WORKERS)
+    recording = record(Network(name, name, forward))
+    predicted = [
+        simulate_measured(
+            spec,
+            Work(took, costs.add_us_per_mb),
+            costs,
+            WORKERS,
+            client=recording.client,
+            planned=planned,
+            cores=machine.available_cpus(),
+        ).makespan_us
+        for took in (recording.took_us, reported)
+    ]
+    ordered = sorted(second * 1e6 for second in seconds)
+    quartiles = ordered[TIMED // 4], ordered[-1 - TIMED // 4]
+    return Check(
+        name,
+        len(planned.tasks),
+        median(ordered),
+        quartiles,
+        predicted[0],
+        predicted[1],
+        sum(recording.took_us),
+        sum(reported),
+    )
+
+
+def _seconds(engine: mg.Engine, loss: Any) -> float:
+    frozen = freeze_loss(loss)
+    start = perf_counter()
+    engine.execute(frozen)
+    return perf_counter() - start
+
+
+def _reported(engine: mg.Engine, forward: Callable[[], Any]) -> tuple[float, ...]:
+    """Microseconds of each Node as the workers tell; a Node in two halves took both."""
+    series: list[list[float]] = []
+    for _ in range(REPORTED):
+        frozen = freeze_loss(forward())
+        took: defaultdict[int, float] = defaultdict(float)
+        with mg.profiler.profile() as profile:
+            engine.execute(frozen)
+        for event in profile.events():
+            took[event.sequence_nr] += event.time_range.elapsed_us()
+        series.append(
+            [
+                took[node.sequence_nr] if runs else 0.0
+                for node, runs in zip(frozen.nodes, frozen.runs, strict=True)
+            ]
+        )
+    return tuple(median(times) for times in zip(*series, strict=True))
+
+
+# ----------------------------------------------------------------------- the networks
+
+
+def _perceptrons(shape: Perceptrons) -> Callable[[], Any]:
+    return program(shape, mg).forward
+
+
+def _gil_branches() -> Callable[[], Any]:
+    loops = loops_for(2.0)
+    leaves = [mg.tensor(branch_input(branch, 16), requires_grad=True) for branch in range(16)]
+    return lambda: mg.stack([MpgradBranch.apply(leaf, loops) for leaf in leaves]).sum()
+
+
+def _mixture() -> Callable[[], Any]:
+    """16 experts as in ``networks.mixture``, a quarter as large each."""
+    samples, width, hidden, count = 128, 256, 1024, 16
+    router, x, target = nn.Linear(width, count), mg.randn(samples, width), mg.randn(samples, width)
+    experts = [(nn.Linear(width, hidden), nn.Linear(hidden, width)) for _ in range(count)]
+
+    def forward() -> Any:
+        gates, mixed = F.softmax(router(x), dim=-1), mg.zeros(samples, width)
+        for number, (widen, narrow) in enumerate(experts):
+            mixed = mixed + gates[:, number : number + 1] * narrow(F.gelu(widen(x)))
+        return F.mse_loss(mixed, target)
+
+    return forward
+
+
+_NETWORKS: dict[str, Callable[[], Callable[[], Any]]] = {
+    "numpy_branches": lambda: _perceptrons(Perceptrons(8, 4, 512)),
+    "mlp_chain": lambda: _perceptrons(Perceptrons(1, 8, 512)),
+    "mlp_chain, 1024 wide": lambda: _perceptrons(Perceptrons(1, 8, 1024)),
+    "gil_branches, 2 ms": _gil_branches,
+    "mixture, 16 experts": _mixture,
+}
