@@ -26,7 +26,8 @@ def main() -> None:
         here = seconds_of(step, rounds=ROUNDS, synchronize=synchronize)
     with mg.Engine("process", cpu_workers=1, gpus=[0]) as engine:
         there = seconds_of(step, rounds=ROUNDS, synchronize=synchronize)
-        tasks = sum(engine.statistics().tasks.values()) / (ROUNDS + 1)
+        statistics = engine.statistics()
+        tasks = sum(statistics.tasks.values()) / statistics.backwards_process
     each_us = (there - here) / tasks * 1e6
     answer(
         f"{each_us:.0f} us each ({tasks:.0f} NodeTasks: {there * 1e3:.1f} ms, "

@@ -22,7 +22,7 @@ from mpgrad.testing.random_programs import random_program
 
 pytestmark = pytest.mark.process
 
-PROGRAMS = 24
+PROGRAMS = 14
 WAYS = {
     "one GPU": ([0], ("cpu", "cuda:0")),
     "two workers on one GPU": ([0, 0], ("cpu", "cuda:0", "cuda:0")),
