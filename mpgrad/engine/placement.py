@@ -9,6 +9,8 @@ from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.shipping.decision import Decision, ShippedCode, attributes_reason, decide
+from mpgrad.device import CPU
+from mpgrad.device_arrays import get_default_device
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import ON_CPU
 
@@ -40,6 +42,8 @@ def _where_function(
     """``decisions`` keeps those of one walk, during which no user code can change anything."""
     if (keep_graph and node.ctx._clears_on_access) or node.ctx._was_accessed:
         return Where(True, "the next backward must find its saved tensors gone, which ctx keeps")
+    if get_default_device() is not CPU:
+        return Where(True, "new tensors in it come to this thread's default device")
     decision = decisions.get(node.function)
     if decision is None:
         decision = decisions[node.function] = decide(node.function)

@@ -129,12 +129,12 @@ class DeviceMemory:
         low, high = byte_bounds(
             self._driver.pointer(array), array.shape, array.itemsize, array.strides
         )
-        place = self.exporter.locate(low, high - low)
+        place = self.exporter.locate(low, high - low) if array.nbytes else Place(0, 0)
         if place is None:
             return None
         self._show(place.segment, board)
         start = _packed(place)
-        first = start + self._driver.pointer(array) - low
+        first = start + (self._driver.pointer(array) - low if array.nbytes else 0)
         layout = (array.shape, array.strides, array.dtype.str)
         return TensorHandle(self.arena, first, start, event, *layout)
 

@@ -201,7 +201,7 @@ class ndarray:
         """A copy on the *current* device, as CuPy's: ``self`` may lie on another one."""
         with self._driver.device(self.data.device_id):
             self._driver.before_kernel(self.data.device_id)
-        return to_device(self._driver, self._host, order="C")
+        return to_device(self._driver, self._host, order=order)
 
     def fill(self, value: Any) -> None:
         """Overwrite all elements with a number."""

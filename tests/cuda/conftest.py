@@ -8,7 +8,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import device_arrays
-from mpgrad.shm import cuda_driver
+from mpgrad.shm import client_devices, cuda_driver
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.testing.fake_cuda import FakeCudaDriver
 from tests.cuda.peer import Peer
@@ -48,6 +48,7 @@ def forget_driver() -> None:
         device_arrays.cuda_namespace,
     ):
         cached.cache_clear()
+    client_devices._memories.clear()
 
 
 @pytest.fixture(params=["fake:2", pytest.param("cupy", marks=pytest.mark.gpu)])

@@ -4,8 +4,8 @@
         -m "not process and not gpu" tests/semantics tests/data
 
 New tensors come to the GPU, also those of ``from_numpy``; where a test looks at the values, they
-are copied back. What a test says about memory shared with NumPy does not hold then: such tests are
-in ``NOT_ON_GPUS``.
+are copied back. With ``MPGRAD_GPUS=all`` and ``-m process`` their Nodes run in GPU workers. What a
+test says about memory shared with NumPy does not hold then: such tests are in ``NOT_ON_GPUS``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ NOT_ON_GPUS = (
     "test_a_shared_leaf_gets_the_sum",
     "test_a_view_with_the_strides_of_a_transposed_base",
     "test_a_view_that_a_dense_copy_could_not_have",
+    # With a default device, Functions run in the calling process.
+    "test_two_functions_run_in_two_processes_at_once",
+    "test_ranges_name_the_worker_and_lie_on_one_clock",
 )
 
 
