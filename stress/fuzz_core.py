@@ -22,6 +22,7 @@ from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
+from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.scheduler.worker_state import WorkerState
@@ -89,7 +90,7 @@ class _Staff(Supervisor):
     """Workers that are names only: they are killed and reaped in a table."""
 
     def __init__(self, setup: CoordinatorSetup, hub: _Hub) -> None:
-        self._hub, self._joined_names = hub, set[str]()
+        self._setup, self._hub, self._joined_names = setup, hub, set[str]()
         self._pidfds = itertools.count(1_000_000)
         self._names: dict[str, int] = {}
         self._numbers: dict[int, int] = {}
@@ -100,6 +101,9 @@ class _Staff(Supervisor):
         pidfd = next(self._pidfds)
         self._names[f"w{slot}.{self._numbers[slot]}"] = pidfd
         return _Started(pidfd)
+
+    def device_of(self, peer: str) -> tuple[int, int]:
+        return ON_CPU, -1
 
     def name_of(self, slot: int) -> str:
         return f"w{slot}.{self._numbers[slot]}"
