@@ -191,7 +191,7 @@ def _saturation(results: Results) -> str:
 
 def _gpus(results: Results) -> str:
     about = (
-        f"Nothing of this was measured, and mpgrad has no GPU workers yet. Times come from a "
+        f"Nothing of this was measured: no GPU was at hand. Times come from a "
         f"roofline of the {H100.name} ({H100.source}); every Node starts {H100.kernels_per_node} "
         f"kernels of {H100.launch_us:g} us (assumed). Batches are {GPU_BATCH} times those above. "
         f"Messages cost what they cost here.\n"
