@@ -42,8 +42,8 @@ def leaf() -> mg.Tensor:
 
 
 def tree(x: mg.Tensor) -> mg.Tensor:
-    """Four branches with sums at both ends; every gradient is larger than a message may hold."""
-    branches = [mg.tanh(mg.sin(x * (0.5 + number))) for number in range(4)]
+    """Eight branches with sums at both ends; every gradient is larger than a message may hold."""
+    branches = [mg.tanh(mg.sin(x * (0.5 + number))) for number in range(8)]
     while len(branches) > 1:
         branches = [left * right for left, right in zip(branches[::2], branches[1::2], strict=True)]
     return (branches[0] + mg.exp(x)).sum()
