@@ -44,8 +44,10 @@ class Coordinator:
             os.fstat(setup.engine_arena_fd).st_size, setup.shm_limit, "engine arena"
         )
         segment = Segment.attach(os.dup(setup.engine_arena_fd))
-        recorder = AllocatorRecorder(Backing(segment, self._arena, map_here=False))
-        self.state = state = CoordinatorState(recorder)
+        backing = Backing(segment, self._arena, map_here=False)
+        # Its journal empties it from time to time; without one it would only grow.
+        recorder = None if setup.journal.mode == "off" else AllocatorRecorder(backing)
+        self.state = state = CoordinatorState(recorder or backing)
         self.journal = JournalKeeper(setup.journal, "coordinator", "")
         self._handle_event = self.journal.keep(state.handle_event, state.tables, recorder)
         #: Lanes on which a worker has said Hello; it is ready when it has on all of them.
