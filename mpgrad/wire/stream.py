@@ -23,13 +23,15 @@ class StreamLine:
 
     Args:
         connected: the socket; the line owns it from now on.
+        buffer: what has come is read into it, READ_BYTES at a time; lines of one thread share it.
+            (To allocate as much for each read, and give most of it back, leaves holes in the heap.)
     """
 
-    __slots__ = ("_needed", "_rest", "_unsent", "is_garbled", "is_open", "socket")
+    __slots__ = ("_buffer", "_needed", "_rest", "_unsent", "is_garbled", "is_open", "socket")
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, buffer: bytearray) -> None:
         connected.setblocking(False)
-        self.socket = connected
+        self.socket, self._buffer = connected, memoryview(buffer)
         #: False once the other end has gone, or talks nonsense; to be closed then.
         self.is_open = True
         #: It has announced a frame longer than any may be.
@@ -68,11 +70,11 @@ class StreamLine:
         frames: list[bytes] = []
         try:
             while True:
-                data = self.socket.recv(READ_BYTES)
-                self.is_garbled = not self._cut(data, frames)
-                if not data or self.is_garbled:
+                count = self.socket.recv_into(self._buffer)
+                self.is_garbled = not self._cut(bytes(self._buffer[:count]), frames)
+                if not count or self.is_garbled:
                     self.is_open = False
-                if len(data) < READ_BYTES or self.is_garbled:
+                if count < READ_BYTES or self.is_garbled:
                     break
         except BlockingIOError:
             pass

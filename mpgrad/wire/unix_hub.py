@@ -16,7 +16,7 @@ import socket
 from struct import Struct
 
 from mpgrad.wire.identity import verified_peer
-from mpgrad.wire.stream import StreamLine
+from mpgrad.wire.stream import READ_BYTES, StreamLine
 from mpgrad.wire.transport import HUB_LANES, Arrival, Received
 
 #: The socket's name in the engine's private (0700) directory.
@@ -73,6 +73,7 @@ class UnixHub:
     def __init__(self, listener: socket.socket, token: bytes) -> None:
         self._listener, self._token = listener, token
         self.ignored = 0
+        self._buffer = bytearray(READ_BYTES)
         self._poll = select.epoll()
         self._watched: set[int] = set()
         self._connections: dict[int, _Connection] = {}
@@ -160,7 +161,7 @@ class UnixHub:
             return []
         if len(self._strangers) >= STRANGERS_MAX:
             self._forget(*next(iter(self._strangers.items())))
-        descriptor, connection = accepted.fileno(), _Connection(StreamLine(accepted))
+        descriptor, connection = accepted.fileno(), _Connection(StreamLine(accepted, self._buffer))
         self._connections[descriptor] = self._strangers[descriptor] = connection
         self._poll.register(descriptor, select.EPOLLIN)
         return self._drain(descriptor, connection)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from mpgrad.wire.identity import identity_of
-from mpgrad.wire.stream import StreamLine
+from mpgrad.wire.stream import READ_BYTES, StreamLine
 from mpgrad.wire.unix_hub import NAME
 
 
@@ -39,6 +39,7 @@ class UnixSpoke:
         self._is_patient = is_patient
         #: Something waits for room in a line.
         self._has_unsent = False
+        self._buffer = bytearray(READ_BYTES)
         self._poll = select.poll()
         self._watched: set[int] = set()
         self._lines: dict[str, StreamLine] = {}
@@ -54,7 +55,7 @@ class UnixSpoke:
 
     def _open(self, directory: str, lane: str, identity: bytes) -> None:
         connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        line = self._lines[lane] = StreamLine(connecting)
+        line = self._lines[lane] = StreamLine(connecting, self._buffer)
         connecting.setblocking(True)
         connecting.connect(os.path.join(directory, NAME))
         connecting.setblocking(False)

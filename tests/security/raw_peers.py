@@ -11,7 +11,7 @@ import zmq
 
 from mpgrad.wire import zeromq
 from mpgrad.wire.endpoint import ZEROMQ, Endpoint
-from mpgrad.wire.stream import StreamLine
+from mpgrad.wire.stream import READ_BYTES, StreamLine
 from mpgrad.wire.unix_hub import NAME
 
 PATIENCE_MS = 5000
@@ -45,7 +45,7 @@ class RawUnixPeer:
     def __init__(self, directory: str, lane: str, identity: bytes | None) -> None:
         connected = socket.socket(socket.AF_UNIX)
         connected.connect(os.path.join(directory, NAME))
-        self._line = StreamLine(connected)
+        self._line = StreamLine(connected, bytearray(READ_BYTES))
         self.send(b"" if identity is None else lane.encode() + b" " + identity)
 
     def send(self, *frames: bytes) -> None:
