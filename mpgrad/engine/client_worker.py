@@ -11,6 +11,7 @@ import numpy as np
 from mpgrad.autograd import profiler
 from mpgrad.autograd.client_nodes import Rule, rule_of
 from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.local import blame_for_nan, output_metadata
@@ -191,10 +192,10 @@ class ClientWorker:
         for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):
             meta = steps[step].wiring.inputs[input_nr]
             for ref in refs:
-                yield step, input_nr, self._open(ref, meta.shape, meta.dtype)
+                yield step, input_nr, self._open(ref, meta)
 
-    def _open(self, ref: GradientRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+    def _open(self, ref: GradientRef, meta: InputMetadata) -> Array | None:
         """The user's own copy of a gradient: a hook may keep it, or change it."""
         if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
-            return adopt(self._arena.open(ref, shape, dtype, writeable=False))
-        return self._handover.open(ref, shape, dtype)
+            return adopt(self._arena.open(ref, meta.shape, meta.dtype, writeable=False))
+        return self._handover.open(ref, meta)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpgrad.device_arrays import cuda, device_of, on
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.device_arrays import device_of, on
 from mpgrad.errors import WorkerLost
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
 from mpgrad.shm.cuda_driver import CudaError, driver
@@ -55,18 +56,15 @@ class DeviceHandover:
         self._published.append(block)
         return block
 
-    def copy(self, block: Block, shape: tuple[int, ...], dtype: Any, device: int = -1) -> Any:
+    def copy(self, block: Block, meta: InputMetadata) -> Any:
         """The client's own copy of a gradient on a GPU.
 
         Raises:
             WorkerLost: its worker is dead.
         """
-        index = block.arena - CLIENT_DEVICE_ARENA
-        if block.arena >= WORKER_DEVICE_ARENA:
-            index = self._devices.device_of(block) if device < 0 else device
         try:
-            with self._devices.lock, on(cuda(index)):
-                copy = self._devices.reader.copy(block, shape, dtype)
+            with self._devices.lock, on(meta.device):
+                copy = self._devices.reader.copy(block, meta.shape, meta.dtype)
                 self._devices.reader.finish_reads()
                 return copy.copy() if block.arena < WORKER_DEVICE_ARENA else copy
         except CudaError as error:

@@ -17,6 +17,7 @@ import numpy as np
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode, PortableContext
+from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.device_arrays import is_on_gpu
 from mpgrad.dispatch import OperatorNode
@@ -130,12 +131,13 @@ class Handover:
         self._kept.append(array)
         return Block(CLIENT_ARENA, place[1], array.nbytes, place[2])
 
-    def open(self, ref: GradientRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+    def open(self, ref: GradientRef, meta: InputMetadata) -> Array | None:
         """A copy of a gradient that came inside a message, or that this client handed over."""
+        shape, dtype, _ = meta
         if ref is None:
             return None
         if isinstance(ref, Block) and ref.arena >= CLIENT_DEVICE_ARENA:
-            return self._device_copy(ref, shape, dtype)
+            return self._device_copy(ref, meta)
         if isinstance(ref, bytes):
             try:
                 return np.ndarray(shape, dtype, ref).copy()
@@ -143,10 +145,10 @@ class Handover:
                 raise ProtocolError(f"a gradient of {len(ref)} bytes: {error}") from None
         return adopt(self._arena.open(ref, shape, dtype, writeable=False))
 
-    def _device_copy(self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def _device_copy(self, block: Block, meta: InputMetadata) -> Any:
         if self.devices is None:
             raise ProtocolError(f"a gradient on a GPU, of an engine that has none: {block}")
-        return self.devices.copy(block, shape, dtype)
+        return self.devices.copy(block, meta)
 
     def _copy(self, array: Array) -> Array:
         """``array`` in the arena, whatever its size."""

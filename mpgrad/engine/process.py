@@ -368,7 +368,7 @@ class ProcessEngine:
             else:
                 if is_counted(ref):  # a GPU worker's: copied, because it would die with it
                     session.to_release.append(ref)
-                results.append((handover.open(ref, meta.shape, meta.dtype), True))
+                results.append((handover.open(ref, meta), True))
         return results
 
     def _lease(self, session: Session, block: Block, meta: InputMetadata) -> Array:

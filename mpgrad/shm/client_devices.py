@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from mpgrad.errors import ProtocolError
-from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block
+from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA
 from mpgrad.shm.cuda_driver import driver
-from mpgrad.shm.device_board import MEMORY, DeviceBoard
-from mpgrad.shm.device_memory import SEGMENT_BITS, DeviceMemory, DeviceReader
+from mpgrad.shm.device_board import DeviceBoard
+from mpgrad.shm.device_memory import DeviceMemory, DeviceReader
 
 #: Any thread may make arrays, or let the last view of one die while another one makes some.
 _lock = threading.RLock()
@@ -68,14 +67,3 @@ class ClientDevices:
     def memory(self, device: int) -> DeviceMemory:
         """What this process exports of a GPU."""
         return device_memory(device)
-
-    def device_of(self, block: Block) -> int:
-        """On which GPU a worker's block lies.
-
-        Raises:
-            ProtocolError: nobody has shown such memory.
-        """
-        row = self.board.find(MEMORY, block.arena, block.offset >> SEGMENT_BITS)
-        if row is None:
-            raise ProtocolError(f"nobody has shown the memory of {block}")
-        return row.device
