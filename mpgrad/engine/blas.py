@@ -8,6 +8,7 @@ restore "what was before" would undo each other, so one counter serves all threa
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from threadpoolctl import ThreadpoolController
 _lock = threading.Lock()
 #: How often each thread is inside.
 _holders: Counter[int] = Counter()
-_controllers: list[Any] | None = None
+_controllers: list[Any] = []
+#: How many modules there were when the libraries were looked for: SciPy brings one of its own.
+_modules = 0
 _before: list[int] = []
 
 
@@ -44,16 +47,19 @@ def blas_limit(threads: int) -> Iterator[None]:
 
 
 def _libraries() -> list[Any]:
-    """The BLAS libraries of this process; looked up once, which takes milliseconds."""
-    global _controllers
-    if _controllers is None:
+    """The BLAS libraries of this process; to look takes milliseconds, so only after imports.
+
+    While they are limited the list stays as it is: each gets back what it had.
+    """
+    global _controllers, _modules
+    if not _holders and len(sys.modules) != _modules:
         found = ThreadpoolController().select(user_api="blas")
-        _controllers = list(found.lib_controllers)
+        _controllers, _modules = list(found.lib_controllers), len(sys.modules)
     return _controllers
 
 
 def _set(threads: list[int]) -> None:
-    for library, count in zip(_libraries(), threads, strict=True):
+    for library, count in zip(_controllers, threads, strict=True):
         if library.num_threads != count:
             # From 3.8 on threadpoolctl heeds only the first thread that ever set a limit, unless
             # that one gives its right up; here one counter speaks for all threads.

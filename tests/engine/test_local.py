@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -178,3 +180,24 @@ def test_a_large_gradient_becomes_grad_without_a_copy() -> None:
         assert leaf.grad is not None
         assert client_arena().locate(leaf.grad._array) is not None
         assert client_arena().statistics().live_blocks <= before.live_blocks + 1
+
+
+def test_a_library_that_is_loaded_later_is_limited_too() -> None:
+    """SciPy brings a BLAS of its own, perhaps after the first backward."""
+    pytest.importorskip("scipy")
+    source = (
+        "import mpgrad as mg\n"
+        "from threadpoolctl import threadpool_info\n"
+        "from mpgrad.engine.blas import blas_limit\n"
+        "def threads():\n"
+        "    return [p['num_threads'] for p in threadpool_info() if p['user_api'] == 'blas']\n"
+        "with blas_limit(1):\n"
+        "    before = threads()\n"
+        "import scipy.linalg\n"
+        "with blas_limit(1):\n"
+        "    after = threads()\n"
+        "print(len(after) > len(before), set(after))\n"
+    )
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "True {1}\n"
