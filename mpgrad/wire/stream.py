@@ -12,7 +12,7 @@ from struct import Struct
 
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 
-#: Bytes that one system call takes; glibc would map fresh pages for twice as many.
+#: Bytes that one system call takes.
 READ_BYTES = 64 * 1024
 
 _LENGTH = Struct("<I")
@@ -24,7 +24,6 @@ class StreamLine:
     Args:
         connected: the socket; the line owns it from now on.
         buffer: what has come is read into it, READ_BYTES at a time; lines of one thread share it.
-            (To allocate as much for each read, and give most of it back, leaves holes in the heap.)
     """
 
     __slots__ = ("_buffer", "_needed", "_rest", "_unsent", "is_garbled", "is_open", "socket")
