@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.kill_points import PHASES
 from mpgrad.scheduler import fusion
+from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.tensor import gradient_edge
 from mpgrad.testing.leftovers import wait_until
 
@@ -27,10 +29,18 @@ def leaves_nothing(module_leaves_nothing: None) -> None:
     """Every cell of the matrix replaces a worker of a shared engine: the module is checked."""
 
 
+class Unteachable(CostModel):
+    """Costs stay what the shapes say: on a busy machine others are measured, and plans differ."""
+
+    def observe(self, key: Any, microseconds: float, guess: float | None = None) -> None:
+        pass
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_node_per_task() -> Iterator[None]:
-    """The same NodeTasks in every backward, whatever the engine has learned of their costs."""
+    """The same NodeTasks in every backward, whatever their costs."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "model", Unteachable())
         for bound in ("FUSE_NODE_BELOW_US", "CHAIN_MIN_US", "CHAIN_MAX_US"):
             patch.setattr(fusion, bound, 0.0)
         yield
