@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import gc
+import signal
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_reaches_scripts() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and children inherit that:
+    a test that interrupts a script would wait for ever."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import signal
 
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
-from mpgrad.wire.setup import CoordinatorSetup, receive_setup
+from mpgrad.wire.setup import CoordinatorSetup, ignore_interrupts, receive_setup
 from mpgrad.wire.transport import Hub
 
 #: New objects between two runs of the garbage collector. The journal holds on to tens of thousands
@@ -23,7 +22,7 @@ DESCRIPTORS = 16_384
 def main(descriptor: int) -> None:
     """Run until the client closes the engine or dies."""
     gc.disable()  # while it would only look through what has just been loaded
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     setup = receive_setup(descriptor, CoordinatorSetup)
     try:
         client = os.pidfd_open(setup.client_pid)

@@ -305,12 +305,13 @@ class _Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        if self._pending:
-            self._pending = False
-            raise KeyboardInterrupt
-        # Ctrl-C strikes the main thread, which a helper thread's sleep is none of.
+        # Ctrl-C strikes the main thread, which a helper thread's sleep is none of. Before the
+        # question below: one that came in between would wait until the sleep is over.
         self._sleeping = threading.current_thread() is threading.main_thread()
         try:
+            if self._pending:
+                self._pending = False
+                raise KeyboardInterrupt
             yield
         finally:
             self._sleeping = False

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -85,6 +87,8 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start a child that gets its setup from the descriptor that its last argument names.
 
+    It has SIGINT blocked, until its ``ignore_interrupts``.
+
     Returns:
         The child, and the descriptor for ``send_setup``.
 
@@ -94,19 +98,44 @@ def spawn(
     import subprocess  # here, since workers start nothing
 
     reader, writer = os.pipe()
+    child: subprocess.Popen[bytes] | None = None
     try:
-        child = subprocess.Popen(
-            [*command, str(reader)],
-            pass_fds=(reader, *inherited),
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
+        with _interrupts_held():
+            child = subprocess.Popen(
+                [*command, str(reader)],
+                pass_fds=(reader, *inherited),
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
     except BaseException:
         os.close(writer)
+        if child is not None:
+            child.kill()
+            child.wait()
         raise
     finally:
         os.close(reader)
     return child, writer
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Block SIGINT, for a child that is started inside; here it comes a moment later.
+
+    A terminal's Ctrl-C goes to all processes of a group, also to one that Python is still being
+    loaded in: there it would be a KeyboardInterrupt and the end of an engine that is well.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """In the child, first of all: Ctrl-C is the client's affair, which tells the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def send_setup(descriptor: int, setup: CoordinatorSetup | WorkerSetup) -> None:

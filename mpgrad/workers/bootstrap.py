@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from mpgrad.wire.environment import WorkerEnvironment, restore_environment
-from mpgrad.wire.setup import WorkerSetup, receive_setup
+from mpgrad.wire.setup import WorkerSetup, ignore_interrupts, receive_setup
 
 if TYPE_CHECKING:
     from mpgrad.workers.process import Worker
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 def main(descriptor: int) -> None:
     """Run a worker until it is told to stop."""
     gc.disable()  # importing makes no garbage, and each time there would be more to look through
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     die_with_parent()
     setup = receive_setup(descriptor, WorkerSetup)
     if os.getppid() != setup.coordinator_pid:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine.engine import _stack
 from mpgrad.testing.leftovers import Leftovers, left_since
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +42,10 @@ def everything_opened_once(own_temporary_directory: None) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def module_leaves_nothing(everything_opened_once: None) -> Iterator[None]:
     """Set up before the module's engine, so that it sees that one go."""
-    before = Leftovers.now()
+    before, entered = Leftovers.now(), list(_stack)
     yield
     assert left_since(before) == ""
+    assert _stack == entered, "an engine's `with` block was not left"
 
 
 @pytest.fixture(autouse=True)

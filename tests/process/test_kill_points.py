@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,11 +90,11 @@ def doomed_engine(request: pytest.FixtureRequest) -> Iterator[mg.Engine]:
     tasks = tasks_of_workers(engine)
     assert len(tasks) > 12
     points = [f"worker:{phase}:{nth_of(tasks, which)}" for phase, which in matrix()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPGRAD_KILL", ",".join(points))
-        engine.__enter__()
-    yield engine
-    engine.close()
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MPGRAD_KILL", ",".join(points))
+            stack.enter_context(engine)
+        yield engine
 
 
 def matrix() -> list[tuple[str, str]]:

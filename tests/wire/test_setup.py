@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,14 @@ import pytest
 from mpgrad.errors import ProtocolError
 from mpgrad.wire.endpoint import UNIX, Endpoint
 from mpgrad.wire.environment import capture_environment
-from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, WorkerSetup, receive_setup, send_setup
+from mpgrad.wire.setup import (
+    CoordinatorSetup,
+    JournalPlan,
+    WorkerSetup,
+    receive_setup,
+    send_setup,
+    spawn,
+)
 
 SETUP = WorkerSetup(
     Endpoint(UNIX, "/run/x", b"token"),
@@ -52,6 +60,15 @@ def test_a_parent_that_died_before_it_wrote() -> None:
     os.close(writer)
     with pytest.raises(ProtocolError, match="from the parent process"):
         receive_setup(reader, WorkerSetup)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["mpgrad.coordinator", "mpgrad.workers"])
+def test_ctrl_c_while_a_child_starts_is_not_its_affair(module: str) -> None:
+    child, writer = spawn([sys.executable, "-P", "-m", module], (), dict(os.environ))
+    child.send_signal(signal.SIGINT)  # Python is still being loaded
+    os.close(writer)
+    assert child.wait() == 1  # since it was told nothing; by the signal it would be -SIGINT
 
 
 SHOW = """

@@ -1,0 +1,86 @@
+"""kill -9 of the client, of the coordinator, of everything: all memory back, within a second."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.testing.leftovers import descendants, is_alive, wait_until
+from mpgrad.testing.memory_holders import arenas_of, holders_of, shared_memory_bytes
+
+pytestmark = pytest.mark.process
+
+StartScript = Callable[..., "subprocess.Popen[bytes]"]
+
+MIB = 1 << 20
+#: A tensor and its gradient: as much in the client's arena as in the engine's.
+EACH_BYTES = 128 * MIB
+
+FILLS_BOTH_ARENAS = f"""
+import sys
+import mpgrad as mg
+
+x = mg.ones({EACH_BYTES // 4}, requires_grad=True)
+(x * 2).sum().backward()
+print(mg.current_engine().coordinator_pid, *mg.current_engine().worker_pids(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def next_engine_works() -> Iterator[None]:
+    """It also removes the socket directory, for which nobody was left."""
+    yield
+    with mg.Engine("process", cpu_workers=1):
+        x = mg.tensor([3.0], requires_grad=True)
+        (x * x).sum().backward()
+        assert x.grad.tolist() == [6.0]
+
+
+@pytest.mark.parametrize("victims", ["the client", "everything"])
+def test_memory_is_back(start_script: StartScript, next_engine_works: None, victims: str) -> None:
+    before = shared_memory_bytes()
+    client = start_script(FILLS_BOTH_ARENAS)
+    assert client.stdout is not None
+    children = {int(word) for word in client.stdout.readline().split()}
+    assert children == descendants(client.pid)
+    family = {client.pid, *children}
+    arenas = {inode: name for pid in family for inode, name in arenas_of(pid).items()}
+    assert set(arenas.values()) == {"client arena", "engine-arena", "board"}
+    assert holders_of(set(arenas)) == family
+    # What others do on this machine meanwhile may hide a part, not half.
+    assert shared_memory_bytes() > before + EACH_BYTES
+
+    for pid in family if victims == "everything" else {client.pid}:
+        os.kill(pid, signal.SIGKILL)
+    client.wait()
+
+    assert wait_until(lambda: not any(map(is_alive, family)), 1.0)
+    assert wait_until(lambda: not holders_of(set(arenas)), 1.0)
+    assert wait_until(lambda: shared_memory_bytes() < before + EACH_BYTES)
+
+
+def test_only_what_the_client_keeps_outlives_the_coordinator() -> None:
+    x = mg.tensor(np.arange(1 << 20, dtype=np.float32), requires_grad=True)
+    with mg.Engine("process", cpu_workers=2) as engine:
+        (x * x).sum().backward()
+        gradient = x.grad.numpy().tobytes()
+        coordinator = engine.coordinator_pid
+        assert coordinator is not None
+        arena = next(at for at, name in arenas_of(coordinator).items() if name == "engine-arena")
+        others = {coordinator, *engine.worker_pids()}
+        assert holders_of({arena}) == {os.getpid(), *others}
+        os.kill(coordinator, signal.SIGKILL)
+        assert wait_until(lambda: holders_of({arena}) <= {os.getpid()}, 1.0)
+        assert wait_until(lambda: not any(map(is_alive, others)), 1.0)
+        assert x.grad.numpy().tobytes() == gradient
+        x.grad = None
+        (x * x).sum().backward()
+        assert x.grad.numpy().tobytes() == gradient
+        assert wait_until(lambda: not holders_of({arena}))
