@@ -1,4 +1,4 @@
-"""The page of results, ``docs/reliability.md``: each run replaces its own row, none by hand."""
+"""The page of results, ``docs/reliability.md``: each run replaces its own row; remarks stand below."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROW = re.compile(r"^\| (\w+) \| (?:PASSED|FAILED) \|.*$", re.MULTILINE)
 
 
 def write_row(path: Path, name: str, verdict: Verdict, command: str, order: Sequence[str]) -> None:
-    """Put the result of run ``name`` into the page, whose other rows stay.
+    """Put the result of run ``name`` into the page, whose other rows and words below them stay.
 
     Args:
         path: the page; it is made if it does not exist.
@@ -39,13 +39,15 @@ def write_row(path: Path, name: str, verdict: Verdict, command: str, order: Sequ
         order: names of all runs, in the order of the rows.
     """
     text = path.read_text() if path.exists() else ""
-    rows = {match[1]: match[0] for match in _ROW.finditer(text)}
+    found = list(_ROW.finditer(text))
+    rows = {match[1]: match[0] for match in found}
+    below = text[found[-1].end() :] if found else "\n"
     where = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {_machine()}"
     result = "PASSED" if verdict.passed else "FAILED"
     figures = verdict.figures.replace("|", "/")
     rows[name] = f"| {name} | {result} | {figures} | `{command}` | {where} |"
     ordered = [rows[known] for known in order if known in rows]
-    path.write_text("\n".join([_HEAD, _TABLE + "\n".join(ordered), ""]))
+    path.write_text("\n".join([_HEAD, _TABLE + "\n".join(ordered)]) + below)
 
 
 def _machine() -> str:

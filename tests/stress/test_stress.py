@@ -202,7 +202,9 @@ def test_each_run_replaces_its_own_row(tmp_path: Path) -> None:
     page, order = tmp_path / "page.md", ["chaos", "soak"]
     write_row(page, "soak", Verdict(False, "a | b"), "scripts/stress soak", order)
     write_row(page, "chaos", Verdict(True, "all well"), "scripts/stress chaos", order)
+    page.write_text(page.read_text() + "\nA remark.\n")
     write_row(page, "soak", Verdict(True, "flat"), "scripts/stress soak", order)
+    assert page.read_text().endswith("|\n\nA remark.\n")
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")][1:]
     assert [row.split(" | ")[:3] for row in rows] == [
         ["| chaos", "PASSED", "all well"],
