@@ -1,4 +1,4 @@
-"""The page of results, ``docs/reliability.md``: each run replaces its own row; remarks stand below."""
+"""The page of results, ``docs/reliability.md``: each run replaces its row; remarks stand below."""
 
 from __future__ import annotations
 
