@@ -113,12 +113,12 @@ def parse_journal_mode(text: str) -> str:
 
 
 def parse_cuda_driver(text: str) -> tuple[str, int]:
-    """``cupy``, or ``fake`` with a number of devices: (name, devices; 0 as many as there are)."""
-    match = re.fullmatch(r"cupy|fake(?::(\d+))?", text.strip().lower())
+    """``cupy``, or a fake with a number of devices: (name, devices; 0 as many as there are)."""
+    match = re.fullmatch(r"cupy|(?:fake|private)(?::(\d+))?", text.strip().lower())
     if match is None:
-        raise ValueError("expected cupy, fake, or fake:N with a number of devices")
+        raise ValueError("expected cupy, fake, private, or fake:N with a number of devices")
     name = match[0].partition(":")[0]
-    return name, int(match[1] or 1) if name == "fake" else 0
+    return name, 0 if name == "cupy" else int(match[1] or 1)
 
 
 def parse_transport(text: str) -> str:
@@ -215,8 +215,9 @@ CUDA_DRIVER: Setting[tuple[str, int]] = Setting(
     "MPGRAD_CUDA_DRIVER",
     ("cupy", 0),
     parse_cuda_driver,
-    "`cupy`, `fake`, `fake:N`",
-    "For tests: `fake` gives N devices (1 if it is not said) in host memory, without a GPU.",
+    "`cupy`, `fake`, `fake:N`, `private:N`",
+    "For tests: `fake` gives N devices (1 if it is not said) in host memory, without a GPU; "
+    "`private` such that processes cannot open each other's.",
     "`cupy`",
 )
 
@@ -271,7 +272,7 @@ def kill() -> str:
 
 
 def cuda_driver() -> tuple[str, int]:
-    """MPGRAD_CUDA_DRIVER: (``cupy`` or ``fake``, number of fake devices)."""
+    """MPGRAD_CUDA_DRIVER: (``cupy``, ``fake`` or ``private``, number of fake devices)."""
     return CUDA_DRIVER.get()
 
 

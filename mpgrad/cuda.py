@@ -137,9 +137,16 @@ def memory_reserved(device: Gpu = None) -> int:
 
 
 def empty_cache() -> None:
-    """Give memory back that CuPy keeps for later arrays."""
+    """Give memory back that is kept for later arrays.
+
+    GPU workers give theirs back before their next task, and let go of what they have open of this
+    process's memory: only then the GPU gets that.
+    """
     if is_available():
         cuda_driver.driver().namespace.get_default_memory_pool().free_all_blocks()
+        devices = sys.modules.get("mpgrad.shm.client_devices")
+        if devices is not None:
+            devices.give_back()
 
 
 def _exported() -> tuple[int, int]:

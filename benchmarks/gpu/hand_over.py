@@ -13,7 +13,9 @@ from benchmarks.gpu.measured import answer, is_small
 from mpgrad.handles import CLIENT_DEVICE_ARENA, TensorHandle
 from mpgrad.shm.cuda_driver import driver
 from mpgrad.shm.device_board import DeviceBoard
-from mpgrad.shm.device_memory import DeviceMemory, DeviceReader
+from mpgrad.shm.device_link import DeviceLink
+from mpgrad.shm.device_memory import DeviceMemory
+from mpgrad.shm.device_reader import DeviceReader
 
 ROUNDS = 20
 
@@ -24,6 +26,7 @@ def main() -> None:
     board, device = DeviceBoard.create(), driver()
     memory = DeviceMemory(device, CLIENT_DEVICE_ARENA, 0)
     device.set_allocator(memory.exporter.allocate)
+    link = DeviceLink(device, board, {memory.arena: memory.exporter})
     child = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.gpu.hand_over", "--child", str(board.fd)],
         pass_fds=[board.fd],
@@ -37,8 +40,8 @@ def main() -> None:
     for number in range(ROUNDS):
         array *= 1.0  # something that the reader's stream has to wait for
         started = time.perf_counter()
-        event = memory.begin_handover(board)
-        handle = memory.handle(array, board, event)
+        event = memory.begin_handover(link)
+        handle = memory.handle(array, link, event)
         pickle.dump(handle, child.stdin)
         child.stdin.flush()
         arrived, total = pickle.load(child.stdout)
@@ -57,7 +60,7 @@ def main() -> None:
 
 def _child() -> None:
     device = driver()
-    reader = DeviceReader(device, DeviceBoard.attach(int(sys.argv[-1])), [])
+    reader = DeviceReader(device, DeviceLink(device, DeviceBoard.attach(int(sys.argv[-1])), {}), [])
     while True:
         try:
             handle: TensorHandle = pickle.load(sys.stdin.buffer)

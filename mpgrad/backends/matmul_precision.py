@@ -15,8 +15,12 @@ _COMPUTE_TYPES = {
 }
 
 
+#: In the order of the numbers that stand for them between processes.
+PRECISIONS = tuple(_COMPUTE_TYPES)
+
+
 class MatmulPrecision:
-    """One setting for all GPUs of this process.
+    """One setting for all GPUs of this process; an engine's workers get it with each backward.
 
     TF32 keeps 10 bits of each factor's mantissa, bfloat16 7; sums stay in float32.
     """

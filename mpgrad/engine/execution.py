@@ -171,6 +171,7 @@ class Execution:
             tasks=dict(sorted(counters.tasks.items())),
             handed_bytes=counters.handed_bytes,
             copied_bytes=counters.copied_bytes,
+            through_host_bytes=counters.through_host_bytes,
             recoveries=counters.recoveries,
             restarts=processes.restarts if processes is not None else 0,
             protocol_errors=counters.protocol_errors

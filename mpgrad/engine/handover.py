@@ -75,10 +75,10 @@ class Handover:
         self.handed_bytes = 0
         self.copied_bytes = 0
 
-    def close(self) -> None:
-        """Nobody reads any more."""
+    def close(self, *, is_complete: bool = False) -> None:
+        """Nobody is told to read any more; ``is_complete``: and what was read gave results."""
         if self.devices is not None:
-            self.devices.close()
+            self.devices.close(is_complete=is_complete)
         self._kept.clear()
         self._packed.clear()
 

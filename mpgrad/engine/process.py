@@ -65,6 +65,7 @@ class Counters:
     failed: int = 0
     handed_bytes: int = 0
     copied_bytes: int = 0
+    through_host_bytes: int = 0
     recoveries: int = 0
     #: Frames of coordinators that were refused here.
     protocol_errors: int = 0
@@ -163,6 +164,7 @@ class ProcessEngine:
             if by_force or not self._idle:
                 coordinator.kill()
             else:
+                coordinator.finish_device_reads()
                 self._idle[0].stop_engine()
             coordinator.wait()
             for session in self._idle:
@@ -284,6 +286,7 @@ class ProcessEngine:
         handover = Handover()
         profile = profiler.active()
         handover.is_timed = profile is not None
+        is_complete = False
         try:
             with self._session() as session:
                 graph = self.prepare(frozen)
@@ -294,13 +297,14 @@ class ProcessEngine:
                     check_outcome(outcome, planned, len(frozen.spec.captures))
                     if isinstance(outcome, CompleteGraph):
                         results = self._open_results(session, frozen, outcome, handover)
+                        is_complete = True
                 except ProtocolError as error:
                     raise session.distrust(error) from error
                 self._note(frozen, graph, handover, outcome)
                 if profile is not None and isinstance(outcome, CompleteGraph):
                     _note_times(profile, frozen, planned, outcome)
         finally:
-            handover.close()
+            handover.close(is_complete=is_complete)
         replay_warnings(client.warnings, lambda task: planned.tasks[task].position)
         if isinstance(outcome, FailGraph):
             if outcome.kind == "lost" and outcome.task < 0:
@@ -398,6 +402,8 @@ class ProcessEngine:
             counters = self.counters
             counters.handed_bytes += handover.handed_bytes
             counters.copied_bytes += handover.copied_bytes
+            if handover.devices is not None:
+                counters.through_host_bytes += handover.devices.take_host_bytes()
             if isinstance(outcome, FailGraph):
                 counters.failed += 1
                 return

@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING
 
 from mpgrad import config
@@ -73,12 +74,13 @@ class CoordinatorProcess:
             segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
             undo.callback(segment.close)
             #: Where handles of device memory stand; None without GPU workers.
-            self.device_board = DeviceBoard.create() if gpus else None
+            self.device_board = _device_board(cpu_workers, gpus, shm_limit)
             #: This process's side of it.
             self.devices: ClientDevices | None = None
             if self.device_board is not None:
                 undo.callback(self.device_board.close)
                 self.devices = _client_devices(self.device_board, gpus)
+                undo.callback(self.devices.close)
             self._process = self._spawn(segment, cpu_workers, shm_limit, blas_threads)
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
@@ -164,10 +166,17 @@ class CoordinatorProcess:
             status = self._process.wait()
         os.close(self.pidfd)
         self.arena.close()
+        if self.devices is not None:
+            self.devices.close()
         if self.device_board is not None:
             self.device_board.close()
         self._directory.remove()
         return status
+
+    def finish_device_reads(self) -> None:
+        """Results on GPUs may still be on their way from memory that ends with the workers."""
+        if self.devices is not None:
+            self.devices.finish_reads()
 
     def discard(self) -> None:
         """It is not needed after all."""
@@ -190,6 +199,18 @@ def _python_path() -> str:
     home = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([home, inherited]) if inherited else home
+
+
+def _device_board(cpu_workers: int, gpus: tuple[int, ...], shm_limit: int) -> DeviceBoard | None:
+    """A board with as much host memory as the engine may have, shared out among its processes.
+
+    Its pages exist only where CUDA IPC does not work. Stretches are numbered by worker slots: those
+    of the CPU's workers are never touched.
+    """
+    if not gpus:
+        return None
+    share = max(shm_limit // (1 + len(gpus)) // PAGESIZE, 1) * PAGESIZE
+    return DeviceBoard.create(1 + cpu_workers + len(gpus), share)
 
 
 def _client_devices(board: DeviceBoard, gpus: tuple[int, ...]) -> ClientDevices:

@@ -32,6 +32,8 @@ class EngineStatistics:
         tasks: NodeTasks by who ran them: "worker 0", ..., "client".
         handed_bytes: of saved arrays that workers were given, as handles or as copies.
         copied_bytes: of those and of gradients, what had to be copied.
+        through_host_bytes: of the latter, what went between GPUs through host memory, because CUDA
+            IPC does not work here.
         restarts: workers that were replaced after they died.
         recoveries: backwards that were run again because the coordinator had died.
         protocol_errors: messages that were refused: malformed, or from a process that has not
@@ -47,6 +49,7 @@ class EngineStatistics:
     tasks: Mapping[str, int] = field(default_factory=dict)
     handed_bytes: int = 0
     copied_bytes: int = 0
+    through_host_bytes: int = 0
     restarts: int = 0
     recoveries: int = 0
     protocol_errors: int = 0

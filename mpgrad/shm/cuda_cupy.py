@@ -40,6 +40,7 @@ class CupyDriver:
     """See ``CudaDriver``."""
 
     name = "cupy"
+    errors = (CudaError, _runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
     namespace = cupy
 
     def device_count(self) -> int:

@@ -93,14 +93,18 @@ class CudaDriver(Protocol):
     """The part of the CUDA runtime that mpgrad uses, and the arrays that go with it.
 
     Devices are numbers from 0, pointers are addresses on the device. Calls act on the device that
-    is current in the calling thread. Every call raises CudaError where CUDA refuses.
+    is current in the calling thread. Every call raises CudaError where CUDA refuses; streams,
+    events and arrays raise what their library does: ``errors``.
 
     Attributes:
         name: "cupy" or "fake".
+        errors: what its calls, and those of its streams and events, may raise. A context in which a
+            kernel has failed raises such a one for ever.
         namespace: the array library: CuPy's names and meanings.
     """
 
     name: str
+    errors: tuple[type[Exception], ...]
     namespace: Any
 
     # ------------------------------------------------------------------------------- devices
@@ -209,9 +213,9 @@ def driver() -> CudaDriver:
         RuntimeError: CuPy is not installed.
     """
     name, devices = config.cuda_driver()
-    if name == "fake":
+    if name != "cupy":
         fake = importlib.import_module("mpgrad.testing.fake_cuda")
-        return fake.FakeCudaDriver(devices)
+        return fake.FakeCudaDriver(devices, can_open=name == "fake")
     try:
         cupy = importlib.import_module("mpgrad.shm.cuda_cupy")
     except ImportError as error:

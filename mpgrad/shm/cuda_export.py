@@ -15,7 +15,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.errors import InvariantViolated, MpgradError
 from mpgrad.shm.cuda_driver import CudaDriver, CudaError
-from mpgrad.shm.segment_pool import Place, SegmentPool, segment_bytes
+from mpgrad.shm.segment_pool import (
+    ALIGNMENT_BYTES,
+    Place,
+    SegmentPool,
+    rounded,
+    segment_bytes,
+)
 
 #: A block that no array refers to any more, free once all these events are done.
 _Release: TypeAlias = tuple[Place, list[Any]]
@@ -79,10 +85,13 @@ class Exporter:
         self._pool = SegmentPool()
         self._segments: dict[int, _Segment] = {}
         self._handles: dict[int, bytes] = {}
+        #: What may help where the GPU has no more memory, in the order in which to try it.
+        self.relief: list[Callable[[], None]] = []
         #: Processes that a segment was offered to and that have not closed it.
         self._offered: dict[int, set[str]] = {}
         self._retiring: set[int] = set()
         self._next_segment = 0
+        self._set_aside: dict[Place, int] = {}
         self._released: deque[_Release] = deque()
         #: Blocks that other streams than their own may still be using.
         self._in_use_elsewhere: list[_Release] = []
@@ -97,12 +106,7 @@ class Exporter:
         """
         self._take_back()
         stream = self._driver.current_stream().ptr
-        place = self._pool.allocate(nbytes, stream)
-        if place is None:
-            self._grow(nbytes, stream)
-            place = self._pool.allocate(nbytes, stream)
-            if place is None:
-                raise InvariantViolated("a new segment has no room for what it was made for")
+        place = self._pool.allocate(nbytes, stream) or self._place_in_more(nbytes, stream)
         lease = DeviceLease(place, self._released.append)
         return self._segments[place.segment].pointer + place.offset, lease
 
@@ -115,11 +119,15 @@ class Exporter:
         event.record(stream)
         lease.events.append(event)
 
+    def set_aside(self, lease: DeviceLease, nbytes: int) -> None:
+        """A block of ``nbytes`` is not the user's: it shall not be counted as such."""
+        self._set_aside[lease.place] = rounded(nbytes, ALIGNMENT_BYTES)
+
     @property
     def used_bytes(self) -> int:
-        """Bytes in blocks that arrays refer to."""
+        """Bytes in blocks that arrays refer to, but for what was ``set_aside``."""
         self._take_back()
-        return self._pool.used_bytes
+        return self._pool.used_bytes - sum(self._set_aside.values())
 
     @property
     def held_bytes(self) -> int:
@@ -132,18 +140,34 @@ class Exporter:
         for place, events in self._in_use_elsewhere:
             if all(event.done for event in events):
                 self._pool.free(place)
+                self._set_aside.pop(place, None)
             else:
                 waiting.append((place, events))
         self._in_use_elsewhere = waiting
 
+    def _place_in_more(self, nbytes: int, stream: int) -> Place:
+        """A place for which there is no room yet."""
+        try:
+            self._grow(nbytes, stream)
+        except CudaError as error:
+            if "MemoryAllocation" not in error.status:
+                raise
+            for relieve in self.relief:
+                relieve()
+                self._take_back()
+                place = self._pool.allocate(nbytes, stream)
+                if place is not None:
+                    return place
+            self._free_unoffered()
+            self._grow(nbytes, stream)
+        place = self._pool.allocate(nbytes, stream)
+        if place is None:
+            raise InvariantViolated("a new segment has no room for what it was made for")
+        return place
+
     def _grow(self, nbytes: int, stream: int) -> None:
         size = segment_bytes(nbytes)
-        try:
-            pointer = self._driver.malloc(size)
-        except CudaError as error:
-            if "MemoryAllocation" not in error.status or not self._free_unoffered():
-                raise
-            pointer = self._driver.malloc(size)
+        pointer = self._driver.malloc(size)
         number = self._next_segment
         self._next_segment += 1
         self._segments[number] = _Segment(pointer, size)
@@ -234,10 +258,9 @@ class Exporter:
         self._offered.pop(segment, None)
         self._handles.pop(segment, None)
 
-    def _free_unoffered(self) -> bool:
-        """Under pressure: whether something could be given back at once."""
+    def _free_unoffered(self) -> None:
+        """What can be given back at once."""
         freed = [number for number in self._pool.idle_segments() if not self._offered.get(number)]
         for number in freed:
             self._pool.remove_segment(number)
             self._free(number)
-        return bool(freed)

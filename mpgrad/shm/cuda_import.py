@@ -127,6 +127,8 @@ class Importer:
             (exporter, segment) of each, to be acknowledged.
         """
         self._check_thread()
+        if not self._closing:
+            return []
         while self._ended:
             self._uses[self._ended.popleft()] -= 1
         ready = sorted(key for key in self._closing if not self._uses[key])
@@ -139,6 +141,10 @@ class Importer:
                 self._driver.synchronize()
                 self._driver.close_ipc_memory(opened.pointer)
         return ready
+
+    def opened(self) -> list[tuple[str, int]]:
+        """(exporter, segment) of each that is open."""
+        return list(self._opened)
 
     @property
     def open_count(self) -> int:

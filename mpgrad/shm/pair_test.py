@@ -58,6 +58,8 @@ class PairTest:
         pattern = _pattern(seed)
         source, self._source = exporter.allocate(pattern.nbytes)
         target, self._target = exporter.allocate(pattern.nbytes)
+        for lease in (self._source, self._target):
+            exporter.set_aside(lease, pattern.nbytes)
         driver.array(source, pattern.shape, pattern.dtype).set(pattern)
         driver.synchronize()
         place = exporter.locate(target, pattern.nbytes)

@@ -57,9 +57,12 @@ class FakeCudaDriver:
         total_bytes: memory of each.
         has_peer_access: whether they can read each other's memory.
         can_share: whether handles can be made; False as in a container that forbids it.
+        can_open: whether those of other processes can be opened; False as where they see each
+            other under other process ids.
     """
 
     name = "fake"
+    errors = (CudaError,)
 
     def __init__(
         self,
@@ -68,9 +71,11 @@ class FakeCudaDriver:
         total_bytes: int = TOTAL_BYTES,
         has_peer_access: bool = True,
         can_share: bool = True,
+        can_open: bool = True,
     ) -> None:
         self._devices, self._total_bytes = devices, total_bytes
         self._has_peer_access, self._can_share = has_peer_access, can_share
+        self._can_open = can_open
         self._pid = os.getpid()
         self._memories = MemoryMap()
         self._imports: dict[bytes, Import] = {}
@@ -262,6 +267,8 @@ class FakeCudaDriver:
 
     def open_ipc_memory(self, handle: bytes) -> int:
         self.current_device()
+        if not self._can_open:
+            raise CudaError("cudaErrorMapBufferObjectFailed", "this driver was told so")
         memory = Import(handle)
         if memory.token in self._imports:
             memory.close()

@@ -43,15 +43,24 @@ class Operation(NamedTuple):
     touches: tuple[tuple[int, int], ...] = ()
 
 
+#: Held while a thread takes or gives back a stream; told whenever an operation has run.
+_turns = threading.Condition()
+
+
 class FakeStream:
-    """See ``shm.cuda_driver.Stream``; ``ptr`` tells streams apart, as CuPy's does."""
+    """See ``shm.cuda_driver.Stream``; ``ptr`` tells streams apart, as CuPy's does.
+
+    Any thread may run a stream, one at a time. Who waits for one that another thread runs waits
+    only until what he needs has run: the thread may by then be at a later operation, which waits
+    for *his* stream. So no cycle arises that a GPU would not have.
+    """
 
     def __init__(self, driver: Any, device: int) -> None:
         self.device, self.ptr = device, id(self)
         self._driver = driver
         self._pending: deque[Operation] = deque()
-        # Taken again by an operation that waits for an event of the same stream.
-        self._lock = threading.RLock()
+        #: The thread that runs an operation.
+        self._runner: int | None = None
         self._entered: list[Any] = []
 
     def __enter__(self) -> FakeStream:
@@ -71,12 +80,7 @@ class FakeStream:
 
     def step(self) -> bool:
         """Run one operation, as the GPU does while the host looks away; whether any is left."""
-        with self._lock:
-            if self._pending:
-                # Only when it has run is it gone: others look whether it is still to come.
-                self._pending[0].run()
-                self._pending.popleft()
-            return bool(self._pending)
+        return self.advance(lambda: False)
 
     def synchronize(self) -> None:
         while self.step():
@@ -84,9 +88,32 @@ class FakeStream:
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         """Run operations until ``is_done``, or none is left."""
-        with self._lock:
-            while not is_done() and self._pending:
-                self.step()
+        while not is_done() and self.advance(is_done):
+            pass
+
+    def advance(self, is_done: Callable[[], bool]) -> bool:
+        """Let one operation run unless ``is_done``, perhaps in another thread; whether any is left.
+
+        Raises:
+            CudaError: an operation of this stream waits for a later one.
+        """
+        with _turns:
+            while self._runner is not None and not is_done():
+                if self._runner == threading.get_ident():
+                    raise CudaError("undefined behaviour", "a stream waits for itself")
+                _turns.wait()
+            if not self._pending or is_done():
+                return bool(self._pending)
+            self._runner = threading.get_ident()
+        try:
+            self._pending[0].run()
+            # Only when it has run is it gone: others look whether it is still to come.
+            self._pending.popleft()
+            return bool(self._pending)
+        finally:
+            with _turns:
+                self._runner = None
+                _turns.notify_all()
 
     def touches(self, address: int, nbytes: int) -> bool:
         """Whether something that has not run yet reads or writes these bytes."""
@@ -148,7 +175,7 @@ class FakeEvent:
     def done(self) -> bool:
         stream = self._streams.get(self.recorded)
         if not self._has_reached(self.recorded) and stream is not None:
-            stream.step()
+            self.step(self.recorded)
         return self._has_reached(self.recorded)
 
     def record(self, stream: FakeStream | None = None) -> None:
@@ -174,7 +201,7 @@ class FakeEvent:
         """Run one operation towards the record of that number."""
         stream = self._streams.get(number)
         if stream is not None:
-            stream.step()
+            stream.advance(lambda: self._has_reached(number))
 
     def handle(self, service: bytes) -> bytes:
         """What OpenedEvent opens it by; ``service`` is where the process listens."""

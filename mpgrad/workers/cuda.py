@@ -2,8 +2,8 @@
 
 It differs from a CPU worker in where gradients lie. Those on the GPU are published where they are;
 those of other processes are copied to its own memory on a stream of its own, behind the event that
-their maker recorded, and the reply waits for these copies alone. Its compute stream is waited for
-by nobody but who needs a value on the host.
+their maker recorded. A reply waits for no kernel and no copy; its streams are waited for by nobody
+but who needs a value on the host.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from mpgrad.backends.matmul_precision import PRECISIONS, matmul
 from mpgrad.device_arrays import CUDA
 from mpgrad.handles import CLIENT_DEVICE_ARENA, Block
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.shm.cuda_driver import CudaError, driver
+from mpgrad.shm.cuda_driver import driver
 from mpgrad.shm.device_board import DeviceBoard
-from mpgrad.shm.device_memory import DeviceMemory, DeviceReader
+from mpgrad.shm.device_link import DeviceLink
+from mpgrad.shm.device_memory import DeviceMemory
+from mpgrad.shm.device_reader import DeviceReader
 from mpgrad.wire.programs import InlineArray, PackedArray
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.workers.memory import WorkerMemory
@@ -47,18 +50,29 @@ class CudaWorkerMemory(WorkerMemory):
         self._current = contextlib.ExitStack()
         self._current.enter_context(self._driver.device(setup.device))
         self._current.enter_context(self._driver.stream())
-        self._board = DeviceBoard.attach(setup.device_board_fd)
-        self.device_memory = DeviceMemory(self._driver, setup.device_arena, setup.device)
-        self._driver.set_allocator(self.device_memory.exporter.allocate)
-        self._reader = DeviceReader(self._driver, self._board, [self.device_memory])
+        board = DeviceBoard.attach(setup.device_board_fd)
+        self.device_memory = memory = DeviceMemory(self._driver, setup.device_arena, setup.device)
+        self._driver.set_allocator(memory.exporter.allocate)
+        self.link = DeviceLink(self._driver, board, {memory.arena: memory.exporter}, setup.slot)
+        self._reader = DeviceReader(self._driver, self.link, [memory])
+        #: How often results had left this GPU when the task began.
+        self._marks = 0
         CUDA.in_use = True
+
+    def begin(self) -> None:
+        """A task begins: hear what other processes have said, and what the client has set."""
+        self.link.look()
+        precision = PRECISIONS[self.link.board.precision]
+        if precision != matmul.chosen:
+            matmul.choose(precision)
+        self._marks = self.device_memory.marks
 
     def open_gradient(self, ref: Block | bytes, shape: tuple[int, ...], dtype: Any) -> Any:
         """As for a CPU worker; of a gradient on a GPU an array on this one."""
         if isinstance(ref, Block) and ref.arena >= CLIENT_DEVICE_ARENA:
             try:
                 return self._reader.copy(ref, shape, dtype)
-            except CudaError as error:
+            except self._driver.errors as error:
                 _die(error)
         return super().open_gradient(ref, shape, dtype)
 
@@ -67,30 +81,34 @@ class CudaWorkerMemory(WorkerMemory):
         if not isinstance(packed, InlineArray) and packed.handle.arena >= CLIENT_DEVICE_ARENA:
             try:
                 return self._reader.open(packed.handle)
-            except CudaError as error:
+            except self._driver.errors as error:
                 _die(error)
         return super().open_packed(packed)
 
     def publish(self, array: Any) -> Block:
         """A reference to a gradient on the GPU."""
-        return self.device_memory.publish(array, self._board)
+        return self.device_memory.publish(array, self.link)
 
     def address(self, block: Block) -> int:
         """As for a CPU worker; one on a GPU is at no address of the host."""
         return -1 if block.arena >= CLIENT_DEVICE_ARENA else super().address(block)
 
     def settle(self) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
-        """As for a CPU worker; and what was read of others' memory may now be let go."""
+        """As for a CPU worker; and what was read of others' memory may be let go, in time."""
         try:
-            self._reader.finish_reads()
-        except CudaError as error:
+            self._reader.finish_reads(self.device_memory.arena)
+            if self.device_memory.marks == self._marks:
+                # Nothing of it leaves that others wait for: without this they could not know.
+                self._driver.current_stream().synchronize()
+        except self._driver.errors as error:
             _die(error)
         return super().settle()
 
     def release(self, blocks: tuple[Block, ...]) -> None:
-        """Nobody holds these any more."""
-        for block in blocks:
-            self.device_memory.release(block)
+        """Nobody holds these any more; the GPUs of some may still be reading."""
+        found = [kept for block in blocks for kept in self.device_memory.release(block)]
+        self.link.leave(found)
+        self.link.reclaim()
 
 
 class CudaPublication(Publication):
@@ -99,6 +117,7 @@ class CudaPublication(Publication):
     def __init__(self, memory: CudaWorkerMemory, dispatch: DispatchNodeTask) -> None:
         super().__init__(memory, dispatch)
         self._device = memory
+        memory.begin()
 
     def emit(self, output: int, array: Any) -> None:
         if array is None or isinstance(array, np.ndarray):
@@ -118,7 +137,7 @@ class CudaPublication(Publication):
         return super().outputs()
 
 
-def _die(error: CudaError) -> NoReturn:
+def _die(error: Exception) -> NoReturn:
     """End this process: its exporter has died, and with it what this context refers to.
 
     CUDA keeps such an error for ever, so this worker could never answer again but with it. The

@@ -33,7 +33,9 @@ NOT_ON_GPUS = (
     "test_a_shared_leaf_gets_the_sum",
     "test_a_view_with_the_strides_of_a_transposed_base",
     "test_a_view_that_a_dense_copy_could_not_have",
-    # With a default device, Functions run in the calling process.
+    # What they ask for is done by workers of the CPU. With a default device, Functions run in the
+    # calling process.
+    "test_branches_run_on_several_workers",
     "test_two_functions_run_in_two_processes_at_once",
     "test_ranges_name_the_worker_and_lie_on_one_clock",
 )

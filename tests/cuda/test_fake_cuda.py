@@ -5,11 +5,14 @@ These tests keep the fake honest, as planted bugs do the simulation.
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 from mpgrad.shm.cuda_driver import DEVICE_TO_DEVICE, HOST_TO_DEVICE, CudaError
 from mpgrad.testing.fake_cuda import FakeCudaDriver
+from mpgrad.testing.fake_cuda_streams import Operation
 from tests.cuda.conftest import Peer
 from tests.cuda.test_cuda_driver import MIB, to_device, to_host
 
@@ -162,3 +165,32 @@ def test_functions_give_numpys_bits(fake: FakeCudaDriver) -> None:
         assert function(array).get().tobytes() == function(host.T).tobytes()
     out = fake.namespace.empty_like(array)
     assert fake.namespace.exp(array, out=out) is out
+
+
+def test_threads_that_run_streams_which_wait_for_each_other(fake: FakeCudaDriver) -> None:
+    """The first thread is past the mark that the second one waits for, and waits for him."""
+    first, second = fake.stream(), fake.stream()
+    early, late = fake.event(), fake.event()
+    is_under_way, may_go_on = threading.Event(), threading.Event()
+    first.put(Operation(lambda: (is_under_way.set(), may_go_on.wait())))
+    early.record(first)
+    second.put(Operation(may_go_on.set))
+    second.wait_event(early)
+    late.record(second)
+    first.wait_event(late)
+    threads = [threading.Thread(target=s.synchronize, daemon=True) for s in (first, second)]
+    threads[0].start()
+    is_under_way.wait()
+    threads[1].start()
+    for thread in threads:
+        thread.join(20)
+    assert early.done
+    assert late.done
+
+
+def test_a_stream_that_waits_for_itself(fake: FakeCudaDriver) -> None:
+    stream, event = fake.stream(), fake.event()
+    stream.put(Operation(lambda: event.wait_for(1)))
+    event.record(stream)
+    with pytest.raises(CudaError, match="waits for itself"):
+        stream.synchronize()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mpgrad.errors import ProtocolError
-from mpgrad.handles import Block
-from mpgrad.shm.cuda_driver import DEVICE_TO_DEVICE, CudaDriver
+from mpgrad.errors import ProtocolError, SharedMemoryExhausted
+from mpgrad.shm import pinned_arena
+from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.shm.cuda_export import Exporter, NotExportable
 from mpgrad.shm.pair_test import PairTest
 from mpgrad.shm.pinned_arena import PinnedArena
@@ -60,44 +60,47 @@ def test_who_cannot_export_finds_out_before_asking() -> None:
         PairTest(driver, Exporter(driver, "w0.1", 0), "w1.1", seed=0)
 
 
-def test_through_pinned_memory(driver: CudaDriver) -> None:
-    segment = Segment.create(1 << 20, "test-pinned")
-    here = PinnedArena(driver, segment, 7, is_owner=True)
-    there = PinnedArena(driver, Segment.attach(os.dup(segment.fd)), 7, is_owner=False)
-    source = driver.namespace.asarray(np.arange(1000, dtype=np.float32))
+def test_through_pinned_memory(driver: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_arena, "PIECE_BYTES", 1 << 13)
+    segment, page = Segment.create(1 << 20, "test-pinned"), 4096
+    here = PinnedArena(driver, segment, page, 1 << 16, is_owner=True)
+    there = PinnedArena(driver, Segment.attach(os.dup(segment.fd)), page, 1 << 16, is_owner=False)
+    # More than one pinned piece: a copy may not touch two.
+    source = driver.namespace.asarray(np.arange(5000, dtype=np.float32))
     down, up = driver.stream(), driver.stream()
     driver.synchronize()
-    block = here.put(source, down)
+    offset = here.put(driver.pointer(source), source.nbytes, down)
     # The copy is under way: whoever reads must wait for its event, here as on the device.
     event = driver.event()
     event.record(down)
     up.wait_event(event)
-    target = driver.namespace.zeros(1000, np.float32)
+    target = driver.namespace.zeros(5000, np.float32)
     driver.synchronize()
-    there.get(block, target, up)
+    there.get(offset, driver.pointer(target), target.nbytes, up)
     up.synchronize()
-    assert driver.namespace.asnumpy(target).tolist() == list(range(1000))
-    assert there.view(block, np.float32)[-1] == 999
-    here.free(block)
-    assert here.put(source, down).offset == block.offset
+    assert driver.namespace.asnumpy(target).tolist() == list(range(5000))
+    here.free(offset)
+    assert here.put(driver.pointer(source), source.nbytes, down) == offset
     down.synchronize()
-    with pytest.raises(ProtocolError, match="does not fit"):
-        there.get(Block(7, 1 << 20, 4000, 1), target, up)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        there.get(1 << 16, driver.pointer(target), 4000, up)
     with pytest.raises(ValueError, match="owner"):
-        there.put(source, up)
+        there.put(driver.pointer(source), 4, up)
+    with pytest.raises(SharedMemoryExhausted):
+        here.put(driver.pointer(source), 1 << 16, down)
     here.close()
     there.close()
 
 
 def test_a_reader_that_does_not_wait_is_seen() -> None:
-    driver = FakeCudaDriver(1)
-    arena = PinnedArena(driver, Segment.create(1 << 20, "test-pinned"), 7, is_owner=True)
+    driver, segment = FakeCudaDriver(1), Segment.create(1 << 20, "test-pinned")
+    arena = PinnedArena(driver, segment, 0, 1 << 20, is_owner=True)
     pointer = driver.malloc(4096)
-    driver.copy(pointer, pointer, 16, DEVICE_TO_DEVICE)
     array = driver.array(pointer, (4,), np.float32)
     array.set(np.full(4, 2, np.float32))
     stream = driver.stream()
-    block = arena.put(array, stream)
-    assert arena.view(block, np.float32).tolist() == [0] * 4
+    offset = arena.put(pointer, 16, stream)
+    view = np.frombuffer(segment.buffer, np.float32, 4, offset)
+    assert view.tolist() == [0] * 4
     stream.synchronize()
-    assert arena.view(block, np.float32).tolist() == [2] * 4
+    assert view.tolist() == [2] * 4

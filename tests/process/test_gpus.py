@@ -194,6 +194,34 @@ def test_a_custom_function_runs_on_the_gpu_worker(engine: mg.Engine) -> None:
     )
 
 
+def test_the_precision_of_products_reaches_the_worker(engine: mg.Engine) -> None:
+    class Telling(mg.Function):
+        run_on = "worker"
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ["highest", "high", "medium"].index(mg.get_float32_matmul_precision())
+
+    def told() -> float:
+        weight, _ = weights()
+        Telling.apply(weight).sum().cpu().backward()
+        return float(weight.grad.mean().item())
+
+    assert told() == 0
+    try:
+        mg.set_float32_matmul_precision("medium")
+        assert told() == 2
+        mg.backends.cuda.matmul.allow_tf32 = True
+        assert told() == 1
+    finally:
+        mg.set_float32_matmul_precision("highest")
+    assert told() == 0
+
+
 def test_second_derivatives(engine: mg.Engine) -> None:
     def second() -> bytes:
         weight, x = weights()
@@ -279,6 +307,27 @@ def test_memory_of_the_engine_is_counted(engine: mg.Engine) -> None:
     kept = mg.zeros(1 << 18, device="cuda")
     assert mg.cuda.memory_allocated() - before == kept.numel() * 4
     assert mg.cuda.memory_reserved() >= mg.cuda.memory_allocated()
+
+
+def test_an_engine_allocates_nothing_of_the_users() -> None:
+    before = mg.cuda.memory_allocated()
+    with mg.Engine("process", cpu_workers=1, gpus=[0, 1]):
+        assert mg.cuda.memory_allocated() == before
+    assert mg.cuda.memory_allocated() == before
+
+
+def test_idle_memory_is_given_back() -> None:
+    with mg.Engine("process", cpu_workers=1, gpus=[0]) as engine:
+        weight, x = weights(n=700)
+        loss_of(weight, x).backward()
+        del weight, x
+        before = mg.cuda.memory_reserved()
+        mg.cuda.empty_cache()
+        # The worker has some of it open, and closes it when it hears of it; so do we, one later.
+        gradient()
+        gradient()
+        assert mg.cuda.memory_reserved() < before
+        assert engine.statistics().backwards_process == 3
 
 
 @pytest.mark.parametrize("gpus", [[2], [-1], ["0"], "some"])

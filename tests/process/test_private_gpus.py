@@ -1,0 +1,75 @@
+"""GPU workers where CUDA IPC does not work: the same bits, through pinned host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import mpgrad as mg
+from mpgrad import device_arrays
+from mpgrad.shm import cuda_driver
+from tests.process.test_gpus import Cubed, fingerprints, forget_driver, gradient, weights
+
+pytestmark = pytest.mark.process
+
+PROGRAMS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def private_gpus(module_leaves_nothing: None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPGRAD_CUDA_DRIVER", "private:2")
+        cuda_driver.driver.cache_clear()
+        forget_driver()
+        yield
+        forget_driver()
+        device_arrays.CUDA.in_use = False
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(private_gpus: None) -> None:
+    """This process keeps its memory on the GPUs for the next test: the module is checked."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:CUDA IPC does not work")
+@pytest.mark.parametrize("gpus", [[0, 0], [0, 1]])
+def test_random_programs(gpus: list[int]) -> None:
+    devices = ("cpu", *(f"cuda:{gpu}" for gpu in gpus))
+    with mg.Engine("local"):
+        expected = [fingerprints(seed, devices) for seed in range(PROGRAMS)]
+    with mg.Engine("process", cpu_workers=1, gpus=gpus) as engine:
+        assert [fingerprints(seed, devices) for seed in range(PROGRAMS)] == expected
+        assert engine.statistics().backwards_process == PROGRAMS
+
+
+def test_what_goes_through_the_host_is_counted_and_said_once() -> None:
+    with mg.Engine("local"):
+        expected = gradient()
+    with mg.Engine("process", cpu_workers=1, gpus=[0, 0]) as engine:
+        with pytest.warns(RuntimeWarning, match="CUDA IPC does not work.*MapBufferObjectFailed"):
+            assert gradient() == expected
+        before = engine.statistics()
+        assert gradient() == expected
+        after = engine.statistics()
+        # At least the weight, which was saved, and its gradient: there and back.
+        weight = weights()[0]
+        grown = after.through_host_bytes - before.through_host_bytes
+        assert grown >= 2 * weight.numel() * 4
+        assert after.copied_bytes - before.copied_bytes >= grown
+
+
+@pytest.mark.filterwarnings("ignore:CUDA IPC does not work")
+def test_saved_tensors_with_gaps(private_gpus: None) -> None:
+    """Their strides reach the worker's Function, whatever lies between the elements."""
+
+    def run() -> list[float]:
+        weight, _ = weights()
+        Cubed.apply(weight.t()[::2, 1::3]).sum().cpu().backward()
+        return weight.grad.cpu().numpy().tolist()
+
+    with mg.Engine("local"):
+        expected = run()
+    with mg.Engine("process", cpu_workers=1, gpus=[0]):
+        assert run() == expected
