@@ -74,8 +74,9 @@ class Bound(NamedTuple):
 def bound(spec: GraphSpec, work: Work) -> Bound:
     """The work, and the longest path.
 
-    A Node whose weight gradients can be computed apart counts on a path with half its rule, as
-    ``scheduler.split`` has it; whether the plan splits it or not.
+    A Node whose weight gradients can be computed apart counts on a path with half its rule, and
+    with one part of it where that is a product that can be cut, as ``scheduler.split`` has it;
+    whether the plan does so or not.
     """
     contributions = count_contributions(spec)
     total, longest = 0.0, [0.0] * len(spec.nodes)
@@ -84,9 +85,15 @@ def bound(spec: GraphSpec, work: Work) -> Bound:
         whole = work.node_us(spec, contributions, index)
         total += whole
         behind = max((longest[target[0]] for target in node.edges if target), default=0.0)
-        own = whole - work.rule_us[index] / 2 if _has_halves(spec, node) else whole
-        longest[index] = own + behind
+        longest[index] = whole - work.rule_us[index] * (1.0 - _first_share(spec, node)) + behind
     return Bound(total, max(longest, default=0.0))
+
+
+def _first_share(spec: GraphSpec, node: NodeSpec) -> float:
+    """Which part of a rule others wait for, with as many workers as could be of use."""
+    share = 0.5 if _has_halves(spec, node) else 1.0
+    wanted = [target for target in node.edges if target and not spec.nodes[target[0]].is_sink]
+    return share / len(node.part_nbytes) if node.part_nbytes and len(wanted) == 1 else share
 
 
 def _has_halves(spec: GraphSpec, node: NodeSpec) -> bool:
@@ -126,7 +133,15 @@ class TaskTimes:
             nbytes = self._spec.nodes[member.node].input_nbytes[member.piece_of]
             return self._work.adding_us(nbytes, places)
         whole = self._work.node_us(self._spec, self._contributions, member.node)
-        return whole / 2 if member.is_half else whole
+        return whole * self._share(member)
+
+    def _share(self, member: Member) -> float:
+        """Which part of the Node's work it does; both halves count the same."""
+        if not member.is_half:
+            return 1.0
+        node = self._spec.nodes[member.node]
+        share = 0.5 if _has_halves(self._spec, node) else 1.0
+        return share / len(node.part_nbytes) if member.part >= 0 else share
 
     def _early(self, plan: Plan, task: int) -> list[tuple[float, list[int]]]:
         """As ``scheduler.progress``: before a member that says so, all that is there and new."""
@@ -152,7 +167,11 @@ class TaskTimes:
             node = self._spec.nodes[member.node]
             for target, route in zip(node.edges, member.routes, strict=False):
                 if isinstance(route, int) and target is not None:
-                    found[route] = self._spec.nodes[target[0]].input_nbytes[target[1]]
+                    found[route] = (
+                        node.part_nbytes[member.part]
+                        if member.part >= 0
+                        else self._spec.nodes[target[0]].input_nbytes[target[1]]
+                    )
             for input_nr, output in member.captures:
                 piece = input_nr if member.piece_of is None else member.piece_of
                 found[output] = node.input_nbytes[piece]

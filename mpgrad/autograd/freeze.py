@@ -22,7 +22,7 @@ from mpgrad.autograd.client_nodes import (
     HooksBefore,
     runs_node_hooks,
 )
-from mpgrad.autograd.costs import second_half_share
+from mpgrad.autograd.division import with_division
 from mpgrad.autograd.gpu_nodes import on_gpus
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
@@ -42,7 +42,6 @@ from mpgrad.autograd.running.collector import collector_held
 from mpgrad.device_arrays import CUDA
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
-from mpgrad.scheduler.split import SPLIT_ABOVE_US
 from mpgrad.tensor import Tensor
 
 #: Of an input of a client Node where no gradient ever arrives.
@@ -213,17 +212,10 @@ def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None
     change = sum([abs(new - spec.cost_us) for new, spec in zip(now, specs, strict=True)])
     if change > (0.0 if known.is_young else COSTS_CHANGED * sum(now)):
         renewed = [
-            _with_share(spec._replace(cost_us=new), node)
+            with_division(spec._replace(cost_us=new), node)
             for new, spec, node in zip(now, specs, nodes, strict=True)
         ]
         known.spec = known.spec._replace(nodes=tuple(renewed))
-
-
-def _with_share(spec: NodeSpec, node: Node) -> NodeSpec:
-    """``spec`` with what is known of the Node's halves, where it could be worth splitting."""
-    if not spec.is_splittable or spec.cost_us < SPLIT_ABOVE_US:
-        return spec
-    return spec._replace(second_half_share=second_half_share(node))
 
 
 # ---------------------------------------------------------------------- a new graph
@@ -403,7 +395,7 @@ class _Tables:
         if CUDA.in_use:
             specs = on_gpus(specs, self.nodes)
         specs = tuple(
-            [_with_share(spec, node) for spec, node in zip(specs, self.nodes, strict=True)]
+            [with_division(spec, node) for spec, node in zip(specs, self.nodes, strict=True)]
         )
         spec = GraphSpec(
             specs,

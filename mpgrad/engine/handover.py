@@ -209,7 +209,14 @@ class Handover:
         ]
         slots = graph.plan.slots[task]
         is_timed = self.is_timed or (self.learns and wants_times(members))
-        return TaskProgram(tuple(nodes), slots, anomaly.checks_nan, is_timed, self._numpy_errors)
+        return TaskProgram(
+            tuple(nodes),
+            slots,
+            anomaly.checks_nan,
+            is_timed,
+            self._numpy_errors,
+            graph.plan.joins[task],
+        )
 
     def _rule(self, frozen: FrozenGraph, index: int, code: dict[int, ShippedCode]) -> Rule:
         node = frozen.nodes[index]

@@ -33,7 +33,7 @@ def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
     Node's; otherwise it is shared out: were a long task never learned from, a wrong guess would cut
     it in the wrong places for ever.
     """
-    halves: dict[int, dict[bool, float]] = {}
+    divided: dict[int, _Divided] = {}
     for task, _, microseconds, _, times in outcome.ran:
         members = planned.groups[task]
         if members[0].piece_of is not None:
@@ -46,12 +46,36 @@ def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
             measured = _shared_out(frozen, members, microseconds)
         for member, took_us in measured:
             if member.is_half:
-                halves.setdefault(member.node, {})[_is_second(frozen, member)] = took_us
+                divided.setdefault(member.node, _Divided()).note(frozen, member, took_us)
             else:
                 costs.observe(frozen.nodes[member.node], took_us)
-    for node, took in halves.items():
-        if len(took) == 2:
-            costs.observe_halves(frozen.nodes[node], took[False], took[True])
+    for node, pieces in divided.items():
+        pieces.teach(frozen, node)
+
+
+class _Divided:
+    """What the pieces of one Node took: its halves, or the parts of the first and the second."""
+
+    def __init__(self) -> None:
+        self._parts_us: dict[int, float] = {}
+        self._second_us: float | None = None
+
+    def note(self, frozen: FrozenGraph, member: Member, took_us: float) -> None:
+        if _is_second(frozen, member):
+            self._second_us = took_us
+        else:
+            self._parts_us[member.part] = took_us
+
+    def teach(self, frozen: FrozenGraph, index: int) -> None:
+        """Tell the cost model, if all of it was measured."""
+        spec, node = frozen.spec.nodes[index], frozen.nodes[index]
+        first_us, is_whole = sum(self._parts_us.values()), -1 in self._parts_us
+        if not is_whole and len(self._parts_us) < len(spec.part_nbytes):
+            return
+        if self._second_us is not None:
+            costs.observe_halves(node, first_us, self._second_us)
+        elif not is_whole and not any(_goes_to_sink(frozen, index)):
+            costs.observe(node, first_us)
 
 
 def _measured(
@@ -71,11 +95,15 @@ def _measured(
 
 def _is_second(frozen: FrozenGraph, member: Member) -> bool:
     """Whether a half of a Node is the one whose outputs go to sinks (``scheduler.split``)."""
-    specs = frozen.spec.nodes
+    to_sink = _goes_to_sink(frozen, member.node)
     return any(
-        route is not None and target is not None and specs[target[0]].is_sink
-        for route, target in zip(member.routes, specs[member.node].edges, strict=True)
+        route is not None and late for route, late in zip(member.routes, to_sink, strict=True)
     )
+
+
+def _goes_to_sink(frozen: FrozenGraph, index: int) -> list[bool]:
+    specs = frozen.spec.nodes
+    return [target is not None and specs[target[0]].is_sink for target in specs[index].edges]
 
 
 def _is_dominated(frozen: FrozenGraph, members: tuple[Member, ...]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from mpgrad.autograd.freeze import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.backends.column_parts import part_shape
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.local import output_metadata
 from mpgrad.scheduler.graph_spec import GraphSpec
@@ -121,7 +122,7 @@ def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:
             tuple(
                 [
                     None if meta is None else _metadata(meta)
-                    for meta in output_metadata(frozen, member.node)
+                    for meta in _output_metadata(frozen, member)
                 ]
             ),
             tuple(
@@ -132,8 +133,18 @@ def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:
             ),
             member.captures,
             member.publishes,
+            member.part,
         )
     )
+
+
+def _output_metadata(frozen: FrozenGraph, member: Member) -> list[InputMetadata | None]:
+    outputs = output_metadata(frozen, member.node)
+    if member.part >= 0 and outputs[0] is not None:
+        parts = len(frozen.spec.nodes[member.node].part_nbytes)
+        shape = part_shape(outputs[0].shape, member.part, parts)
+        outputs[0] = outputs[0]._replace(shape=shape)
+    return outputs
 
 
 def _metadata(meta: InputMetadata) -> Metadata:

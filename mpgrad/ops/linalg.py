@@ -56,9 +56,16 @@ def _product_grad_right(xp: Any, grad: Any, a: Any, b_shape: tuple[int, ...]) ->
     return xp.sum_to(xp.matmul(_swapped(xp, a), grad), b_shape)
 
 
+def _columns_of_right(offered: dict[str, Any], columns: slice) -> dict[str, Any]:
+    """For some columns of ``grad @ b.T``: these rows of ``b``."""
+    shape = (*offered["a_shape"][:-1], columns.stop - columns.start)
+    return {**offered, "b": offered["b"][..., columns, :], "a_shape": shape}
+
+
 _matmul = operator(
     "matmul",
     _product,
+    in_columns=_columns_of_right,
     a=lambda xp, grad, b, a_shape: xp.sum_to(_product(xp, grad, _swapped(xp, b)), a_shape),
     b=_product_grad_right,
 )
@@ -216,9 +223,16 @@ def _linear_forward(xp: Any, input: Any, weight: Any, bias: Any) -> Any:
     return xp.reshape(out, (*input.shape[:-1], weight.shape[0]))
 
 
+def _columns_of_weight(offered: dict[str, Any], columns: slice) -> dict[str, Any]:
+    """For some columns of ``grad @ weight``: these columns of it."""
+    shape = (*offered["input_shape"][:-1], columns.stop - columns.start)
+    return {**offered, "weight": offered["weight"][:, columns], "input_shape": shape}
+
+
 _linear = operator(
     "linear",
     _linear_forward,
+    in_columns=_columns_of_weight,
     input=lambda xp, grad, weight, input_shape: xp.reshape(
         xp.matmul(_rows(xp, grad), weight), input_shape
     ),

@@ -42,7 +42,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from mpgrad.backends import column_parts
+
 Formula = Callable[..., Any]
+#: ``(offered, columns) -> offered`` with what a formula needs for these columns of its result.
+Narrowing = Callable[[dict[str, Any], slice], dict[str, Any]]
 
 #: All operators by name: what a worker looks a rule up in.
 OPERATORS: dict[str, Operator] = {}
@@ -81,6 +85,7 @@ class Operator:
         view: str | None = None,
         elementwise: bool = False,
         on_any_devices: bool = False,
+        in_columns: Narrowing | None = None,
     ) -> None:
         self.name = name
         #: What its Nodes are called: ``LogSoftmaxBackward`` for "log_softmax".
@@ -95,6 +100,8 @@ class Operator:
         self.elementwise = elementwise
         #: Whether the inputs may lie on several devices.
         self.on_any_devices = on_any_devices
+        #: What the first input's formula is given for some columns of that gradient alone.
+        self.in_columns = in_columns
         self.joint = joint
         self.derivatives = derivatives
         self.inputs, self.variadic, self.attributes = _parameters(forward)
@@ -169,7 +176,12 @@ class Operator:
         return [name for name in dict.fromkeys(inputs) if name in self._wants]
 
     def backward(
-        self, xp: Any, grads: Sequence[Any], saved: dict[str, Any], needs: Sequence[bool]
+        self,
+        xp: Any,
+        grads: Sequence[Any],
+        saved: dict[str, Any],
+        needs: Sequence[bool],
+        part: int = -1,
     ) -> list[Any]:
         """Gradients of the inputs, None where not needed.
 
@@ -179,6 +191,8 @@ class Operator:
             saved: by name, everything in :meth:`sources`, attributes included; what else formulas
                 may ask for is added to it.
             needs: for each input, whether its gradient is wanted.
+            part: of the first input's gradient, the part to be computed (see ``column_parts``);
+                -1: all of it.
         """
         conjugates = self.conjugates and grads[0].dtype.kind == "c"
         if conjugates:
@@ -197,7 +211,10 @@ class Operator:
                     if self.variadic:
                         offered["index"] = position - (len(self.inputs) - 1)
                     formula, wanted = self._formulas[name]
-                    gradients[position] = self._call(formula, wanted, xp, offered)
+                    if position == 0 and self.in_columns is not None:
+                        gradients[0] = self._in_parts(formula, wanted, xp, offered, part)
+                    else:
+                        gradients[position] = self._call(formula, wanted, xp, offered)
         if conjugates:
             return [None if grad is None else xp.conj(grad) for grad in gradients]
         return gradients
@@ -207,6 +224,26 @@ class Operator:
     ) -> Any:
         operands = [offered[name] for name in wanted]
         return xp.blockwise(formula, *operands) if self.elementwise else formula(xp, *operands)
+
+    def _in_parts(
+        self, formula: Formula, wanted: Sequence[str], xp: Any, offered: dict[str, Any], part: int
+    ) -> Any:
+        """The first input's gradient, or one part of it; wherever it is computed, part by part."""
+        narrow = self.in_columns
+        assert narrow is not None
+        shape = offered[f"{self.inputs[0]}_shape"]
+        columns = column_parts.columns_for(offered["grad"], shape[-1])
+        if len(columns) == 1:
+            return self._call(formula, wanted, xp, offered)
+
+        def compute(where: slice) -> Any:
+            return self._call(formula, wanted, xp, narrow(offered, where))
+
+        return (
+            column_parts.compute(compute, columns, shape, xp)
+            if part < 0
+            else compute(columns[part])
+        )
 
     def __repr__(self) -> str:
         return f"<operator {self.name}({', '.join(self.inputs)})>"
@@ -235,6 +272,7 @@ def operator(
     node_name: str | None = None,
     elementwise: bool = False,
     on_any_devices: bool = False,
+    in_columns: Narrowing | None = None,
     **derivatives: Formula,
 ) -> Operator:
     """Register an operator (see the module's docstring).
@@ -252,12 +290,23 @@ def operator(
         elementwise: the formulas compute each element from the elements in its place alone, and
             decide by no values, so that they can be run ``blockwise``.
         on_any_devices: forward and the formulas move arrays between devices themselves.
+        in_columns: for an operator whose first input's gradient is a product that can be computed
+            column by column: what its formula is given for some of the columns.
         derivatives: a formula per differentiable input.
     """
     if name in OPERATORS:
         raise ValueError(f"operator {name!r} is registered twice")
     registered = Operator(
-        name, forward, derivatives, joint, outputs, wirtinger, view, elementwise, on_any_devices
+        name,
+        forward,
+        derivatives,
+        joint,
+        outputs,
+        wirtinger,
+        view,
+        elementwise,
+        on_any_devices,
+        in_columns,
     )
     if node_name is not None:
         registered.node_name = node_name

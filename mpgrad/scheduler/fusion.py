@@ -72,7 +72,7 @@ class Grouping:
         groups: the nodes of each group.
         total_us: per group the cost of all its nodes.
         producers: for each node those that feed it, once per edge.
-        second: second halves of Nodes, which are there to run beside the first.
+        second: second halves and parts of Nodes, which are there to run beside the first.
     """
 
     def __init__(self, spec: GraphSpec, workers: int) -> None:
@@ -83,12 +83,12 @@ class Grouping:
             for target in node.edges:
                 if target is not None:
                     self.producers[target[0]].append(index)
-            for half, _ in node.passes[:1]:
-                self.producers[half].append(index)
+            for other in node.passes:
+                self.producers[other].append(index)
         #: Nodes that follow a fork of which all other branches are cheap.
         self._goes_on: set[int] = set()
         self._branch_us = self._branches()
-        self.second = {target[0] for node in spec.nodes for target in node.passes}
+        self.second = {other for node in spec.nodes for other in node.passes}
         self._seeded = {target[0] for target in spec.seeds}
         self.group_of = [-1] * len(spec.nodes)
         self.groups: list[list[int]] = []

@@ -40,14 +40,19 @@ class NodeSpec(NamedTuple):
     #: True where it is on the client only because its saved tensors must be unpacked there: no user
     #: code sees its gradients, so that they need no copy on the way to the next such Node.
     unpacks: bool = False
-    #: Where its complete inputs are passed on to, one target per input (see ``split``).
-    passes: tuple[Target, ...] = ()
+    #: Nodes that get its complete inputs, too (see ``split``).
+    passes: tuple[int, ...] = ()
     #: Which part of ``cost_us`` falls to the outputs that go to sinks, if the Node is run in two.
     second_half_share: float = 0.5
     #: Number of the GPU that runs it, or ON_CPU.
     device: int = ON_CPU
     #: For each input whether its gradient lies on a GPU; empty where none does.
     device_inputs: tuple[bool, ...] = ()
+
+    #: Bytes of each part of output 0, where that can be computed in parts; else empty.
+    part_nbytes: tuple[int, ...] = ()
+    #: Which part of output 0 it computes, once the Node is cut (``split``); -1: all of it.
+    part: int = -1
 
     def is_on_device(self, input_nr: int) -> bool:
         """Whether the gradient that flows into an input lies on a GPU."""

@@ -101,11 +101,13 @@ class Member(NamedTuple):
     #: Set in a piece of a wide sum, which runs no rule: slot 0 of the task is part of this input
     #: of the node, and is passed on.
     piece_of: int | None = None
-    #: True where another task runs the rule for the other outputs.
+    #: True where another task runs the rule for the other outputs, or other parts of the same.
     is_half: bool = False
     #: True where the task, before it runs this rule, tells the coordinator what has left it so far:
     #: others wait for that, and the rule takes long.
     publishes: bool = False
+    #: Of output 0 only this part; -1: all of it.
+    part: int = -1
 
 
 class Plan(NamedTuple):
@@ -116,6 +118,9 @@ class Plan(NamedTuple):
     #: For each task its slots: the inputs that get something from outside. Contributions from
     #: inside, if there are any, are added behind those.
     slots: tuple[tuple[InnerTarget, ...], ...]
+    #: For each task those of its slots whose contributions are not added but joined: the parts of
+    #: one gradient, in their order.
+    joins: tuple[tuple[int, ...], ...]
     #: For each node its task.
     task_of: tuple[int, ...]
     seeds: tuple[Seed, ...]
@@ -137,8 +142,11 @@ def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: i
             expensive Nodes are split.
     """
     halved, origin = split(spec)
-    if len(origin) == len(spec.nodes) or has_branches_for(spec, workers):
+    if has_branches_for(spec, workers):
         halved, origin = spec, ()
+    elif workers > 2 and not has_branches_for(halved, workers):
+        # (Two have enough to do with the halves.)
+        halved, origin = split(spec, cuts=True)
     grouping = group(halved, fuse=fuse, workers=workers)
     group_of, groups = grouping.group_of, grouping.groups
     if fuse and bundles:
@@ -178,6 +186,7 @@ def _plan(
         tuple(tasks),
         tuple(map(tuple, _originals(wiring.members, origin) if origin else wiring.members)),
         tuple(map(tuple, wiring.slots)),
+        tuple([tuple(sorted(slots)) for slots in wiring.joins]),
         tuple(group_of),
         wiring.seeds,
         opens_alone=_opens_alone(tasks, costs, wiring.seeds),
@@ -277,6 +286,7 @@ class _Wiring:
         self._spec, self._group_of = spec, group_of
         self.places: list[list[int]] = [[] for _ in groups]
         self.slots: list[list[InnerTarget]] = [[] for _ in groups]
+        self.joins: list[set[int]] = [set() for _ in groups]
         self._slot_of: dict[Target, int] = {}
         self.outputs: list[list[OutputSpec]] = [[] for _ in groups]
         self.members: list[list[Member]] = [[] for _ in groups]
@@ -317,6 +327,7 @@ class _Wiring:
                 member = Member(node, (), ((0, 0),), piece_of=input_nr)
                 self.members += [[member] for _ in wide.pieces]
                 self.slots += [[InnerTarget(0, 0)] for _ in wide.pieces]
+                self.joins += [set() for _ in wide.pieces]
                 added += [(task, nbytes, piece) for piece in wide.pieces]
         if split:
             self._redirect(split)
@@ -368,8 +379,14 @@ class _Wiring:
         places[slot] += 1
         return group, slot, places[slot] - 1
 
-    def _leaves(self, group: int, target: tuple[int, int], where: tuple[int, int, int]) -> int:
-        nbytes = self._spec.nodes[target[0]].input_nbytes[target[1]]
+    def _leaves(
+        self,
+        group: int,
+        target: tuple[int, int],
+        where: tuple[int, int, int],
+        part: int | None = None,
+    ) -> int:
+        nbytes = self._spec.nodes[target[0]].input_nbytes[target[1]] if part is None else part
         is_on_device = self._spec.nodes[target[0]].is_on_device(target[1])
         block = nbytes if nbytes > INLINE_LIMIT_BYTES and not is_on_device else 0
         self.outputs[group].append(OutputSpec(block, *where))
@@ -383,16 +400,23 @@ class _Wiring:
         )
         captured += tuple(
             (input_nr, self._leaves(group, target, self._contribution(target)))
-            for input_nr, target in enumerate(self._spec.nodes[node].passes)
+            for other in self._spec.nodes[node].passes
+            for input_nr in range(len(self._spec.nodes[node].input_nbytes))
+            for target in ((other, input_nr),)
         )
+        spec = self._spec.nodes[node]
         routes: list[InnerTarget | int | None] = []
-        for target in self._spec.nodes[node].edges:
+        for target in spec.edges:
             if target is None:
                 routes.append(None)
             elif target[0] in self._bypassed:
                 routes.append(self._leaves(group, target, (CAPTURE, self._bypassed[target[0]], 0)))
+            elif spec.part >= 0:
+                where = self._contribution(target)
+                self.joins[where[0]].add(where[1])
+                routes.append(self._leaves(group, target, where, spec.part_nbytes[spec.part]))
             elif self._group_of[target[0]] == group:
                 routes.append(InnerTarget(self._member[target[0]], target[1]))
             else:
                 routes.append(self._leaves(group, target, self._contribution(target)))
-        self.members[group].append(Member(node, tuple(routes), captured))
+        self.members[group].append(Member(node, tuple(routes), captured, part=spec.part))

@@ -56,6 +56,7 @@ def structure(spec: GraphSpec) -> Any:
             node.is_sink,
             node.is_splittable,
             node.unpacks,
+            node.part_nbytes,
         )
         for node in spec.nodes
     )

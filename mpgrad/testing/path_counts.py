@@ -19,6 +19,8 @@ from mpgrad.scheduler.plan import InnerTarget, Member
 MODULUS = (1 << 61) - 1
 #: Bases of the polynomial fingerprints: of sums, and of a rule's inputs.
 _SUM_BASE, _RULE_BASE = 1_000_003, 1_299_709
+#: The same of a gradient's parts.
+_PART_BASE = 15_485_863
 _UNDEFINED = 271_828_183
 
 #: (paths, fingerprint): what a block or an inline gradient holds.
@@ -76,6 +78,27 @@ def add(left: Value | None, right: Value | None) -> Value | None:
         (left.paths + right.paths) % MODULUS,
         (left.fingerprint * _SUM_BASE + right.fingerprint) % MODULUS,
     )
+
+
+def part_of(value: Value | None, part: int) -> Value | None:
+    """One part of a gradient, which is taken for another by nobody."""
+    if value is None:
+        return None
+    return Value(value.paths, (value.fingerprint * _PART_BASE + part + 1) % MODULUS)
+
+
+def join(parts: Sequence[Value]) -> Value | None:
+    """The gradient of which these are all parts, in their order; a wrong one if they are not.
+
+    Of an undefined gradient nothing has arrived.
+    """
+    if not parts:
+        return None
+    fingerprint = (parts[0].fingerprint - 1) * pow(_PART_BASE, -1, MODULUS) % MODULUS
+    whole = Value(parts[0].paths, fingerprint)
+    right = [part_of(whole, number) for number in range(len(parts))]
+    is_right = [value.content for value in parts] == [value.content for value in right if value]
+    return whole if is_right else Value(0, 0)
 
 
 def run_rule(graph: TracedGraph, node: int, inputs: Sequence[Value | None]) -> list[Value | None]:
@@ -151,6 +174,8 @@ def run_members(
             on_publish(dict(outputs))
         on_node(member.node)
         values = run_rule(graph, member.node, sums[at])
+        if member.part >= 0:
+            values[0] = part_of(values[0], member.part)
         for route, value in zip(member.routes, values, strict=True):
             if isinstance(route, InnerTarget):
                 inner = sums[route.member]

@@ -128,8 +128,21 @@ def _nodes(
             is_splittable=rng.random() < 0.5,
             unpacks=on_client and rng.random() < 0.5,
             second_half_share=(0.5, 0.2, 0.9)[node % 3],
+            part_nbytes=_parts(node, edges[node], sizes),
         )
     return tuple(node for node in nodes if node is not None)
+
+
+def _parts(
+    node: int, edges: Sequence[Target | None], sizes: list[tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Bytes of the parts of output 0, of most Nodes; nothing is drawn for that."""
+    if not edges or edges[0] is None or node % 4 == 0:
+        return ()
+    count = 2 + node % 2
+    consumer, input_nr = edges[0]
+    part = sizes[consumer][input_nr] // count
+    return (sizes[consumer][input_nr] - (count - 1) * part, *[part] * (count - 1))
 
 
 def _on_devices(

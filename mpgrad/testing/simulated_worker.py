@@ -6,6 +6,7 @@ runs, write the lent blocks, pass a block on as it is, keep views and give them 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,8 +18,9 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.testing.expectations import MEMORY_IS_LOST, error_text
-from mpgrad.testing.path_counts import Content, Value, add, pack, run_members, unpack
+from mpgrad.testing.path_counts import Content, Value, add, join, pack, run_members, unpack
 from mpgrad.testing.simulated_memory import GARBAGE, UNKNOWN_BLOCK
+from mpgrad.testing.situations import PARTS_JOINED
 from mpgrad.testing.virtual_time import Lane
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.schema import PROTOCOL_VERSION, Hello
@@ -43,17 +45,18 @@ class RuleRaised(Exception):
 
 
 def sum_inputs(world: World, dispatch: do.DispatchNodeTask) -> list[Value | None]:
-    """Read every contribution and add them up, left to right."""
+    """Read every contribution and add them up, left to right, or join them where they are parts."""
+    number, task = dispatch.payload
+    joins = world.expected.programs[number].plan.joins[task]
+    world.coordinator.situations.seen[PARTS_JOINED] += bool(joins)
     sums: list[Value | None] = []
-    for slot in dispatch.inputs:
-        total: Value | None = None
-        for ref in slot:
-            if isinstance(ref, Block):
-                part = Value(*world.memory.read(ref), ref)
-            elif ref is not None:
-                part = Value(*unpack(ref))
-            total = add(total, part)
-        sums.append(total)
+    for slot, refs in enumerate(dispatch.inputs):
+        values = [
+            Value(*world.memory.read(ref), ref) if isinstance(ref, Block) else Value(*unpack(ref))
+            for ref in refs
+            if ref is not None
+        ]
+        sums.append(join(values) if slot in joins else functools.reduce(add, values, None))
     return sums
 
 

@@ -38,6 +38,7 @@ NO_WORKER = "tasks waited because no worker was there"
 MEMORY_RETURNED = "a GPU worker was told that its blocks are free"
 BEREAVED = "a GPU worker died, and gradients of a graph with it"
 PEER_READ = "a GPU worker read what another one had made"
+PARTS_JOINED = "a task joined a gradient that came in parts"
 
 ALL_SITUATIONS = frozenset(
     {
@@ -59,6 +60,7 @@ ALL_SITUATIONS = frozenset(
         MEMORY_RETURNED,
         BEREAVED,
         PEER_READ,
+        PARTS_JOINED,
     }
 )
 

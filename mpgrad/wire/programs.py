@@ -84,6 +84,8 @@ class NodeWiring(msgspec.Struct, frozen=True, array_like=True):
     routes: tuple[tuple[int, int] | int | None, ...]
     captures: tuple[tuple[int, int], ...]
     publishes: bool = False
+    #: Of output 0 only this part (``backends.column_parts``); -1: all of it.
+    part: int = -1
 
 
 class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
@@ -110,6 +112,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     is_timed: bool = False
     #: What the caller's ``np.errstate`` has changed, for as long as the task runs.
     numpy_errors: dict[str, str] = {}
+    #: Slots that get the parts of one gradient, which are joined.
+    joins: tuple[int, ...] = ()
 
 
 #: Nodes by which a task is named in messages; of longer ones the ends are.

@@ -33,6 +33,7 @@ class Wiring:
         captures: (input number, number for ``emit``): complete inputs that are wanted as they are.
         takes_undefined: the rule wants to run even if no gradient is defined (custom Functions).
         publishes: before it runs, ``Placement.publish`` is called.
+        part: of output 0 the part that is computed; -1: all of it.
         needs: for each output, whether it is wanted.
     """
 
@@ -42,6 +43,7 @@ class Wiring:
         "name",
         "needs",
         "outputs",
+        "part",
         "publishes",
         "routes",
         "takes_undefined",
@@ -57,11 +59,12 @@ class Wiring:
         *,
         takes_undefined: bool = False,
         publishes: bool = False,
+        part: int = -1,
     ) -> None:
         self.name = name
         self.inputs, self.outputs = inputs, outputs
         self.routes, self.captures = routes, captures
-        self.takes_undefined, self.publishes = takes_undefined, publishes
+        self.takes_undefined, self.publishes, self.part = takes_undefined, publishes, part
         self.needs = tuple([route is not None for route in routes])
 
 

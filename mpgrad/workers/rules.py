@@ -52,14 +52,15 @@ class Rules:
     def step(self, program: NodeProgram) -> Step:
         """One Node of a task, ready to run."""
         rule = program.rule
-        return Step(_wiring(program.wiring, isinstance(rule, FunctionRule)), self._apply(rule))
+        wiring = _wiring(program.wiring, isinstance(rule, FunctionRule))
+        return Step(wiring, self._apply(rule, wiring.part))
 
-    def _apply(self, rule: OperatorRule | FunctionRule | CaptureRule) -> Apply | None:
+    def _apply(self, rule: OperatorRule | FunctionRule | CaptureRule, part: int) -> Apply | None:
         if isinstance(rule, OperatorRule):
-            return self._operator(rule)
+            return self._operator(rule, part)
         return self._function(rule) if isinstance(rule, FunctionRule) else None
 
-    def _operator(self, rule: OperatorRule) -> Any:
+    def _operator(self, rule: OperatorRule, part: int) -> Any:
         operator = OPERATORS.get(rule.operator) or _derived(rule.operator)
 
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
@@ -69,7 +70,7 @@ class Rules:
             if rule.several:
                 for name, entries in rule.several.items():
                     offered[name] = self._open_several(entries, offered.get(name))
-            return operator.backward(xp, grads, offered, needs)
+            return operator.backward(xp, grads, offered, needs, part)
 
         return apply
 
@@ -145,6 +146,7 @@ def _wiring(data: bytes, takes_undefined: bool) -> Wiring:
         wiring.captures,
         takes_undefined=takes_undefined,
         publishes=wiring.publishes,
+        part=wiring.part,
     )
 
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.profiler import pack_times
+from mpgrad.backends.column_parts import join, part_shape
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.wire.programs import decode_program, name_of
+from mpgrad.wire.programs import TaskProgram, decode_program, name_of
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.workers.executor import Placement, Step, run_steps
 from mpgrad.workers.memory import WorkerMemory
@@ -83,9 +84,9 @@ class TaskRunner:
             publication.note_captures(steps, program.slots)
             if program.numpy_errors:
                 with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
-                    self._run_steps(steps, program.slots, dispatch, publication)
+                    self._run_steps(steps, program, dispatch, publication)
             else:
-                self._run_steps(steps, program.slots, dispatch, publication)
+                self._run_steps(steps, program, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None
         except BaseException as error:  # sys.exit() too is the caller's, as in `local`
             if publication is not None:
@@ -97,13 +98,13 @@ class TaskRunner:
     def _run_steps(
         self,
         steps: list[Step],
-        slots: Slots,
+        program: TaskProgram,
         dispatch: DispatchNodeTask,
         publication: Publication,
     ) -> None:
         run_steps(
             steps,
-            self._contributions(steps, slots, dispatch),
+            self._contributions(steps, program, dispatch),
             publication.emit,
             CpuBackend(publication.empty),
             placement=publication,
@@ -115,15 +116,30 @@ class TaskRunner:
         self._failed_step = step
 
     def _contributions(
-        self, steps: list[Step], slots: Slots, dispatch: DispatchNodeTask
+        self, steps: list[Step], program: TaskProgram, dispatch: DispatchNodeTask
     ) -> Iterator[tuple[int, int, Array | None]]:
+        slots, joins = program.slots, program.joins
         if len(dispatch.inputs) != len(slots):
             raise ProtocolError(f"a task of {len(slots)} slots got {len(dispatch.inputs)} inputs")
-        for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):
-            meta = steps[step].wiring.inputs[input_nr]
+        for number, (step, input_nr) in enumerate(slots):
+            meta, refs = steps[step].wiring.inputs[input_nr], dispatch.inputs[number]
+            if number in joins:
+                yield step, input_nr, self._joined(refs, meta)
+                continue
             for ref in refs:
                 if ref is not None:
                     yield step, input_nr, self._memory.open_gradient(ref, meta.shape, meta.dtype)
+
+    def _joined(self, refs: Sequence[GradientRef], meta: InputMetadata) -> Array | None:
+        """The gradient of which ``refs`` are the parts; None if it is undefined."""
+        if not refs:
+            return None
+        parts = [
+            self._memory.open_gradient(ref, part_shape(meta.shape, at, len(refs)), meta.dtype)
+            for at, ref in enumerate(refs)
+            if ref is not None
+        ]
+        return join(parts, _aligned_empty(meta.shape, meta.dtype))
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -182,12 +198,12 @@ class Publication(Placement):
 
         Not where a user's backward gets it, which may hold on to it.
         """
-        captures = {
-            (at, input_nr): (number, step.wiring.inputs[input_nr])
-            for at, step in enumerate(steps)
-            for input_nr, number in step.wiring.captures
-            if self._blocks[number] is not None and not step.wiring.takes_undefined
-        }
+        captures: dict[tuple[int, int], tuple[int, InputMetadata]] = {}
+        for at, step in enumerate(steps):
+            for input_nr, number in step.wiring.captures:
+                if self._blocks[number] is not None and not step.wiring.takes_undefined:
+                    # Of several outputs that are the same, the first that leaves.
+                    captures.setdefault((at, input_nr), (number, step.wiring.inputs[input_nr]))
         if not captures:
             return
         flows = Counter(slots)

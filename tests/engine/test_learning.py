@@ -217,3 +217,42 @@ def test_a_function_that_takes_another_time_now_is_planned_anew() -> None:
 
         few = min([tasks(0.0) for _ in range(40)])
         assert max([tasks(10.0) for _ in range(4)]) > few + 2
+
+
+def test_the_parts_of_a_product_teach_what_it_takes() -> None:
+    x = mg.ones(256, 1024)
+    for _ in range(3):
+        x = mg.relu(x @ mg.ones(1024, 1024, requires_grad=True))
+    loss = x.sum()
+    graph = frozen(loss)
+    planned = plan(graph.spec, workers=8)
+    nodes = {m.node for group in planned.groups for m in group if m.part >= 0}
+    assert len(nodes) == 2  # nobody wants the gradient of the first layer's input
+
+    def took_us(member: Member) -> float:
+        if member.part >= 0:
+            return 5000.0 + 1000.0 * member.part
+        return 34_000.0 if member.is_half else 1.0
+
+    def all_but(missing: int) -> tuple[Any, ...]:
+        rows = []
+        for task, members in enumerate(planned.groups):
+            times, now = [], 0.0
+            for member in that_ran(graph, members):
+                times += [now, now + took_us(member) / 1e6]
+                now = times[-1]
+            reported = pack_times(times) if wants_times(members) else None
+            if task != missing:
+                rows.append((task, 0, round(now * 1e6), 0, reported))
+        return tuple(rows)
+
+    parts = [at for at, group in enumerate(planned.groups) if [m.part for m in group] == [1]]
+    before = [graph.spec.nodes[node].cost_us for node in nodes]
+    learn(graph, planned, CompleteGraph("c1.1", 1, (), (), all_but(parts[0])))
+    learn(graph, planned, CompleteGraph("c1.1", 1, (), (), all_but(-1)))
+    specs = [frozen(loss).spec.nodes[node] for node in nodes]
+    # 5 + 6 + 7 + 8 ms of parts, and 34 of weights' gradients.
+    assert before != [60_000.0] * 2
+    for spec in specs:
+        assert spec.cost_us == pytest.approx(60_000.0, rel=0.1)
+        assert spec.second_half_share == pytest.approx(34 / 60, rel=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import pairwise
 from random import Random
 
@@ -17,7 +18,7 @@ from mpgrad.scheduler.plan import (
     Plan,
     plan,
 )
-from mpgrad.testing.path_counts import TracedGraph, Value, add, run_members, run_serially
+from mpgrad.testing.path_counts import TracedGraph, Value, add, join, run_members, run_serially
 from mpgrad.testing.random_graphs import random_graph
 
 
@@ -64,11 +65,11 @@ def run_in_any_order(traced: TracedGraph, planned: Plan, rng: Random) -> list[Va
         task = ready.pop(rng.randrange(len(ready)))
         done += 1
         sums: list[Value | None] = []
-        for contributions in buffers[task].inputs():
-            total: Value | None = None
-            for value in contributions:
-                total = add(total, value)
-            sums.append(total)
+        for slot, contributions in enumerate(buffers[task].inputs()):
+            if slot in planned.joins[task]:
+                sums.append(join(contributions))
+            else:
+                sums.append(reduce(add, contributions, None))
         outputs = tasks[task].outputs
         values = run_members(traced, planned.groups[task], planned.slots[task], sums, len(outputs))
         for output, value in zip(outputs, values, strict=True):
@@ -88,8 +89,8 @@ def test_any_ready_order_gives_the_serial_sums(seed: int) -> None:
     rng = Random(seed)
     traced = random_graph(rng, client_share=0.3)
     expected = run_serially(traced)
-    for fuse in (True, False):
-        planned = plan(traced.spec, fuse=fuse)
+    for fuse, workers in ((True, 1), (False, 1), (True, 64)):
+        planned = plan(traced.spec, fuse=fuse, workers=workers)
         for _ in range(3):
             assert run_in_any_order(traced, planned, rng) == expected
 

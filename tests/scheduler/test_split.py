@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, check_spec, serial_order
 from mpgrad.scheduler.plan import CAPTURE, Plan, plan
-from mpgrad.scheduler.split import SPLIT_ABOVE_US, split
+from mpgrad.scheduler.split import CUT_ABOVE_US, SPLIT_ABOVE_US, split
 
 DEAR_US = 2.0 * SPLIT_ABOVE_US
 
@@ -39,7 +39,7 @@ def test_the_halves_share_the_outputs() -> None:
     check_spec(halved)
     assert origin == (0, 1, 2, 3, 4, 5, 0, 2)
     assert halved.nodes[0].edges == ((2, 0), None)
-    assert halved.nodes[0].passes == ((6, 0),)
+    assert halved.nodes[0].passes == (6,)
     assert halved.nodes[6].edges == (None, (1, 0))
     assert halved.nodes[4].edges == (None, (5, 0))  # the last layer has one output, and stays
 
@@ -86,3 +86,76 @@ def test_a_sum_of_both_outputs_keeps_its_order() -> None:
     square = NodeSpec("Square", 1, ((1, 0), (1, 0)), (1 << 20,), DEAR_US, is_splittable=True)
     spec = GraphSpec((square, leaf), ((0, 0),), ((1, 0),), (0, 1))
     assert split(spec)[0] == spec
+
+
+def cuttable(count: int, parts: int = 4) -> GraphSpec:
+    """Layers whose first output can be computed in parts; these end with a cheap Node each.
+
+    (The input of a layer is where its own halves and parts get their gradient from.)
+    """
+    spec = layers(count, cost_us=2 * CUT_ABOVE_US * parts)
+    nodes = tuple(
+        node if node.is_sink else node._replace(part_nbytes=((1 << 20) // parts,) * parts)
+        for node in spec.nodes
+    )
+    return spec._replace(nodes=nodes)
+
+
+def members_in_parts(planned: Plan) -> list[tuple[int, int]]:
+    return [(m.node, m.part) for group in planned.groups for m in group if m.part >= 0]
+
+
+def test_more_than_two_workers_share_the_product_that_others_wait_for() -> None:
+    spec = cuttable(3)
+    assert members_in_parts(plan(spec, workers=2)) == []
+    planned = plan(spec, workers=4)
+    in_parts = [(node, part) for node in (0, 2) for part in range(4)]
+    assert sorted(members_in_parts(planned)) == in_parts
+    assert planned.work_us == plan(spec, workers=1).work_us
+    assert planned.critical_path_us < plan(spec, workers=2).critical_path_us / 1.5
+    assert planned.groups[0][0].publishes  # the others get the gradient before the first part runs
+    assert sum(m.is_half for group in planned.groups for m in group) == 2 * 5
+
+
+def test_parts_are_joined_where_they_flow_into() -> None:
+    planned = plan(cuttable(2, parts=3), workers=4)
+    (consumer,) = [task for task, slots in enumerate(planned.joins) if slots]
+    assert planned.joins[consumer] == (0,)
+    assert planned.tasks[consumer].places == (3,)
+    outputs = [output for task in planned.tasks for output in task.outputs]
+    parts = [output for output in outputs if (output.task, output.slot) == (consumer, 0)]
+    assert [(output.place, output.nbytes) for output in parts] == [
+        (place, (1 << 20) // 3) for place in range(3)
+    ]
+    origin = [m.part for members in planned.groups for m in members if m.part >= 0]
+    assert origin == [0, 1, 2]
+
+
+def test_a_product_is_cut_only_where_its_gradient_arrives_alone_on_a_worker() -> None:
+    spec = cuttable(2)
+
+    def with_second(**changes: object) -> GraphSpec:
+        nodes = [
+            node._replace(**changes) if at == 2 else node for at, node in enumerate(spec.nodes)
+        ]
+        return spec._replace(nodes=tuple(nodes))
+
+    assert members_in_parts(plan(spec, workers=4))
+    assert members_in_parts(plan(with_second(on_client=True), workers=4)) == []
+    assert members_in_parts(plan(with_second(device=0), workers=4)) == []
+    seeded = spec._replace(seeds=((0, 0), (2, 0)))
+    assert members_in_parts(plan(seeded, workers=4)) == []
+    cheap = [node._replace(cost_us=node.cost_us / 2.1) for node in spec.nodes]
+    assert members_in_parts(plan(spec._replace(nodes=tuple(cheap)), workers=4)) == []
+
+
+def test_a_product_without_weights_is_cut_as_well() -> None:
+    product, _, last, leaf = cuttable(2).nodes
+    nodes = (
+        product._replace(edges=((1, 0), None)),
+        last._replace(edges=(None, (2, 0))),
+        leaf,
+    )
+    spec = GraphSpec(nodes, ((0, 0),), ((2, 0),), (0, 1, 2))
+    planned = plan(spec, workers=4)
+    assert members_in_parts(planned) == [(0, 0), (0, 1), (0, 2), (0, 3)]

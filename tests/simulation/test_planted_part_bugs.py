@@ -1,0 +1,102 @@
+"""World must catch bugs of products in parts, too: as in ``test_planted_bugs``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mpgrad.scheduler import plan as plan_module
+from mpgrad.scheduler import split
+from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.testing import World, WorldFailure, simulated_client
+from tests.simulation.test_planted_bugs import MISTAKES, SEEDS, Plant
+
+PLANTS: dict[str, Plant] = {}
+
+
+def bug(plant: Plant) -> Plant:
+    PLANTS[plant.__name__] = plant
+    return plant
+
+
+def spoil(patch: pytest.MonkeyPatch, change: Callable[[Plan], Plan]) -> None:
+    """Make ``change`` to every plan."""
+    patch.setattr(simulated_client, "plan", lambda spec, **options: change(plan(spec, **options)))
+
+
+@bug
+def parts_are_added_up(patch):
+    spoil(patch, lambda planned: planned._replace(joins=tuple(() for _ in planned.joins)))
+
+
+@bug
+def parts_are_joined_in_another_order(patch):
+    def change(planned):
+        def turned(output):
+            if output.task < 0 or output.slot not in planned.joins[output.task]:
+                return output
+            count = planned.tasks[output.task].places[output.slot]
+            return output._replace(place=count - 1 - output.place)
+
+        tasks = [
+            task._replace(outputs=tuple(turned(output) for output in task.outputs))
+            for task in planned.tasks
+        ]
+        return planned._replace(tasks=tuple(tasks))
+
+    spoil(patch, change)
+
+
+@bug
+def a_part_is_computed_twice_and_another_one_never(patch):
+    def change(planned):
+        groups = [
+            tuple(m._replace(part=0) if m.part == 1 else m for m in members)
+            for members in planned.groups
+        ]
+        return planned._replace(groups=tuple(groups))
+
+    spoil(patch, change)
+
+
+@bug
+def parts_go_where_something_else_is_added(patch):
+    right = split._lone_targets
+
+    def wrong(spec):
+        targets = {target for node in spec.nodes for target in node.edges if target is not None}
+        return right(spec) | {target for target in targets if not spec.nodes[target[0]].is_sink}
+
+    patch.setattr(split, "_lone_targets", wrong)
+
+
+@bug
+def the_gradient_is_passed_on_to_one_of_the_others_only(patch):
+    right = plan_module._Wiring.__init__
+
+    def wrong(self, spec, group_of, groups):
+        nodes = [node._replace(passes=node.passes[:1]) for node in spec.nodes]
+        right(self, spec._replace(nodes=tuple(nodes)), group_of, groups)
+
+    patch.setattr(plan_module._Wiring, "__init__", wrong)
+
+
+def first_failure() -> tuple[int, WorldFailure] | None:
+    for seed in range(SEEDS):
+        try:
+            World.drawn(seed).run()
+        except WorldFailure as failure:
+            return seed, failure
+    return None
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        PLANTS[name](patch)
+        found = first_failure()
+    assert found is not None, f"{SEEDS} worlds did not notice that {name.replace('_', ' ')}"
+    seed, failure = found
+    assert not isinstance(failure.__cause__, MISTAKES), failure
+    World.drawn(seed).run()
