@@ -20,6 +20,7 @@ def test_without_scikit_learn_it_says_what_to_install(
     assert said == 'mpgrad demo needs scikit-learn: pip install "mpgrad[data]"\n'
 
 
+@pytest.mark.slow
 def test_the_network_learns() -> None:
     pytest.importorskip("sklearn")
     losses: list[float] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,24 @@ MISTAKES = (TypeError, NameError, AttributeError)
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: dict[str, Plant] = {}
+#: Bugs that strike so seldom that it takes more than a hundred worlds to find them.
+RARE: set[Plant] = set()
 
 
 def bug(plant: Plant) -> Plant:
     PLANTS[plant.__name__] = plant
     return plant
+
+
+def rare_bug(plant: Plant) -> Plant:
+    RARE.add(plant)
+    return bug(plant)
+
+
+def marked(plants: dict[str, Plant]) -> list[Any]:
+    """Names for ``parametrize``; the rare bugs' tests are slow."""
+    slow = (pytest.mark.slow,)
+    return [pytest.param(name, marks=slow if plants[name] in RARE else ()) for name in plants]
 
 
 def forget(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
@@ -214,7 +228,7 @@ def a_kill_from_outside_is_the_fault_of_the_task(patch):
     )
 
 
-@bug
+@rare_bug
 def the_deaths_of_all_slots_are_counted_together(patch):
     right = Deaths._replace_worker
 
@@ -231,7 +245,7 @@ def nobody_is_blamed_for_a_death(patch):
     forget(patch, Deaths, "_blame")
 
 
-@bug
+@rare_bug
 def a_fence_is_taken_for_a_kill_from_outside(patch):
     right = deaths._fenced
     patch.setattr(deaths, "_fenced", lambda *args: right(*args)._replace(killed=True))
@@ -337,7 +351,7 @@ def graphs_of_a_gone_session_go_on(patch):
     patch.setattr(Deaths, "on_session_closed", wrong)
 
 
-@bug
+@rare_bug
 def inner_graphs_of_a_gone_session_go_on(patch):
     right = Deaths.on_session_closed
 
@@ -366,7 +380,7 @@ def a_session_takes_its_siblings_along(patch):
     patch.setattr(Deaths, "on_session_closed", wrong)
 
 
-@bug
+@rare_bug
 def what_a_refused_submission_left_behind_stays(patch):
     right = Deaths.on_session_closed
 
@@ -504,7 +518,7 @@ def a_full_arena_fails_graphs_that_could_wait(patch):
     patch.setattr(Dispatcher, "_must_wait_for_memory", wrong)
 
 
-@bug
+@rare_bug
 def a_failed_dispatch_stops_the_others(patch):
     """World found this one: out of memory failed a graph, and nobody looked at the next."""
     right = Dispatcher._must_wait_for_memory
@@ -516,7 +530,7 @@ def a_failed_dispatch_stops_the_others(patch):
     patch.setattr(Dispatcher, "_must_wait_for_memory", wrong)
 
 
-@bug
+@rare_bug
 def graphs_wait_for_workers_that_never_come(patch):
     """World found this one: the last worker died after no other could be had."""
     right = Deaths._replace_worker
@@ -614,7 +628,7 @@ def first_failure() -> tuple[int, dict[str, int], WorldFailure] | None:
     return None
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", marked(PLANTS))
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         PLANTS[name](patch)

@@ -46,13 +46,26 @@ def test_without_faults_every_graph_completes() -> None:
         assert "FailGraph" not in ends
 
 
-@pytest.mark.parametrize("kind", [field.name for field in fields(Faults)])
+KINDS = [field.name for field in fields(Faults)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_fault_by_itself(kind: str) -> None:
+    run_with_one_fault(kind, range(16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_fault_by_itself_in_more_worlds(kind: str) -> None:
+    run_with_one_fault(kind, range(16, 48))
+
+
+def run_with_one_fault(kind: str, seeds: range) -> None:
     # A late reply needs a worker that stalls; who comes again must have vanished.
     kinds = {kind, *{"late_reply": {"stall"}, "rejoin": {"vanish"}}.get(kind, ())}
-    faults = Faults(**{name: min(1.0, 3 * getattr(ALL_FAULTS, name)) for name in sorted(kinds)})
+    faults = Faults(**{name: min(1.0, 6 * getattr(ALL_FAULTS, name)) for name in sorted(kinds)})
     injected = Counter[str]()
-    for seed in range(30):
+    for seed in seeds:
         injected.update(World(seed, workers=2, graphs=3, faults=faults).run().dice.injected)
     assert injected[kind] > 0
 
