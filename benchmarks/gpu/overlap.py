@@ -16,11 +16,11 @@ ROUNDS, BRANCHES, WIDTH = 10, 8, 72
 
 def main() -> None:
     """The same graph with one and with two workers on GPU 0."""
-    size, depth = (32, 2) if is_small() else (1024, 12)
+    size, depth, branches = (32, 1, 2) if is_small() else (1024, 12, BRANCHES)
 
     def step() -> None:
         weights = [
-            (mg.ones(size, size, device="cuda") / size).requires_grad_() for _ in range(BRANCHES)
+            (mg.ones(size, size, device="cuda") / size).requires_grad_() for _ in range(branches)
         ]
         total = None
         for weight in weights:

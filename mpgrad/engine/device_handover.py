@@ -27,8 +27,9 @@ class DeviceHandover:
         self._devices, self._link = devices, devices.link
         self._kept: list[Any] = []
         self._published: list[Block] = []
-        #: By GPU the event that follows all that this thread had asked of it.
+        #: By GPU the event that follows all that this thread had asked of it; and all there were.
         self._events: dict[int, int] = {}
+        self._begun: list[tuple[DeviceMemory, int]] = []
         self.copied_bytes = 0
         devices.look()
         devices.board.precision = PRECISIONS.index(matmul.chosen)
@@ -44,9 +45,9 @@ class DeviceHandover:
             if found is None:
                 array = array.copy(order="K")  # in exported memory, with these strides if possible
                 self.copied_bytes += array.nbytes
-                # The copy comes after the event that the others wait for.
-                driver().current_stream().synchronize()
-                found = memory.handle(array, self._link, event)
+                # The copy comes after the event that the others wait for: they get a later one.
+                del self._events[memory.device]
+                found = memory.handle(array, self._link, self._event(memory))
             if found is None:
                 raise RuntimeError("a new array does not lie in the memory that is exported")
         self._kept.append(array)
@@ -98,14 +99,15 @@ class DeviceHandover:
                 failure some GPU may still be at it.
         """
         with self._devices.lock:
-            for device, event in self._events.items():
-                self._devices.memory(device).end_handover(event)
+            for memory, event in self._begun:
+                memory.end_handover(event)
             for block in self._published:
                 memory = self._devices.memory(block.arena - CLIENT_DEVICE_ARENA)
                 self._kept.extend(memory.release(block))
             if self._kept:
                 self._link.leave(list(self._kept), is_read=is_complete)
         self._events.clear()
+        self._begun.clear()
         self._published.clear()
         self._kept.clear()
 
@@ -114,5 +116,6 @@ class DeviceHandover:
 
     def _event(self, memory: DeviceMemory) -> int:
         if memory.device not in self._events:
-            self._events[memory.device] = memory.begin_handover(self._link)
+            self._events[memory.device] = event = memory.begin_handover(self._link)
+            self._begun.append((memory, event))
         return self._events[memory.device]

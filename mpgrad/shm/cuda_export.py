@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from mpgrad.errors import InvariantViolated, MpgradError
 from mpgrad.shm.cuda_driver import CudaDriver, CudaError
@@ -22,9 +22,6 @@ from mpgrad.shm.segment_pool import (
     rounded,
     segment_bytes,
 )
-
-#: A block that no array refers to any more, free once all these events are done.
-_Release: TypeAlias = tuple[Place, list[Any]]
 
 
 class NotExportable(MpgradError):
@@ -52,16 +49,15 @@ class SegmentOffer(NamedTuple):
 class DeviceLease:
     """The owner of a block as arrays over it see it; the block is free when it dies."""
 
-    __slots__ = ("_release", "events", "place")
+    __slots__ = ("_release", "place")
 
-    def __init__(self, place: Place, release: Callable[[_Release], None]) -> None:
+    def __init__(self, place: Place, release: Callable[[Place], None]) -> None:
         self.place, self._release = place, release
-        self.events: list[Any] = []
 
     def __del__(self) -> None:
         # Runs in any thread, inside the garbage collector, and while the interpreter shuts down:
         # it may not lock or look a global up. An append is atomic.
-        self._release((self.place, self.events))
+        self._release(self.place)
 
 
 class _Segment(NamedTuple):
@@ -92,9 +88,8 @@ class Exporter:
         self._retiring: set[int] = set()
         self._next_segment = 0
         self._set_aside: dict[Place, int] = {}
-        self._released: deque[_Release] = deque()
-        #: Blocks that other streams than their own may still be using.
-        self._in_use_elsewhere: list[_Release] = []
+        #: Blocks that no array refers to any more.
+        self._released: deque[Place] = deque()
 
     # ------------------------------------------------------------------------- blocks
 
@@ -109,15 +104,6 @@ class Exporter:
         place = self._pool.allocate(nbytes, stream) or self._place_in_more(nbytes, stream)
         lease = DeviceLease(place, self._released.append)
         return self._segments[place.segment].pointer + place.offset, lease
-
-    def used_on(self, lease: DeviceLease, stream: Any) -> None:
-        """The block is used by another stream than its own, as ``Tensor.record_stream`` says.
-
-        It will not be given out again before what is in ``stream`` now has run.
-        """
-        event = self._driver.event()
-        event.record(stream)
-        lease.events.append(event)
 
     def set_aside(self, lease: DeviceLease, nbytes: int) -> None:
         """A block of ``nbytes`` is not the user's: it shall not be counted as such."""
@@ -135,15 +121,10 @@ class Exporter:
         return sum(segment.nbytes for segment in self._segments.values())
 
     def _take_back(self) -> None:
-        self._in_use_elsewhere.extend(self._released.popleft() for _ in range(len(self._released)))
-        waiting = []
-        for place, events in self._in_use_elsewhere:
-            if all(event.done for event in events):
-                self._pool.free(place)
-                self._set_aside.pop(place, None)
-            else:
-                waiting.append((place, events))
-        self._in_use_elsewhere = waiting
+        while self._released:
+            place = self._released.popleft()
+            self._pool.free(place)
+            self._set_aside.pop(place, None)
 
     def _place_in_more(self, nbytes: int, stream: int) -> Place:
         """A place for which there is no room yet."""

@@ -30,7 +30,7 @@ _PRECISION_WORD = 3
 _ROW = struct.Struct(f"<IIQQQ{IPC_HANDLE_BYTES}s")
 _FIRST_ROW = 64
 #: A worker takes one row per segment and one per event.
-ROWS_MAX = 65_536
+ROWS_MAX = 1 << 18
 #: Words beside each row.
 WORDS = 2
 _FIRST_WORD = _FIRST_ROW + ROWS_MAX * _ROW.size

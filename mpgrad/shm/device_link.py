@@ -154,7 +154,15 @@ class DeviceLink:
             found = pair_test.answer(self._driver, self.importer, str(self._reader), asked)
         if found.works:
             self._note_open(arena, place.segment)
+            self._reach(memory.device)
         self._put_verdict(arena, found.reason)
+
+    def _reach(self, device: int) -> None:
+        """Let this process's GPUs read that one's memory directly, where they can."""
+        for exporter in self._exporters.values():
+            if exporter.device != device and self._driver.can_access_peer(exporter.device, device):
+                with self._driver.device(exporter.device):
+                    self._driver.enable_peer_access(device)
 
     def _put_verdict(self, arena: int, reason: str) -> None:
         text = reason.encode()[:IPC_HANDLE_BYTES]

@@ -17,9 +17,9 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block, TensorHandle
 from mpgrad.shm.cuda_driver import DEVICE_TO_DEVICE, CudaDriver
 from mpgrad.shm.cuda_import import Importer
-from mpgrad.shm.device_board import EVENT
 from mpgrad.shm.device_link import DeviceLink, unpacked
 from mpgrad.shm.device_memory import EVENT_BITS, NO_EVENT, ON_HOST, DeviceMemory
+from mpgrad.shm.event_ring import OpenedEvents
 from mpgrad.shm.lease import byte_bounds
 from mpgrad.shm.segment_pool import Place
 
@@ -37,7 +37,7 @@ class DeviceReader:
         self._driver, self._link = driver, link
         self._own = {memory.arena: memory for memory in own}
         self._importer: Importer = link.importer
-        self._events: dict[tuple[int, int], Any] = {}
+        self._events = OpenedEvents(driver, link.board)
         self._copy_streams: dict[int, Any] = {}
         #: Whether something was read since the last mark.
         self._has_read = False
@@ -131,14 +131,7 @@ class DeviceReader:
     def _wait(self, arena: int, event: int, stream: Any) -> None:
         if event == NO_EVENT or arena in self._own:
             return
-        key = (arena, event - 1)
-        if key not in self._events:
-            row = self._link.board.find(EVENT, *key)
-            if row is None:
-                raise ProtocolError(f"nobody has shown event {event - 1} of memory {arena}")
-            with self._driver.device(row.device):
-                self._events[key] = self._driver.open_ipc_event(row.handle)
-        stream.wait_event(self._events[key])
+        stream.wait_event(self._events.find(arena, event - 1))
 
     def _pointer(self, arena: int, place: Place, nbytes: int) -> tuple[int, int, Any]:
         """Where that lies here, on which GPU, and what keeps the segment open."""

@@ -8,11 +8,11 @@ which may itself wait for him.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.errors import InvariantViolated
+from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.shm.cuda_driver import CudaDriver
+from mpgrad.shm.device_board import EVENT, DeviceBoard
 
 #: PyTorch caps its own at 1000 and synchronises beyond; this many can be under way per worker.
 EVENTS = 256
@@ -83,17 +83,29 @@ class EventRing:
         return len(self._free)
 
 
-class ImportedEvents:
-    """Another process's ring, opened once."""
+class OpenedEvents:
+    """Other processes' events, each opened once.
 
-    def __init__(self, driver: CudaDriver, handles: Sequence[bytes]) -> None:
-        self._driver, self._handles = driver, tuple(handles)
-        self._opened: dict[int, Any] = {}
+    Args:
+        driver: of this process.
+        board: where their handles stand.
+    """
 
-    def wait(self, stream: Any, number: int | None) -> None:
-        """Let what comes later in ``stream`` wait for that event; then tell the exporter."""
-        if number is None:
-            return
-        if number not in self._opened:
-            self._opened[number] = self._driver.open_ipc_event(self._handles[number])
-        stream.wait_event(self._opened[number])
+    def __init__(self, driver: CudaDriver, board: DeviceBoard) -> None:
+        self._driver, self._board = driver, board
+        self._opened: dict[tuple[int, int], Any] = {}
+
+    def find(self, arena: int, number: int) -> Any:
+        """Event ``number`` of the process whose memory is ``arena``.
+
+        Raises:
+            ProtocolError: nobody has shown it.
+        """
+        key = (arena, number)
+        if key not in self._opened:
+            row = self._board.find(EVENT, *key)
+            if row is None:
+                raise ProtocolError(f"nobody has shown event {number} of memory {arena}")
+            with self._driver.device(row.device):
+                self._opened[key] = self._driver.open_ipc_event(row.handle)
+        return self._opened[key]

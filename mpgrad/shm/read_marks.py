@@ -12,7 +12,7 @@ from typing import Any
 
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.shm.device_board import EVENT, PROCESS, DeviceBoard, Row
-from mpgrad.shm.event_ring import EVENTS
+from mpgrad.shm.event_ring import EVENTS, OpenedEvents
 
 #: Events in the circle of each process: their rows come behind those of its ring.
 MARKS = 64
@@ -68,7 +68,7 @@ class OthersMarks:
 
     def __init__(self, driver: CudaDriver, board: DeviceBoard) -> None:
         self._driver, self._board = driver, board
-        self._opened: dict[tuple[int, int], Any] = {}
+        self._events = OpenedEvents(driver, board)
         #: By memory: marks up to this one are passed.
         self._passed: dict[int, int] = {}
 
@@ -106,13 +106,7 @@ class OthersMarks:
             return True  # that process has just died, and its kernels with it
 
     def _event(self, arena: int, count: int) -> Any:
-        key = (arena, (count - 1) % MARKS)
-        if key not in self._opened:
-            row = self._board.find(EVENT, arena, _FIRST_MARK + key[1])
-            assert row is not None, "marks are counted after their events were shown"
-            with self._driver.device(row.device):
-                self._opened[key] = self._driver.open_ipc_event(row.handle)
-        return self._opened[key]
+        return self._events.find(arena, _FIRST_MARK + (count - 1) % MARKS)
 
     def _count(self, row: Row) -> int:
         return int(self._board.words(PROCESS, row.arena, row.number)[MARKS_WORD])

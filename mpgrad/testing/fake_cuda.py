@@ -80,6 +80,8 @@ class FakeCudaDriver:
         self._memories = MemoryMap()
         self._imports: dict[bytes, Import] = {}
         self._registered: dict[int, int] = {}
+        #: (device, peer) for each that may read another's memory directly.
+        self.reachable: set[tuple[int, int]] = set()
         # By thread: the current device, and the current stream of each device.
         self._current: dict[int, int] = {}
         self._streams: dict[tuple[int, int], FakeStream] = {}
@@ -140,6 +142,7 @@ class FakeCudaDriver:
     def enable_peer_access(self, peer: int) -> None:
         if not self.can_access_peer(self.current_device(), peer):
             raise CudaError("cudaErrorPeerAccessUnsupported")
+        self.reachable.add((self.current_device(), peer))
 
     # -------------------------------------------------------------------------------- memory
 

@@ -6,17 +6,19 @@ Opened once, never in the exporter, freed after the last importer has closed it 
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from mpgrad.errors import InvariantViolated
+from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.shm.cuda_driver import CudaDriver, CudaError
 from mpgrad.shm.cuda_export import Exporter, NotExportable, SegmentOffer
 from mpgrad.shm.cuda_import import Importer
-from mpgrad.shm.event_ring import EventRing, ImportedEvents
+from mpgrad.shm.device_board import EVENT, DeviceBoard, Row
+from mpgrad.shm.event_ring import EventRing, OpenedEvents
 from mpgrad.shm.segment_pool import Place
 from mpgrad.testing.fake_cuda import FakeCudaDriver
 from tests.cuda.peer import Peer
@@ -24,7 +26,7 @@ from tests.cuda.peer import Peer
 StartPeer = Callable[[], Peer]
 
 IMPORTS = (
-    "from mpgrad.shm.cuda_export import *; from mpgrad.shm.cuda_import import *; "
+    "import os; from mpgrad.shm.cuda_export import *; from mpgrad.shm.cuda_import import *; "
     "from mpgrad.shm.event_ring import *; from mpgrad.shm.segment_pool import Place"
 )
 
@@ -50,6 +52,11 @@ def new_array(driver: CudaDriver, exporter: Exporter, values: np.ndarray):
     place = exporter.locate(pointer, values.nbytes)
     assert place is not None
     return array, place
+
+
+def path_of(board: DeviceBoard) -> str:
+    """Where another process finds it."""
+    return f"/proc/{os.getpid()}/fd/{board.fd}"
 
 
 def read_there(peer: Peer, place: Place, n: int) -> list[float]:
@@ -209,23 +216,6 @@ def test_a_killed_exporter_is_closed_once_nothing_reads_it(
     assert here.open_count == 0
 
 
-def test_a_block_that_another_stream_uses_is_not_given_out_again() -> None:
-    driver = FakeCudaDriver(1)  # whose streams do not run before somebody asks
-    exporter, stream = Exporter(driver, "w0.1", 0), driver.stream()
-    pointer, lease = exporter.allocate(1 << 20)
-    target, _target_lease = exporter.allocate(1 << 20)
-    for _ in range(3):
-        driver.copy(target, pointer, 1 << 20, 3, stream)
-    exporter.used_on(lease, stream)
-    del lease
-    gc.collect()
-    other, _other_lease = exporter.allocate(1 << 20)
-    assert other != pointer
-    stream.synchronize()
-    again, _lease = exporter.allocate(1 << 20)
-    assert again == pointer
-
-
 def test_when_the_device_is_full_idle_segments_are_given_back() -> None:
     driver = FakeCudaDriver(1, total_bytes=32 << 20)
     exporter = Exporter(driver, "w0.1", 0)
@@ -245,16 +235,21 @@ def test_when_the_device_is_full_idle_segments_are_given_back() -> None:
 def test_streams_of_two_processes_in_order(
     driver: CudaDriver, exporter: Exporter, importer: Peer
 ) -> None:
-    ring = EventRing(driver, 4)
+    ring, board = EventRing(driver, 4), DeviceBoard.create()
+    board.put(*(Row(EVENT, 7, n, 0, 0, handle) for n, handle in enumerate(ring.handles())))
     source, _ = new_array(driver, exporter, np.full(4, 9, np.float32))
     target, place = new_array(driver, exporter, np.zeros(4, np.float32))
     driver.synchronize()
     importer("importer.open(offer)", offer=exporter.offer(place.segment, "w1.1"))
-    importer("events = ImportedEvents(driver, handles)", handles=ring.handles())
+    importer("from mpgrad.shm.device_board import DeviceBoard")
+    importer("board = DeviceBoard.attach(os.open(path, os.O_RDWR))", path=path_of(board))
+    importer("events = OpenedEvents(driver, board)")
     stream = driver.stream()
     driver.copy(driver.pointer(target), driver.pointer(source), 16, 3, stream)
     number = ring.record(stream, waiters=1)
-    importer("events.wait(driver.current_stream(), number)", number=number)
+    importer("event = events.find(7, number)", number=number)
+    importer("driver.current_stream().wait_event(event)")
+    assert importer("events.find(7, number) is event")
     assert read_there(importer, place, 4) == [9] * 4
     ring.waited(number)
     assert ring.free_count == 4
@@ -280,4 +275,8 @@ def test_what_nobody_waits_for_takes_no_event(driver: CudaDriver) -> None:
     ring = EventRing(driver, 1)
     assert ring.record(driver.stream(), waiters=0) is None
     assert ring.free_count == 1
-    ImportedEvents(driver, []).wait(driver.stream(), None)
+
+
+def test_an_event_that_nobody_has_shown(driver: CudaDriver) -> None:
+    with pytest.raises(ProtocolError, match="event 3 of memory 7"):
+        OpenedEvents(driver, DeviceBoard.create()).find(7, 3)

@@ -98,6 +98,16 @@ def test_one_that_cannot_open_is_enough(client: Client, start_peer: Callable[[],
     assert client.link.is_shared(CLIENT_DEVICE_ARENA)
 
 
+@pytest.mark.parametrize("has_peer_access", [True, False])
+def test_memory_of_another_gpu_is_reached_directly_where_it_can_be(has_peer_access: bool) -> None:
+    client, peer = Client(FakeCudaDriver(2, has_peer_access=has_peer_access)), Peer("fake")
+    peer(JOIN.replace("arena, 0", "arena, 1"), fd=client.board.fd, arena=2000, slot=1)
+    client.link.look()
+    assert client.link.is_shared(2000)
+    assert client.driver.reachable == ({(0, 1)} if has_peer_access else set())
+    peer.kill()
+
+
 def test_who_cannot_export_says_so() -> None:
     client = Client(FakeCudaDriver(1, can_share=False))
     assert not client.link.is_shared(CLIENT_DEVICE_ARENA)
