@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from types import ModuleType
+
 import pytest
 
 from mpgrad.backends.cuda_kernels import SOURCES
@@ -31,3 +35,19 @@ def test_cupy_takes_the_parameters_of_our_kernels() -> None:
         kernel = cupy.ElementwiseKernel(*source, name)
         fake = FakeCudaDriver(1).namespace.ElementwiseKernel(*source, name)
         assert kernel.nargs == fake._count
+
+
+def test_cupy_has_every_name_of_the_driver() -> None:
+    cupy = pytest.importorskip("cupy")
+    names = set(re.findall(r"\b(cupy(?:\.\w+)+|_runtime\.\w+)", inspect.getsource(cuda_cupy())))
+    assert len(names) > 20
+    for name in names:
+        found = cupy
+        for part in name.replace("_runtime", "cupy.cuda.runtime").split(".")[1:]:
+            found = getattr(found, part)
+
+
+def cuda_cupy() -> ModuleType:
+    from mpgrad.shm import cuda_cupy
+
+    return cuda_cupy
