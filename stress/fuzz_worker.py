@@ -20,7 +20,8 @@ import numpy as np
 
 import mpgrad as mg
 from mpgrad.autograd import costs, engine_slot
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraphs

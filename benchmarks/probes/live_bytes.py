@@ -14,7 +14,8 @@ import numpy as np
 
 from benchmarks.rounds import Array
 from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.dispatch import OperatorNode
 from mpgrad.tensor import gradient_edge
 

@@ -17,7 +17,8 @@ import mpgrad as mg
 from benchmarks.scaling.costs import ClientCosts
 from benchmarks.scaling.networks import Network
 from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.roots import gradient_edge
 from mpgrad.dispatch import OperatorNode

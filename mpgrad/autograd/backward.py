@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeAlias, overload
 from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.commit import commit, commit_recorded, recorded_results
 from mpgrad.autograd.commit import results as results_of
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.grads_batch import results_of_batch
 from mpgrad.autograd.modes.overrides import call_override, is_overridden
 from mpgrad.autograd.nodes.gradient_edge import GradientEdge

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mpgrad.autograd.freeze import FrozenGraph, LeafSink, ResultSink, RetainSink
+from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.nodes.accumulate_grad import first_grad, grad_lock
 from mpgrad.autograd.running.collector import collector_held

@@ -17,7 +17,7 @@ from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.autograd.running.thread_state import PerThread
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freeze import FrozenGraph
+    from mpgrad.autograd.frozen_graph import FrozenGraph
     from mpgrad.tensor import Tensor
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from mpgrad.autograd.profiler_table import Averages, Event, TimeRange
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freeze import FrozenGraph
+    from mpgrad.autograd.frozen_graph import FrozenGraph
 
 __all__ = ["ProfilerActivity", "profile", "record_function"]
 

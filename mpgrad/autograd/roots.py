@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mpgrad.autograd.freeze import LeafSink, ResultSink, Sink
+from mpgrad.autograd.frozen_graph import LeafSink, ResultSink, Sink
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.gradient_edge import GradientEdge
 from mpgrad.autograd.nodes.node import Edge, InputMetadata

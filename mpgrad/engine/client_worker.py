@@ -10,7 +10,7 @@ import numpy as np
 
 from mpgrad.autograd import profiler
 from mpgrad.autograd.client_nodes import Rule, rule_of
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.engine.handover import Handover

@@ -24,7 +24,7 @@ from mpgrad.shm.arena import default_limit_bytes
 from mpgrad.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freeze import FrozenGraph
+    from mpgrad.autograd.frozen_graph import FrozenGraph
     from mpgrad.engine.execution import Execution
     from mpgrad.engine.process import ProcessEngine
     from mpgrad.engine.processes import CoordinatorProcess

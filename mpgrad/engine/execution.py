@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpgrad import config
 from mpgrad.autograd import costs, engine_slot
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.device_arrays import CUDA

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpgrad.autograd.anomaly_mode import explain_failure
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.errors import (
     EngineClosed,
     InvariantViolated,

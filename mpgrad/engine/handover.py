@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 
 from mpgrad.autograd.anomaly_mode import mode as anomaly
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode, PortableContext
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.shipping.decision import ShippedCode

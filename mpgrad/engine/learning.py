@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiler import unpack_times
 from mpgrad.engine.local import NEGLIGIBLE_US
 from mpgrad.scheduler.instructions import CompleteGraph

@@ -10,7 +10,7 @@ from mpgrad.autograd import costs, engine_slot, profiler
 from mpgrad.autograd.anomaly_mode import explain_failure
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.client_nodes import HooksBefore, rule_of
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata, Node
 from mpgrad.dispatch import cpu
 from mpgrad.storage import is_exclusive

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.backends.column_parts import part_shape
 from mpgrad.engine.choice import Experience

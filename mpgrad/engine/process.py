@@ -19,7 +19,7 @@ import numpy as np
 
 from mpgrad import config
 from mpgrad.autograd import profiler
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.dispatch import OperatorNode

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from mpgrad.autograd.freeze import FrozenGraph
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_worker import ClientWorker

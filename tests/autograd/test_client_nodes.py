@@ -9,7 +9,8 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd import client_nodes
 from mpgrad.autograd.client_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
-from mpgrad.autograd.freeze import FrozenGraph, LeafSink, RetainSink, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink, RetainSink
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.tensor import gradient_edge
 

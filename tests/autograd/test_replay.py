@@ -11,7 +11,8 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd import replay
-from mpgrad.autograd.freeze import FrozenGraph, LeafSink, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.replay import NODES_MAX, VARIANTS_MAX, YOUNG_USES, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results

@@ -8,7 +8,8 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine.choice import (
     MARGIN,
     SEEN_MIN,

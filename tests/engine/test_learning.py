@@ -11,7 +11,8 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.autograd import freeze as freezing
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiler import pack_times
 from mpgrad.autograd.replay import Memory
 from mpgrad.engine.learning import learn, that_ran, wants_times

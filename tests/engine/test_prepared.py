@@ -6,7 +6,8 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd import freeze as freezing
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.replay import Memory
 from mpgrad.engine import prepared
 from mpgrad.engine.prepared import LEARN_EVERY, YOUNG_USES, PreparedGraph, PreparedGraphs, wiring_of

@@ -7,7 +7,8 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import FrozenGraph, freeze
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph

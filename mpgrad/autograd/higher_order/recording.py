@@ -22,7 +22,7 @@ from mpgrad.autograd import profiler
 from mpgrad.autograd.anomaly_mode import explain_failure, refuse_nan
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.client_nodes import HooksBefore, run_post_hooks, runs_node_hooks
-from mpgrad.autograd.freeze import FrozenGraph, ResultSink
+from mpgrad.autograd.frozen_graph import FrozenGraph, ResultSink
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.higher_order.backward_of import SUM_GRADIENTS, backward_of
 from mpgrad.autograd.nodes.executing import executing

@@ -12,7 +12,7 @@ from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.running.running_backward import innermost
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freeze import FrozenGraph
+    from mpgrad.autograd.frozen_graph import FrozenGraph
 
 
 def current_graph_task_id() -> int:

@@ -19,7 +19,7 @@ from mpgrad.autograd.running.thread_state import PerThread
 from mpgrad.autograd.running.undo_log import UndoLog
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freeze import FrozenGraph
+    from mpgrad.autograd.frozen_graph import FrozenGraph
 _numbers = itertools.count()
 
 
