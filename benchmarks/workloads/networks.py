@@ -20,6 +20,7 @@ from benchmarks.runners import (
     mpgrad_runners,
     torch_runners,
 )
+from mpgrad.launch import demo_digits
 
 ABOUT_RESNET = """\
 ResNet-18 in training mode with cross entropy, float32, random images: the plain one (224 x 224,
@@ -88,22 +89,6 @@ def _digits_batches() -> list[tuple[Array, Array]]:
     return [(images[at : at + _BATCH_SIZE], data.target[at : at + _BATCH_SIZE]) for at in steps]
 
 
-def digits_network(nn: Any) -> Any:
-    """The demo's network (``mpgrad.launch.demo_digits.network``) for mpgrad or torch."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128, 10),
-    )
-
-
 def _epoch(runner: Runner, arrays: list[tuple[Array, Array]]) -> Contender:
     library = runner.library
     if library is None:
@@ -114,7 +99,7 @@ def _epoch(runner: Runner, arrays: list[tuple[Array, Array]]) -> Contender:
 
     def prepare() -> Callable[[], None]:
         runner.select()
-        model = digits_network(library.nn)
+        model = demo_digits.network(library.nn)
         set_parameters(library, model)
         trained[:] = model.parameters()
         optimizer = library.optim.SGD(trained, lr=0.05, momentum=0.9, weight_decay=1e-4)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.process import PeerProcess
-from benchmarks.rounds import Case, Contender, Point, Target
+from benchmarks.rounds import Case, Contender, Target
 from benchmarks.runners import ForwardPass, Runner, mpgrad_runners, torch_runners
 from benchmarks.small_graphs import digits_arrays, leaf_arrays
+from benchmarks.workloads.per_node import TORCH, per_node
 
 ABOUT = """\
 Graphs of nodes on 8 float32 numbers. *chain*: each node feeds the next. *wide*: products of as many
@@ -21,8 +22,6 @@ time per executed node; wide and tree also accumulate into one leaf per node, wh
 log-likelihood. HIPS autograd has each leaf as a root of its own: the lists that it takes cost
 quadratic time."""
 
-PROCESS = "mpgrad process"
-TORCH = "torch 1 thread"
 AUTO = "mpgrad auto"
 #: Rounds by number of nodes: large graphs take long, small ones are noisy.
 _ROUNDS = {100: 15, 1_000: 15, 10_000: 3}
@@ -51,16 +50,7 @@ def _case(runners: list[Runner], hips: PeerProcess, shape: str, nodes: int, roun
         runner.contender(partial(SHAPES[shape], nodes), repeats) for runner in runners
     ]
     contenders.append(hips.contender(f"hips_autograd.{shape}", nodes, repeats=repeats))
-    return Case(
-        f"{shape}, {nodes:,} nodes",
-        contenders,
-        (TORCH,),
-        rounds,
-        "us per node",
-        1e6 / nodes,
-        (Target(PROCESS, at_most=10.0),),
-        point=Point(shape, nodes),
-    )
+    return per_node(shape, nodes, contenders, rounds)
 
 
 def _leaves(library: Any, count: int) -> list[Any]:

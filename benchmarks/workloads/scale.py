@@ -12,7 +12,8 @@ import psutil
 
 from benchmarks.fresh import call
 from benchmarks.peers.process import NOT_INSTALLED, is_installed
-from benchmarks.rounds import Case, Contender, Point, Target, WrongGradient
+from benchmarks.rounds import Case, Contender, WrongGradient
+from benchmarks.workloads.per_node import PROCESS, TORCH, per_node
 
 ABOUT = """\
 `overhead`'s *chain* and *wide* up to a million nodes. Every sample is a new interpreter (with new
@@ -23,8 +24,6 @@ moment of the backward, the recorded graph and the leaves' gradients included. B
 allocators' steps would show. Whoever would need too long for the next size, or too much memory, by
 what the last one took, leaves it out."""
 
-PROCESS = "mpgrad process"
-TORCH = "torch 1 thread"
 #: Row, what has to be installed, and the name in ``small_nodes``.
 _WHO = (
     (PROCESS, "mpgrad", "process"),
@@ -74,7 +73,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
             contenders = [
                 _contender(*who, shape, measured[who[0]], before.get(who[0])) for who in _WHO
             ]
-            yield _times(shape, nodes, contenders, rounds)
+            yield per_node(shape, nodes, contenders, rounds, warm_up_rounds=0)
             if nodes >= _BYTES_FROM and any(found.samples for found in measured.values()):
                 yield _bytes(shape, nodes, measured)
             before.update({name: found for name, found in measured.items() if found.samples})
@@ -95,20 +94,6 @@ def _contender(
         return float(found["seconds"])
 
     return Contender(name, sample)
-
-
-def _times(shape: str, nodes: int, contenders: list[Contender], rounds: int) -> Case:
-    return Case(
-        f"{shape}, {nodes:,} nodes",
-        contenders,
-        (TORCH,),
-        rounds,
-        "us per node",
-        1e6 / nodes,
-        (Target(PROCESS, at_most=10.0),),
-        point=Point(shape, nodes),
-        warm_up_rounds=0,
-    )
 
 
 def _bytes(shape: str, nodes: int, measured: dict[str, _Measured]) -> Case:

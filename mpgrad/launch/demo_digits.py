@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,19 +65,23 @@ def load() -> Digits:
     return Digits(train, test)
 
 
-def network() -> nn.Sequential:
-    """Two convolutions and a linear layer: (batch, 1, 8, 8) -> (batch, 10)."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128, 10),
+def network(layers: Any = nn) -> Any:
+    """Two convolutions and a linear layer: (batch, 1, 8, 8) -> (batch, 10).
+
+    Args:
+        layers: whose layers; the benchmarks make the same network of ``torch.nn``'s.
+    """
+    return layers.Sequential(
+        layers.Conv2d(1, 16, 3, padding=1),
+        layers.BatchNorm2d(16),
+        layers.ReLU(),
+        layers.MaxPool2d(2),
+        layers.Conv2d(16, 32, 3, padding=1),
+        layers.BatchNorm2d(32),
+        layers.ReLU(),
+        layers.MaxPool2d(2),
+        layers.Flatten(),
+        layers.Linear(128, 10),
     )
 
 

@@ -12,8 +12,7 @@ from benchmarks.fresh import call
 from benchmarks.probes.live_bytes import peak_live_bytes
 from benchmarks.residual_network import resnet18
 from benchmarks.rounds import Effort, WrongGradient, measure
-from benchmarks.workloads import networks, scale
-from mpgrad.launch import demo_digits
+from benchmarks.workloads import scale
 
 
 def test_live_bytes_of_a_product_and_a_relu():
@@ -107,8 +106,3 @@ def test_the_networks_are_those_of_the_papers():
     for is_small, expected in ((False, 11_689_512), (True, 11_173_962)):
         model = resnet18(mg, is_small=is_small)
         assert sum(parameter.numel() for parameter in model.parameters()) == expected
-
-
-def test_digits_trains_the_network_of_the_demo():
-    mine, theirs = networks.digits_network(mg.nn), demo_digits.network()
-    assert str(mine) == str(theirs)

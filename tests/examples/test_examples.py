@@ -1,8 +1,9 @@
-"""Every example runs as it is, in a process of its own, with a small size."""
+"""Every example, the README's too, runs as it is, in a process of its own."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,11 +33,29 @@ def test_every_example_is_tried() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example(name: str) -> None:
+    """With a small size."""
     if name == "train_digits.py":
         pytest.importorskip("sklearn")
     argument, said = EXPECTED[name]
+    printed = what_prints(EXAMPLES / name, argument)
+    assert [words for words in said if words not in printed] == []
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_readmes_example(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    gradient, tasks = what_prints(script).splitlines()
+    assert gradient == "tensor([191.2943, 191.2943, 191.2943])"
+    assert "'worker 0'" in tasks
+
+
+def what_prints(script: Path, *arguments: str) -> str:
+    """The output of a script that ends well and writes nothing on stderr."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name), argument],
+        [sys.executable, "-W", "error", str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -44,5 +63,5 @@ def test_example(name: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [words for words in said if words not in done.stdout] == []
     assert done.stderr == ""
+    return done.stdout
