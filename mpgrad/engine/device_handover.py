@@ -10,6 +10,7 @@ from mpgrad.device_arrays import device_of, on
 from mpgrad.errors import WorkerLost
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
 from mpgrad.shm.cuda_driver import driver
+from mpgrad.shm.device_link import ExporterLost
 
 if TYPE_CHECKING:
     from mpgrad.shm.client_devices import ClientDevices
@@ -84,11 +85,13 @@ class DeviceHandover:
             WorkerLost: its worker is dead.
         """
         try:
+            if block.arena >= WORKER_DEVICE_ARENA:
+                self._devices.wait_for(block)
             with self._devices.lock, on(meta.device):
                 copy = self._devices.reader.copy(block, meta.shape, meta.dtype)
                 self._devices.reader.finish_reads(self._memory(copy).arena)
                 return copy.copy() if block.arena < WORKER_DEVICE_ARENA else copy
-        except driver().errors as error:
+        except (ExporterLost, *driver().errors) as error:  # type: ignore[misc]
             raise WorkerLost(f"a GPU worker died, and a gradient with it ({error})") from error
 
     def close(self, *, is_complete: bool) -> None:

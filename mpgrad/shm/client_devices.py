@@ -11,7 +11,7 @@ import threading
 import warnings
 from typing import Any
 
-from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA
+from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block
 from mpgrad.shm.cuda_driver import driver
 from mpgrad.shm.device_board import DeviceBoard
 from mpgrad.shm.device_link import DeviceLink
@@ -89,6 +89,17 @@ class ClientDevices:
     def memory(self, device: int) -> DeviceMemory:
         """What this process exports of a GPU."""
         return device_memory(device)
+
+    def wait_for(self, block: Block) -> None:
+        """Block this thread until a worker's GPU has made what ``block`` holds.
+
+        Raises:
+            ExporterLost: the worker is dead.
+        """
+        with _lock:
+            event = self.reader.event_of(block)
+        if event is not None:
+            self.link.wait_here(block.arena, event)
 
     def take_host_bytes(self) -> int:
         """Bytes that have gone through the host, in all processes, since this was last asked."""

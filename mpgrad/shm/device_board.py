@@ -67,6 +67,7 @@ class DeviceBoard:
     def __init__(self, segment: Segment) -> None:
         self.segment, self._buffer = segment, segment.buffer
         self._known: dict[tuple[int, int, int], tuple[int, Row]] = {}
+        self._by_kind: dict[int, list[Row]] = {}
         self._words: Any = np.frombuffer(
             segment.buffer, np.uint64, ROWS_MAX * WORDS, _FIRST_WORD
         ).reshape(ROWS_MAX, WORDS)
@@ -119,9 +120,9 @@ class DeviceBoard:
         return None if found is None else found[1]
 
     def rows(self, kind: int) -> list[Row]:
-        """All rows of a kind, in the order in which they were written."""
+        """All rows of a kind, in the order in which they were written; not to be changed."""
         self._catch_up()
-        return [row for _, row in self._known.values() if row.kind == kind]
+        return self._by_kind.get(kind, [])
 
     def words(self, kind: int, arena: int, number: int) -> Any:
         """The words beside a row, all zero at first: uint64, to be changed by its owner only.
@@ -166,6 +167,7 @@ class DeviceBoard:
         for at in range(self._read, count):
             row = Row(*_ROW.unpack_from(self._buffer, _FIRST_ROW + at * _ROW.size))
             self._known[_key(row)] = at, row
+            self._by_kind.setdefault(row.kind, []).append(row)
         self._read = count
 
     def close(self) -> None:

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import os
+import select
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from mpgrad.errors import MpgradError
 from mpgrad.shm import pair_test
 from mpgrad.shm.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 from mpgrad.shm.cuda_export import Exporter, NotExportable, SegmentOffer
@@ -41,6 +46,12 @@ _HOST_WORD = 1
 #: Of a MEMORY or OPENED row's words.
 _RETIRING = _IS_OPEN = 0
 
+#: How long to wait for an event before looking whether its process is dead.
+_LOOK_AGAIN_S = 50e-6
+
+#: A self-test moves 256 KiB; another process may be starting on the same GPU.
+_TEST_LIMIT_S = 10.0
+
 #: Those of this process: a program may have several engines, and one memory for all of them.
 _links: weakref.WeakValueDictionary[str, DeviceLink] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -54,6 +65,10 @@ def packed(place: Place) -> int:
 def unpacked(offset: int) -> Place:
     """The other way round."""
     return Place(offset >> SEGMENT_BITS, offset & ((1 << SEGMENT_BITS) - 1))
+
+
+class ExporterLost(MpgradError):
+    """The process whose memory is to be read is dead."""
 
 
 class DeviceLink:
@@ -86,6 +101,7 @@ class DeviceLink:
         #: What others may still be reading, oldest first.
         self._left: deque[tuple[dict[int, int], Any]] = deque()
         self._tests: list[Any] = []
+        self._lives: dict[int, int] = {}
         self._answered: set[int] = set()
         self._seen_rows = self._seen_shortages = -1
         self._alive: dict[int, Row] = {}
@@ -105,7 +121,8 @@ class DeviceLink:
     def _introduce(self, arena: int, exporter: Exporter, slot: int | None) -> None:
         """Leave a question that others answer when they look."""
         number = _CLIENT_SLOTS + exporter.device if slot is None else slot
-        row = Row(PROCESS, arena, number, self._reader, exporter.device)
+        pid = str(os.getpid()).encode()
+        row = Row(PROCESS, arena, number, self._reader, exporter.device, pid)
         try:
             with self._driver.device(exporter.device):
                 test = pair_test.PairTest(self._driver, exporter, self.name, seed=arena)
@@ -138,6 +155,15 @@ class DeviceLink:
         # A slot gets a new process only when the one before is dead.
         latest = {row.number: row.arena for row in rows}
         self._alive = {row.arena: row for row in rows if latest[row.number] == row.arena}
+        for arena in [arena for arena in self._lives if arena not in self._alive]:
+            os.close(self._lives.pop(arena))
+
+    def _process(self, arena: int) -> Row:
+        if arena not in self._alive:
+            self._find_others()
+        if arena not in self._alive:
+            raise ExporterLost(f"the process of memory {arena} was replaced")
+        return self._alive[arena]
 
     def _answer(self, arena: int) -> None:
         question = self.board.find(QUESTION, arena, 0)
@@ -151,10 +177,19 @@ class DeviceLink:
         offer = SegmentOffer(str(arena), *memory[2:])
         asked = pair_test.Question(offer, place, question.handle, question.device)
         with self._driver.device(memory.device):
-            found = pair_test.answer(self._driver, self.importer, str(self._reader), asked)
-        if found.works:
+            found = pair_test.answer(
+                self._driver,
+                self.importer,
+                str(self._reader),
+                asked,
+                lambda event: self.wait_here(arena, event, _TEST_LIMIT_S),
+            )
+        if (str(arena), place.segment) in self.importer.opened():
             self._note_open(arena, place.segment)
+        if found.works:
             self._reach(memory.device)
+        elif self._is_dead(arena):
+            return  # which is why
         self._put_verdict(arena, found.reason)
 
     def _reach(self, device: int) -> None:
@@ -163,6 +198,12 @@ class DeviceLink:
             if exporter.device != device and self._driver.can_access_peer(exporter.device, device):
                 with self._driver.device(exporter.device):
                     self._driver.enable_peer_access(device)
+
+    def _is_dead(self, arena: int) -> bool:
+        try:
+            return bool(select.select([self._life_of(arena)], [], [], 0)[0])
+        except ExporterLost:
+            return True
 
     def _put_verdict(self, arena: int, reason: str) -> None:
         text = reason.encode()[:IPC_HANDLE_BYTES]
@@ -307,11 +348,43 @@ class DeviceLink:
             self._left.popleft()
             _free(things)
 
+    def wait_here(self, arena: int, event: Any, limit_s: float = math.inf) -> None:
+        """Block this thread until an event of another process is done.
+
+        A stream that waits for an event of a process that dies may wait for ever, or break its
+        context for good. A worker can be replaced then; the client must not come into that.
+
+        Raises:
+            ExporterLost: that process is dead.
+            TimeoutError: it lives, and has not got there within ``limit_s``.
+        """
+        deadline = time.monotonic() + limit_s
+        while not event.done:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"its event was not done within {limit_s} s")
+            ended, _, _ = select.select([self._life_of(arena)], [], [], _LOOK_AGAIN_S)
+            if ended:
+                raise ExporterLost(f"the process of memory {arena} is dead")
+
+    def _life_of(self, arena: int) -> int:
+        """A pidfd, readable once the process is dead."""
+        if arena not in self._lives:
+            pid = int(self._process(arena).handle.rstrip(b"\0"))
+            try:
+                self._lives[arena] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                raise ExporterLost(f"process {pid} is dead") from None
+        return self._lives[arena]
+
     # ------------------------------------------------------------------ through the host
 
     def pinned(self, arena: int) -> PinnedArena:
-        """The stretch of host memory through which that memory's contents go."""
-        number = self._alive[arena].number
+        """The stretch of host memory through which that memory's contents go.
+
+        Raises:
+            ExporterLost: its process is dead, and another one has its stretch.
+        """
+        number = self._process(arena).number
         seat = 0 if number >= _CLIENT_SLOTS else number + 1
         if seat not in self._pinned:
             is_owner = arena in self._exporters
@@ -340,6 +413,9 @@ class DeviceLink:
         for pinned in self._pinned.values():
             pinned.close()
         self._pinned.clear()
+        for descriptor in self._lives.values():
+            os.close(descriptor)
+        self._lives.clear()
         self._alive.clear()
         self._retiring.clear()
         for exporter in self._exporters.values():

@@ -107,6 +107,11 @@ class DeviceReader:
         now.wait_event(copied)
         return out
 
+    def event_of(self, block: Block) -> Any:
+        """The event behind what ``block`` holds; None if it holds it already."""
+        event = block.generation & ((1 << EVENT_BITS) - 1)
+        return None if event == NO_EVENT else self._events.find(block.arena, event - 1)
+
     def finish_reads(self, arena: int) -> None:
         """What was read since the last call may be let go.
 

@@ -7,6 +7,7 @@ host memory, and say why.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,13 +82,30 @@ class PairTest:
         return self._source, self._target
 
 
-def answer(driver: CudaDriver, importer: Importer, peer: str, question: Question) -> Answer:
-    """The importer's end: open, wait for the event, compare. It never raises."""
+def answer(
+    driver: CudaDriver,
+    importer: Importer,
+    peer: str,
+    question: Question,
+    wait: Callable[[Any], None] = lambda event: event.synchronize(),
+) -> Answer:
+    """The importer's end: open, wait for the event, compare. It never raises.
+
+    Args:
+        driver: of this process.
+        importer: of this process.
+        peer: what this process is called.
+        question: what the exporter sent.
+        wait: blocks until an event is done. On the host: this process's streams are not to break if
+            the other one dies.
+    """
     pattern = _pattern(question.seed)
     offer, place = question.offer, question.place
     try:
         importer.open(offer)
-        driver.current_stream().wait_event(driver.open_ipc_event(question.event))
+        event = driver.open_ipc_event(question.event)
+        wait(event)
+        driver.current_stream().wait_event(event)
         array = importer.array(
             offer.exporter, offer.device, place, pattern.shape, pattern.dtype, pattern.nbytes
         )

@@ -6,6 +6,7 @@ allow: when somebody waits for it. Whoever forgets to wait reads the old bytes, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -297,7 +298,8 @@ class EventService:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection:
+        # Who asks may be killed while it waits.
+        with connection, contextlib.suppress(OSError, struct.error):
             token, what, number = _REQUEST.unpack(
                 connection.recv(_REQUEST.size, socket.MSG_WAITALL)
             )
@@ -305,10 +307,13 @@ class EventService:
             if event is None:
                 connection.sendall(_DESTROYED)
                 return
-            if what == _RUN:
-                event.wait_for(number)
-            else:
-                event.step(number)
+            try:
+                if what == _RUN:
+                    event.wait_for(number)
+                else:
+                    event.step(number)
+            except CudaError:
+                return  # what this process waits for is gone, and so it will not get there
             connection.sendall(_DONE)
 
 

@@ -21,7 +21,7 @@ from mpgrad.handles import CLIENT_DEVICE_ARENA, Block
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.shm.cuda_driver import driver
 from mpgrad.shm.device_board import DeviceBoard
-from mpgrad.shm.device_link import DeviceLink
+from mpgrad.shm.device_link import DeviceLink, ExporterLost
 from mpgrad.shm.device_memory import DeviceMemory
 from mpgrad.shm.device_reader import DeviceReader
 from mpgrad.wire.programs import InlineArray, PackedArray
@@ -55,6 +55,8 @@ class CudaWorkerMemory(WorkerMemory):
         self._driver.set_allocator(memory.exporter.allocate)
         self.link = DeviceLink(self._driver, board, {memory.arena: memory.exporter}, setup.slot)
         self._reader = DeviceReader(self._driver, self.link, [memory])
+        #: What is raised where others' memory cannot be read any more, or this GPU is broken.
+        self._lost: tuple[type[Exception], ...] = (ExporterLost, *self._driver.errors)
         #: How often results had left this GPU when the task began.
         self._marks = 0
         CUDA.in_use = True
@@ -72,7 +74,7 @@ class CudaWorkerMemory(WorkerMemory):
         if isinstance(ref, Block) and ref.arena >= CLIENT_DEVICE_ARENA:
             try:
                 return self._reader.copy(ref, shape, dtype)
-            except self._driver.errors as error:
+            except self._lost as error:
                 _die(error)
         return super().open_gradient(ref, shape, dtype)
 
@@ -81,7 +83,7 @@ class CudaWorkerMemory(WorkerMemory):
         if not isinstance(packed, InlineArray) and packed.handle.arena >= CLIENT_DEVICE_ARENA:
             try:
                 return self._reader.open(packed.handle)
-            except self._driver.errors as error:
+            except self._lost as error:
                 _die(error)
         return super().open_packed(packed)
 
@@ -100,7 +102,7 @@ class CudaWorkerMemory(WorkerMemory):
             if self.device_memory.marks == self._marks:
                 # Nothing of it leaves that others wait for: without this they could not know.
                 self._driver.current_stream().synchronize()
-        except self._driver.errors as error:
+        except self._lost as error:
             _die(error)
         return super().settle()
 

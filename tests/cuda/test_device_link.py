@@ -14,7 +14,7 @@ import pytest
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.shm.device_board import DeviceBoard
-from mpgrad.shm.device_link import DeviceLink
+from mpgrad.shm.device_link import DeviceLink, ExporterLost
 from mpgrad.shm.device_memory import DeviceMemory
 from mpgrad.shm.device_reader import DeviceReader
 from mpgrad.shm.read_marks import MARKS
@@ -70,6 +70,12 @@ class Client:
 def client(driver: CudaDriver):
     yield Client(driver)
     driver.set_allocator(None)
+
+
+class Never:
+    """An event that a GPU does not get to."""
+
+    done = False
 
 
 READ = "seen = reader.open(handle)"
@@ -164,6 +170,16 @@ def test_a_segment_that_a_dead_process_had_open(
     assert client.memory.exporter.held_bytes == held - ELEMENTS * 4
 
 
+def test_a_dead_process_is_no_proof_against_ipc(
+    client: Client, start_peer: Callable[[], Peer]
+) -> None:
+    peer = start_peer()
+    client.worker(peer)
+    peer.kill()
+    client.link.look()
+    assert client.link.failures() == []
+
+
 def test_what_a_dead_process_exported_is_closed(
     client: Client, start_peer: Callable[[], Peer]
 ) -> None:
@@ -239,8 +255,23 @@ def test_the_dead_read_nothing(client: Client, start_peer: Callable[[], Peer]) -
     assert client.memory.exporter.used_bytes == used - ELEMENTS * 4
 
 
-def test_results_wait_for_no_host() -> None:
-    """A gradient of a worker is asked for, and this process goes on: the copy has not run."""
+def test_the_death_of_a_worker_breaks_no_stream_of_the_client() -> None:
+    """Its GPU never got to the event: who waits for that on the device waits for ever."""
+    client, peer = Client(FakeCudaDriver(1)), Peer("fake")
+    client.worker(peer)
+    client.link.look()
+    peer("block = memory.publish(driver.namespace.zeros(4, np.float32), link); memory.mark()")
+    block = Block(*peer("tuple(block)"))
+    with pytest.raises(TimeoutError, match="not done within"):
+        client.link.wait_here(block.arena, Never(), 1e-9)
+    peer.kill()
+    with pytest.raises(ExporterLost, match="dead"):
+        client.link.wait_here(block.arena, Never())
+    assert client.driver.namespace.ones(3, np.float32).get().tolist() == [1, 1, 1]
+
+
+def test_copies_wait_for_no_host() -> None:
+    """A gradient of a worker is copied, and this process goes on: the copy has not run."""
     client, peer = Client(FakeCudaDriver(1)), Peer("fake")
     client.worker(peer)
     client.link.look()
