@@ -141,7 +141,10 @@ class TaskTimes:
             return 1.0
         node = self._spec.nodes[member.node]
         share = 0.5 if _has_halves(self._spec, node) else 1.0
-        return share / len(node.part_nbytes) if member.part >= 0 else share
+        if member.parts is None:
+            return share
+        first, stop = member.parts
+        return share * (stop - first) / len(node.part_nbytes)
 
     def _early(self, plan: Plan, task: int) -> list[tuple[float, list[int]]]:
         """As ``scheduler.progress``: before a member that says so, all that is there and new."""
@@ -168,9 +171,9 @@ class TaskTimes:
             for target, route in zip(node.edges, member.routes, strict=False):
                 if isinstance(route, int) and target is not None:
                     found[route] = (
-                        node.part_nbytes[member.part]
-                        if member.part >= 0
-                        else self._spec.nodes[target[0]].input_nbytes[target[1]]
+                        self._spec.nodes[target[0]].input_nbytes[target[1]]
+                        if member.parts is None
+                        else sum(node.part_nbytes[slice(*member.parts)])
                     )
             for input_nr, output in member.captures:
                 piece = input_nr if member.piece_of is None else member.piece_of

@@ -32,5 +32,5 @@ def _part_nbytes(spec: NodeSpec, node: Node) -> tuple[int, ...]:
     if first is None or spec.edges[0] is None:
         return ()
     count = column_parts.count_parts(node.input_metadata[0].shape, first.shape[-1])
-    shapes = [column_parts.part_shape(first.shape, part, count) for part in range(count)]
+    shapes = [column_parts.shape_of(first.shape, (part, part + 1), count) for part in range(count)]
     return tuple([math.prod(shape) * first.dtype.itemsize for shape in shapes])

@@ -57,20 +57,21 @@ class _Divided:
     """What the pieces of one Node took: its halves, or the parts of the first and the second."""
 
     def __init__(self) -> None:
-        self._parts_us: dict[int, float] = {}
+        self._parts_us: dict[tuple[int, int] | None, float] = {}
         self._second_us: float | None = None
 
     def note(self, frozen: FrozenGraph, member: Member, took_us: float) -> None:
         if _is_second(frozen, member):
             self._second_us = took_us
         else:
-            self._parts_us[member.part] = took_us
+            self._parts_us[member.parts] = took_us
 
     def teach(self, frozen: FrozenGraph, index: int) -> None:
         """Tell the cost model, if all of it was measured."""
         spec, node = frozen.spec.nodes[index], frozen.nodes[index]
-        first_us, is_whole = sum(self._parts_us.values()), -1 in self._parts_us
-        if not is_whole and len(self._parts_us) < len(spec.part_nbytes):
+        first_us, is_whole = sum(self._parts_us.values()), None in self._parts_us
+        measured = sum(parts[1] - parts[0] for parts in self._parts_us if parts is not None)
+        if not is_whole and measured < len(spec.part_nbytes):
             return
         if self._second_us is not None:
             costs.observe_halves(node, first_us, self._second_us)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.backends.column_parts import part_shape
+from mpgrad.backends.column_parts import shape_of
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.local import output_metadata
 from mpgrad.scheduler.graph_spec import GraphSpec
@@ -133,16 +133,16 @@ def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:
             ),
             member.captures,
             member.publishes,
-            member.part,
+            member.parts,
         )
     )
 
 
 def _output_metadata(frozen: FrozenGraph, member: Member) -> list[InputMetadata | None]:
     outputs = output_metadata(frozen, member.node)
-    if member.part >= 0 and outputs[0] is not None:
-        parts = len(frozen.spec.nodes[member.node].part_nbytes)
-        shape = part_shape(outputs[0].shape, member.part, parts)
+    if member.parts is not None and outputs[0] is not None:
+        count = len(frozen.spec.nodes[member.node].part_nbytes)
+        shape = shape_of(outputs[0].shape, member.parts, count)
         outputs[0] = outputs[0]._replace(shape=shape)
     return outputs
 

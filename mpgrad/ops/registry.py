@@ -181,7 +181,7 @@ class Operator:
         grads: Sequence[Any],
         saved: dict[str, Any],
         needs: Sequence[bool],
-        part: int = -1,
+        parts: tuple[int, int] | None = None,
     ) -> list[Any]:
         """Gradients of the inputs, None where not needed.
 
@@ -191,8 +191,8 @@ class Operator:
             saved: by name, everything in :meth:`sources`, attributes included; what else formulas
                 may ask for is added to it.
             needs: for each input, whether its gradient is wanted.
-            part: of the first input's gradient, the part to be computed (see ``column_parts``);
-                -1: all of it.
+            parts: of the first input's gradient only these parts (``column_parts``), from the
+                first one to before the second.
         """
         conjugates = self.conjugates and grads[0].dtype.kind == "c"
         if conjugates:
@@ -212,7 +212,7 @@ class Operator:
                         offered["index"] = position - (len(self.inputs) - 1)
                     formula, wanted = self._formulas[name]
                     if position == 0 and self.in_columns is not None:
-                        gradients[0] = self._in_parts(formula, wanted, xp, offered, part)
+                        gradients[0] = self._in_parts(formula, wanted, xp, offered, parts)
                     else:
                         gradients[position] = self._call(formula, wanted, xp, offered)
         if conjugates:
@@ -226,24 +226,25 @@ class Operator:
         return xp.blockwise(formula, *operands) if self.elementwise else formula(xp, *operands)
 
     def _in_parts(
-        self, formula: Formula, wanted: Sequence[str], xp: Any, offered: dict[str, Any], part: int
+        self,
+        formula: Formula,
+        wanted: Sequence[str],
+        xp: Any,
+        offered: dict[str, Any],
+        parts: tuple[int, int] | None,
     ) -> Any:
-        """The first input's gradient, or one part of it; wherever it is computed, part by part."""
+        """The first input's gradient, or some of its parts; they are computed one by one."""
         narrow = self.in_columns
         assert narrow is not None
         shape = offered[f"{self.inputs[0]}_shape"]
-        columns = column_parts.columns_for(offered["grad"], shape[-1])
-        if len(columns) == 1:
+        count = column_parts.count_for(offered["grad"], shape[-1])
+        if count == 1:
             return self._call(formula, wanted, xp, offered)
 
-        def compute(where: slice) -> Any:
-            return self._call(formula, wanted, xp, narrow(offered, where))
+        def compute(columns: slice) -> Any:
+            return self._call(formula, wanted, xp, narrow(offered, columns))
 
-        return (
-            column_parts.compute(compute, columns, shape, xp)
-            if part < 0
-            else compute(columns[part])
-        )
+        return column_parts.compute(compute, shape, count, parts or (0, count), xp)
 
     def __repr__(self) -> str:
         return f"<operator {self.name}({', '.join(self.inputs)})>"

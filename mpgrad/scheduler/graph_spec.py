@@ -51,8 +51,9 @@ class NodeSpec(NamedTuple):
 
     #: Bytes of each part of output 0, where that can be computed in parts; else empty.
     part_nbytes: tuple[int, ...] = ()
-    #: Which part of output 0 it computes, once the Node is cut (``split``); -1: all of it.
-    part: int = -1
+    #: Of output 0 only these parts, from the first to before the second, once the Node is cut
+    #: (``split``); None: all of it.
+    parts: tuple[int, int] | None = None
 
     def is_on_device(self, input_nr: int) -> bool:
         """Whether the gradient that flows into an input lies on a GPU."""

@@ -19,7 +19,7 @@ from mpgrad.scheduler.critical_path import Paths, find_paths, needed_from
 from mpgrad.scheduler.fusion import MESSAGE_US, group
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, Target
 from mpgrad.scheduler.progress import Wired, publish_early
-from mpgrad.scheduler.split import has_branches_for, split
+from mpgrad.scheduler.split import has_branches_for, sharers_among, split
 from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 
 #: Tasks expected to be shorter than this are handed out and answered several at a time.
@@ -106,8 +106,8 @@ class Member(NamedTuple):
     #: True where the task, before it runs this rule, tells the coordinator what has left it so far:
     #: others wait for that, and the rule takes long.
     publishes: bool = False
-    #: Of output 0 only this part; -1: all of it.
-    part: int = -1
+    #: Of output 0 only these parts, from the first to before the second; None: all of it.
+    parts: tuple[int, int] | None = None
 
 
 class Plan(NamedTuple):
@@ -118,9 +118,9 @@ class Plan(NamedTuple):
     #: For each task its slots: the inputs that get something from outside. Contributions from
     #: inside, if there are any, are added behind those.
     slots: tuple[tuple[InnerTarget, ...], ...]
-    #: For each task those of its slots whose contributions are not added but joined: the parts of
-    #: one gradient, in their order.
-    joins: tuple[tuple[int, ...], ...]
+    #: For each task those of its slots whose contributions are not added but joined, and how many
+    #: parts the gradient has: contribution k of n is ``split.parts_of(k, n, parts)``.
+    joins: tuple[tuple[tuple[int, int], ...], ...]
     #: For each node its task.
     task_of: tuple[int, ...]
     seeds: tuple[Seed, ...]
@@ -144,9 +144,8 @@ def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: i
     halved, origin = split(spec)
     if has_branches_for(spec, workers):
         halved, origin = spec, ()
-    elif workers > 2 and not has_branches_for(halved, workers):
-        # (Two have enough to do with the halves.)
-        halved, origin = split(spec, cuts=True)
+    elif not has_branches_for(halved, workers):
+        halved, origin = split(spec, sharers=sharers_among(workers))
     grouping = group(halved, fuse=fuse, workers=workers)
     group_of, groups = grouping.group_of, grouping.groups
     if fuse and bundles:
@@ -186,7 +185,7 @@ def _plan(
         tuple(tasks),
         tuple(map(tuple, _originals(wiring.members, origin) if origin else wiring.members)),
         tuple(map(tuple, wiring.slots)),
-        tuple([tuple(sorted(slots)) for slots in wiring.joins]),
+        tuple([tuple(sorted(joined)) for joined in wiring.joins]),
         tuple(group_of),
         wiring.seeds,
         opens_alone=_opens_alone(tasks, costs, wiring.seeds),
@@ -286,7 +285,7 @@ class _Wiring:
         self._spec, self._group_of = spec, group_of
         self.places: list[list[int]] = [[] for _ in groups]
         self.slots: list[list[InnerTarget]] = [[] for _ in groups]
-        self.joins: list[set[int]] = [set() for _ in groups]
+        self.joins: list[set[tuple[int, int]]] = [set() for _ in groups]
         self._slot_of: dict[Target, int] = {}
         self.outputs: list[list[OutputSpec]] = [[] for _ in groups]
         self.members: list[list[Member]] = [[] for _ in groups]
@@ -384,9 +383,10 @@ class _Wiring:
         group: int,
         target: tuple[int, int],
         where: tuple[int, int, int],
-        part: int | None = None,
+        nbytes: int | None = None,
     ) -> int:
-        nbytes = self._spec.nodes[target[0]].input_nbytes[target[1]] if part is None else part
+        if nbytes is None:
+            nbytes = self._spec.nodes[target[0]].input_nbytes[target[1]]
         is_on_device = self._spec.nodes[target[0]].is_on_device(target[1])
         block = nbytes if nbytes > INLINE_LIMIT_BYTES and not is_on_device else 0
         self.outputs[group].append(OutputSpec(block, *where))
@@ -411,12 +411,13 @@ class _Wiring:
                 routes.append(None)
             elif target[0] in self._bypassed:
                 routes.append(self._leaves(group, target, (CAPTURE, self._bypassed[target[0]], 0)))
-            elif spec.part >= 0:
+            elif spec.parts is not None:
                 where = self._contribution(target)
-                self.joins[where[0]].add(where[1])
-                routes.append(self._leaves(group, target, where, spec.part_nbytes[spec.part]))
+                self.joins[where[0]].add((where[1], len(spec.part_nbytes)))
+                nbytes = sum(spec.part_nbytes[slice(*spec.parts)])
+                routes.append(self._leaves(group, target, where, nbytes))
             elif self._group_of[target[0]] == group:
                 routes.append(InnerTarget(self._member[target[0]], target[1]))
             else:
                 routes.append(self._leaves(group, target, self._contribution(target)))
-        self.members[group].append(Member(node, tuple(routes), captured, part=spec.part))
+        self.members[group].append(Member(node, tuple(routes), captured, parts=spec.parts))

@@ -6,14 +6,16 @@ is a Node of its own that receives the same gradient from the first ("passes") a
 all that follows.
 
 More than two workers get something of the first half, too, where that is a large product: it is
-*cut* into parts, each a Node of its own that writes some columns of the gradient. What reads it
-joins them (``Plan.joins``). The parts depend on shapes alone, and so do the bits.
+*cut*, and each of them computes some of its parts, which are some columns of the gradient. What
+reads it joins them (``Plan.joins``). The parts depend on shapes alone, and so do the bits; who
+computes how many of them does not matter.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target
@@ -21,28 +23,28 @@ from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target
 #: A Node of which both halves cost the same is split from here on: the second half must be worth a
 #: message and a gradient that is read by another core.
 SPLIT_ABOVE_US = 800.0
-#: A part of a product costs a message, and waits for one of its own.
+#: A share of a product costs a message, and waits for one of its own.
 CUT_ABOVE_US = 300.0
 
 
-def split(spec: GraphSpec, *, cuts: bool = False) -> tuple[GraphSpec, tuple[int, ...]]:
+def split(spec: GraphSpec, *, sharers: int = 1) -> tuple[GraphSpec, tuple[int, ...]]:
     """``spec`` with its expensive Nodes divided, and for each of its Nodes which one it was.
 
     Nodes keep their numbers; what was part of them comes behind.
 
     Args:
         spec: the graph.
-        cuts: whether products are cut as well.
+        sharers: how many workers may share a product; with 1, none is cut.
     """
     nodes, origin = list(spec.nodes), list(range(len(spec.nodes)))
-    lone = _lone_targets(spec) if cuts else frozenset()
+    lone = _lone_targets(spec) if sharers > 1 else frozenset()
     for index, node in enumerate(spec.nodes):
         is_rest = [target is not None and spec.nodes[target[0]].is_sink for target in node.edges]
         divided = [node]
         if _is_worth_it(node, is_rest):
             divided = [_half(node, is_rest, False), _half(node, is_rest, True)]
-        if cuts and _can_be_cut(divided[0], lone):
-            divided[:1] = _cut(divided[0])
+        if _can_be_cut(divided[0], lone):
+            divided[:1] = _cut(divided[0], sharers)
         others = range(len(nodes), len(nodes) + len(divided) - 1)
         nodes[index] = divided[0]._replace(passes=tuple(others))
         nodes += divided[1:]
@@ -63,6 +65,15 @@ def has_branches_for(spec: GraphSpec, workers: int) -> bool:
         behind_us[index] = longest + node.cost_us
     work_us = sum([node.cost_us for node in spec.nodes])
     return work_us >= workers * max(behind_us, default=0.0)
+
+
+def sharers_among(workers: int) -> int:
+    """How many workers may share one product.
+
+    The others have second halves to run, which is about as much work; two workers have enough of
+    them (measured, see ``docs/profiles.md``; the rest by ``scripts/simulate``).
+    """
+    return workers // 2 + 1 if workers > 2 else 1
 
 
 def _is_worth_it(node: NodeSpec, is_rest: list[bool]) -> bool:
@@ -100,13 +111,27 @@ def _lone_targets(spec: GraphSpec) -> frozenset[Target]:
 
 
 def _can_be_cut(node: NodeSpec, lone: frozenset[Target]) -> bool:
-    """Whether its only output is worth computing in parts, which nothing is added to."""
-    if len(node.part_nbytes) < 2 or node.on_client or node.device != ON_CPU:
+    """Whether its only output could be computed in parts, and nothing is added to that."""
+    if not node.part_nbytes or node.on_client or node.device != ON_CPU:
         return False
-    is_alone = node.edges[0] in lone and not any(node.edges[1:])
-    return is_alone and node.cost_us >= CUT_ABOVE_US * len(node.part_nbytes)
+    return node.edges[0] in lone and not any(node.edges[1:])
 
 
-def _cut(node: NodeSpec) -> list[NodeSpec]:
+def _cut(node: NodeSpec, sharers: int) -> list[NodeSpec]:
+    """``node`` as several, which compute some of its parts each; itself where that is no use."""
     count = len(node.part_nbytes)
-    return [node._replace(cost_us=node.cost_us / count, part=part) for part in range(count)]
+    shares = min(sharers, count, int(node.cost_us / CUT_ABOVE_US))
+    # Others wait for the largest share: no more of them than its size asks for.
+    shares = math.ceil(count / math.ceil(count / max(shares, 1)))
+    if shares < 2:
+        return [node]
+    found = [parts_of(share, shares, count) for share in range(shares)]
+    return [
+        node._replace(cost_us=node.cost_us * (stop - first) / count, parts=(first, stop))
+        for first, stop in found
+    ]
+
+
+def parts_of(share: int, shares: int, parts: int) -> tuple[int, int]:
+    """Which of a product's parts one of its shares is: from the first to before the second."""
+    return parts * share // shares, parts * (share + 1) // shares

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 from mpgrad.handles import Block
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 from mpgrad.scheduler.plan import InnerTarget, Member
+from mpgrad.scheduler.split import parts_of
 
 #: Numbers of paths grow exponentially; a prime keeps them (and the fingerprints) in 61 bits.
 MODULUS = (1 << 61) - 1
@@ -80,25 +81,30 @@ def add(left: Value | None, right: Value | None) -> Value | None:
     )
 
 
-def part_of(value: Value | None, part: int) -> Value | None:
-    """One part of a gradient, which is taken for another by nobody."""
+def cut(value: Value | None, parts: tuple[int, int]) -> Value | None:
+    """Some parts of a gradient, which nobody takes for others."""
     if value is None:
         return None
-    return Value(value.paths, (value.fingerprint * _PART_BASE + part + 1) % MODULUS)
+    return Value(value.paths, (value.fingerprint * _PART_BASE + _number(parts)) % MODULUS)
 
 
-def join(parts: Sequence[Value]) -> Value | None:
-    """The gradient of which these are all parts, in their order; a wrong one if they are not.
+def join(pieces: Sequence[Value], count: int) -> Value | None:
+    """The gradient of which these are all ``count`` parts; a wrong one if they are not.
 
     Of an undefined gradient nothing has arrived.
     """
-    if not parts:
+    if not pieces:
         return None
-    fingerprint = (parts[0].fingerprint - 1) * pow(_PART_BASE, -1, MODULUS) % MODULUS
-    whole = Value(parts[0].paths, fingerprint)
-    right = [part_of(whole, number) for number in range(len(parts))]
-    is_right = [value.content for value in parts] == [value.content for value in right if value]
+    expected = [parts_of(share, len(pieces), count) for share in range(len(pieces))]
+    first = pieces[0].fingerprint - _number(expected[0])
+    whole = Value(pieces[0].paths, first * pow(_PART_BASE, -1, MODULUS) % MODULUS)
+    right = [cut(whole, parts) for parts in expected]
+    is_right = [piece.content for piece in pieces] == [piece.content for piece in right if piece]
     return whole if is_right else Value(0, 0)
+
+
+def _number(parts: tuple[int, int]) -> int:
+    return 1 + parts[0] * 1000 + parts[1]
 
 
 def run_rule(graph: TracedGraph, node: int, inputs: Sequence[Value | None]) -> list[Value | None]:
@@ -174,8 +180,8 @@ def run_members(
             on_publish(dict(outputs))
         on_node(member.node)
         values = run_rule(graph, member.node, sums[at])
-        if member.part >= 0:
-            values[0] = part_of(values[0], member.part)
+        if member.parts is not None:
+            values[0] = cut(values[0], member.parts)
         for route, value in zip(member.routes, values, strict=True):
             if isinstance(route, InnerTarget):
                 inner = sums[route.member]

@@ -139,7 +139,7 @@ def _parts(
     """Bytes of the parts of output 0, of most Nodes; nothing is drawn for that."""
     if not edges or edges[0] is None or node % 4 == 0:
         return ()
-    count = 2 + node % 2
+    count = 2 + node % 3
     consumer, input_nr = edges[0]
     part = sizes[consumer][input_nr] // count
     return (sizes[consumer][input_nr] - (count - 1) * part, *[part] * (count - 1))

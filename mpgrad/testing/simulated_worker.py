@@ -47,7 +47,7 @@ class RuleRaised(Exception):
 def sum_inputs(world: World, dispatch: do.DispatchNodeTask) -> list[Value | None]:
     """Read every contribution and add them up, left to right, or join them where they are parts."""
     number, task = dispatch.payload
-    joins = world.expected.programs[number].plan.joins[task]
+    joins = dict(world.expected.programs[number].plan.joins[task])
     world.coordinator.situations.seen[PARTS_JOINED] += bool(joins)
     sums: list[Value | None] = []
     for slot, refs in enumerate(dispatch.inputs):
@@ -56,7 +56,8 @@ def sum_inputs(world: World, dispatch: do.DispatchNodeTask) -> list[Value | None
             for ref in refs
             if ref is not None
         ]
-        sums.append(join(values) if slot in joins else functools.reduce(add, values, None))
+        count = joins.get(slot)
+        sums.append(functools.reduce(add, values, None) if count is None else join(values, count))
     return sums
 
 

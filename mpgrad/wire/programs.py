@@ -84,8 +84,8 @@ class NodeWiring(msgspec.Struct, frozen=True, array_like=True):
     routes: tuple[tuple[int, int] | int | None, ...]
     captures: tuple[tuple[int, int], ...]
     publishes: bool = False
-    #: Of output 0 only this part (``backends.column_parts``); -1: all of it.
-    part: int = -1
+    #: Of output 0 only these parts (``backends.column_parts``); None: all of it.
+    parts: tuple[int, int] | None = None
 
 
 class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
@@ -112,8 +112,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     is_timed: bool = False
     #: What the caller's ``np.errstate`` has changed, for as long as the task runs.
     numpy_errors: dict[str, str] = {}
-    #: Slots that get the parts of one gradient, which are joined.
-    joins: tuple[int, ...] = ()
+    #: Slots whose contributions are parts of one gradient, and how many parts that has.
+    joins: tuple[tuple[int, int], ...] = ()
 
 
 #: Nodes by which a task is named in messages; of longer ones the ends are.

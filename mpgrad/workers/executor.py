@@ -33,7 +33,7 @@ class Wiring:
         captures: (input number, number for ``emit``): complete inputs that are wanted as they are.
         takes_undefined: the rule wants to run even if no gradient is defined (custom Functions).
         publishes: before it runs, ``Placement.publish`` is called.
-        part: of output 0 the part that is computed; -1: all of it.
+        parts: of output 0 those that are computed; None: all of it.
         needs: for each output, whether it is wanted.
     """
 
@@ -43,7 +43,7 @@ class Wiring:
         "name",
         "needs",
         "outputs",
-        "part",
+        "parts",
         "publishes",
         "routes",
         "takes_undefined",
@@ -59,12 +59,12 @@ class Wiring:
         *,
         takes_undefined: bool = False,
         publishes: bool = False,
-        part: int = -1,
+        parts: tuple[int, int] | None = None,
     ) -> None:
         self.name = name
         self.inputs, self.outputs = inputs, outputs
         self.routes, self.captures = routes, captures
-        self.takes_undefined, self.publishes, self.part = takes_undefined, publishes, part
+        self.takes_undefined, self.publishes, self.parts = takes_undefined, publishes, parts
         self.needs = tuple([route is not None for route in routes])
 
 

@@ -18,6 +18,7 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.shipping.loading import load
+from mpgrad.backends.column_parts import Parts
 from mpgrad.device import CPU
 from mpgrad.device_arrays import cuda
 from mpgrad.ops.registry import OPERATORS, Operator
@@ -53,14 +54,16 @@ class Rules:
         """One Node of a task, ready to run."""
         rule = program.rule
         wiring = _wiring(program.wiring, isinstance(rule, FunctionRule))
-        return Step(wiring, self._apply(rule, wiring.part))
+        return Step(wiring, self._apply(rule, wiring.parts))
 
-    def _apply(self, rule: OperatorRule | FunctionRule | CaptureRule, part: int) -> Apply | None:
+    def _apply(
+        self, rule: OperatorRule | FunctionRule | CaptureRule, parts: Parts | None
+    ) -> Apply | None:
         if isinstance(rule, OperatorRule):
-            return self._operator(rule, part)
+            return self._operator(rule, parts)
         return self._function(rule) if isinstance(rule, FunctionRule) else None
 
-    def _operator(self, rule: OperatorRule, part: int) -> Any:
+    def _operator(self, rule: OperatorRule, parts: Parts | None) -> Any:
         operator = OPERATORS.get(rule.operator) or _derived(rule.operator)
 
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
@@ -70,7 +73,7 @@ class Rules:
             if rule.several:
                 for name, entries in rule.several.items():
                     offered[name] = self._open_several(entries, offered.get(name))
-            return operator.backward(xp, grads, offered, needs, part)
+            return operator.backward(xp, grads, offered, needs, parts)
 
         return apply
 
@@ -146,7 +149,7 @@ def _wiring(data: bytes, takes_undefined: bool) -> Wiring:
         wiring.captures,
         takes_undefined=takes_undefined,
         publishes=wiring.publishes,
-        part=wiring.part,
+        parts=wiring.parts,
     )
 
 

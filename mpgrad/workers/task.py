@@ -13,12 +13,13 @@ import numpy as np
 
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.profiler import pack_times
-from mpgrad.backends.column_parts import join, part_shape
+from mpgrad.backends.column_parts import join, shape_of
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress
 from mpgrad.scheduler.instructions import DispatchNodeTask
+from mpgrad.scheduler.split import parts_of
 from mpgrad.wire.programs import TaskProgram, decode_program, name_of
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.workers.executor import Placement, Step, run_steps
@@ -118,28 +119,29 @@ class TaskRunner:
     def _contributions(
         self, steps: list[Step], program: TaskProgram, dispatch: DispatchNodeTask
     ) -> Iterator[tuple[int, int, Array | None]]:
-        slots, joins = program.slots, program.joins
+        slots, joins = program.slots, dict(program.joins)
         if len(dispatch.inputs) != len(slots):
             raise ProtocolError(f"a task of {len(slots)} slots got {len(dispatch.inputs)} inputs")
         for number, (step, input_nr) in enumerate(slots):
             meta, refs = steps[step].wiring.inputs[input_nr], dispatch.inputs[number]
             if number in joins:
-                yield step, input_nr, self._joined(refs, meta)
+                yield step, input_nr, self._joined(refs, joins[number], meta)
                 continue
             for ref in refs:
                 if ref is not None:
                     yield step, input_nr, self._memory.open_gradient(ref, meta.shape, meta.dtype)
 
-    def _joined(self, refs: Sequence[GradientRef], meta: InputMetadata) -> Array | None:
-        """The gradient of which ``refs`` are the parts; None if it is undefined."""
+    def _joined(self, refs: Sequence[GradientRef], count: int, meta: InputMetadata) -> Array | None:
+        """The gradient of ``count`` parts that came in these pieces; None if it is undefined."""
         if not refs:
             return None
-        parts = [
-            self._memory.open_gradient(ref, part_shape(meta.shape, at, len(refs)), meta.dtype)
-            for at, ref in enumerate(refs)
+        parts = [parts_of(share, len(refs), count) for share in range(len(refs))]
+        pieces = [
+            self._memory.open_gradient(ref, shape_of(meta.shape, where, count), meta.dtype)
+            for ref, where in zip(refs, parts, strict=True)
             if ref is not None
         ]
-        return join(parts, _aligned_empty(meta.shape, meta.dtype))
+        return join(pieces, parts, count, _aligned_empty(meta.shape, meta.dtype))
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -227,12 +227,12 @@ def test_the_parts_of_a_product_teach_what_it_takes() -> None:
     loss = x.sum()
     graph = frozen(loss)
     planned = plan(graph.spec, workers=8)
-    nodes = {m.node for group in planned.groups for m in group if m.part >= 0}
+    nodes = {m.node for group in planned.groups for m in group if m.parts}
     assert len(nodes) == 2  # nobody wants the gradient of the first layer's input
 
     def took_us(member: Member) -> float:
-        if member.part >= 0:
-            return 5000.0 + 1000.0 * member.part
+        if member.parts is not None:
+            return 5000.0 + 1000.0 * member.parts[0]
         return 34_000.0 if member.is_half else 1.0
 
     def all_but(missing: int) -> tuple[Any, ...]:
@@ -247,7 +247,7 @@ def test_the_parts_of_a_product_teach_what_it_takes() -> None:
                 rows.append((task, 0, round(now * 1e6), 0, reported))
         return tuple(rows)
 
-    parts = [at for at, group in enumerate(planned.groups) if [m.part for m in group] == [1]]
+    parts = [at for at, group in enumerate(planned.groups) if [m.parts for m in group] == [(1, 2)]]
     before = [graph.spec.nodes[node].cost_us for node in nodes]
     learn(graph, planned, CompleteGraph("c1.1", 1, (), (), all_but(parts[0])))
     learn(graph, planned, CompleteGraph("c1.1", 1, (), (), all_but(-1)))

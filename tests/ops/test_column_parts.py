@@ -9,7 +9,7 @@ import pytest
 
 import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
 from mpgrad.backends import column_parts
-from mpgrad.backends.column_parts import PARTS_MAX, UNIT, columns_of, count_parts, join, part_shape
+from mpgrad.backends.column_parts import PARTS_MAX, UNIT, columns_of, count_parts, join, shape_of
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.ops.registry import OPERATORS
 from mpgrad.scheduler.wide_sums import WIDTH_LARGE
@@ -32,13 +32,14 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("columns", [64, 65, 127, 500, 512, 768, 1000, 4096])
 def test_the_parts_cover_all_columns_once_and_are_about_as_wide(columns: int) -> None:
     for parts in range(1, min(columns // UNIT, PARTS_MAX) + 1):
-        found = [columns_of(part, parts, columns) for part in range(parts)]
+        found = [columns_of((part, part + 1), parts, columns) for part in range(parts)]
         assert [c for where in found for c in range(columns)[where]] == [*range(columns)]
         widths = [where.stop - where.start for where in found]
         assert max(widths) - min(widths) <= 2 * UNIT - 1
         assert min(widths) > 0
-        shapes = [part_shape((3, columns), part, parts) for part in range(parts)]
+        shapes = [shape_of((3, columns), (at, at + 1), parts) for at in range(parts)]
         assert shapes == [(3, width) for width in widths]
+        assert columns_of((0, parts), parts, columns) == slice(0, columns)
 
 
 def test_only_large_products_are_cut_and_never_into_more_than_one_task_adds_up() -> None:
@@ -51,8 +52,9 @@ def test_only_large_products_are_cut_and_never_into_more_than_one_task_adds_up()
 
 def test_parts_are_joined_in_their_order() -> None:
     whole = draw(3, 5, 300, dtype=np.float32)
-    parts = [whole[..., columns_of(part, 4, 300)].copy() for part in range(4)]
-    np.testing.assert_array_equal(join(parts, np.empty_like(whole)), whole)
+    parts = [(0, 1), (1, 3), (3, 4)]
+    pieces = [whole[..., columns_of(where, 4, 300)].copy() for where in parts]
+    np.testing.assert_array_equal(join(pieces, parts, 4, np.empty_like(whole)), whole)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -76,9 +78,11 @@ def test_parts_have_the_bits_of_the_whole(
     whole = rule.backward(XP, [grad], dict(saved), needs)[0]
     count = count_parts(grad.shape, 201)
     assert count == 3
-    parts = [rule.backward(XP, [grad], dict(saved), needs, part)[0] for part in range(count)]
-    assert [part.shape for part in parts] == [part_shape(whole.shape, at, 3) for at in range(3)]
-    assert join(parts, np.empty_like(whole)).tobytes() == whole.tobytes()
+    for parts in ([(0, 1), (1, 2), (2, 3)], [(0, 1), (1, 3)], [(0, 2), (2, 3)], [(0, 3)]):
+        pieces = [rule.backward(XP, [grad], dict(saved), needs, at)[0] for at in parts]
+        assert [piece.shape for piece in pieces] == [shape_of(whole.shape, at, 3) for at in parts]
+        assert all(piece.flags.c_contiguous for piece in pieces)
+        assert join(pieces, parts, 3, np.empty_like(whole)).tobytes() == whole.tobytes()
     right = np.conj(other).T if name == "matmul" else np.conj(other)
     np.testing.assert_allclose(whole, grad @ right, rtol=1e-3, atol=1e-3)
 
@@ -89,6 +93,7 @@ def test_a_batch_of_matrices_on_the_right_is_cut_as_well() -> None:
     saved = {"b": b, "a_shape": (3, 40, 200)}
     rule = OPERATORS["matmul"]
     whole = rule.backward(XP, [grad], dict(saved), (True, False))[0]
-    parts = [rule.backward(XP, [grad], dict(saved), (True, False), at)[0] for at in range(3)]
-    assert join(parts, np.empty_like(whole)).tobytes() == whole.tobytes()
+    parts = [(0, 1), (1, 3)]
+    pieces = [rule.backward(XP, [grad], dict(saved), (True, False), at)[0] for at in parts]
+    assert join(pieces, parts, 3, np.empty_like(whole)).tobytes() == whole.tobytes()
     np.testing.assert_allclose(whole, grad @ np.swapaxes(b, 1, 2), rtol=1e-12)

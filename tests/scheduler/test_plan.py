@@ -66,10 +66,11 @@ def run_in_any_order(traced: TracedGraph, planned: Plan, rng: Random) -> list[Va
         done += 1
         sums: list[Value | None] = []
         for slot, contributions in enumerate(buffers[task].inputs()):
-            if slot in planned.joins[task]:
-                sums.append(join(contributions))
-            else:
-                sums.append(reduce(add, contributions, None))
+            count = dict(planned.joins[task]).get(slot)
+            whole = (
+                reduce(add, contributions, None) if count is None else join(contributions, count)
+            )
+            sums.append(whole)
         outputs = tasks[task].outputs
         values = run_members(traced, planned.groups[task], planned.slots[task], sums, len(outputs))
         for output, value in zip(outputs, values, strict=True):
@@ -89,7 +90,7 @@ def test_any_ready_order_gives_the_serial_sums(seed: int) -> None:
     rng = Random(seed)
     traced = random_graph(rng, client_share=0.3)
     expected = run_serially(traced)
-    for fuse, workers in ((True, 1), (False, 1), (True, 64)):
+    for fuse, workers in ((True, 1), (False, 1), (True, 3), (True, 64)):
         planned = plan(traced.spec, fuse=fuse, workers=workers)
         for _ in range(3):
             assert run_in_any_order(traced, planned, rng) == expected

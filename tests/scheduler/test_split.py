@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, check_spec, serial_order
 from mpgrad.scheduler.plan import CAPTURE, Plan, plan
-from mpgrad.scheduler.split import CUT_ABOVE_US, SPLIT_ABOVE_US, split
+from mpgrad.scheduler.split import CUT_ABOVE_US, SPLIT_ABOVE_US, parts_of, split
 
 DEAR_US = 2.0 * SPLIT_ABOVE_US
 
@@ -101,34 +101,36 @@ def cuttable(count: int, parts: int = 4) -> GraphSpec:
     return spec._replace(nodes=nodes)
 
 
-def members_in_parts(planned: Plan) -> list[tuple[int, int]]:
-    return [(m.node, m.part) for group in planned.groups for m in group if m.part >= 0]
+def shares(planned: Plan) -> list[tuple[int, tuple[int, int]]]:
+    return [(m.node, m.parts) for group in planned.groups for m in group if m.parts is not None]
 
 
 def test_more_than_two_workers_share_the_product_that_others_wait_for() -> None:
     spec = cuttable(3)
-    assert members_in_parts(plan(spec, workers=2)) == []
+    assert shares(plan(spec, workers=2)) == []
     planned = plan(spec, workers=4)
-    in_parts = [(node, part) for node in (0, 2) for part in range(4)]
-    assert sorted(members_in_parts(planned)) == in_parts
+    in_parts = [(node, parts) for node in (0, 2) for parts in ((0, 2), (2, 4))]
+    assert sorted(shares(planned)) == in_parts
+    many = shares(plan(spec, workers=64))
+    assert sorted(many) == [(node, (at, at + 1)) for node in (0, 2) for at in range(4)]
     assert planned.work_us == plan(spec, workers=1).work_us
-    assert planned.critical_path_us < plan(spec, workers=2).critical_path_us / 1.5
+    assert planned.critical_path_us < plan(spec, workers=2).critical_path_us / 1.3
     assert planned.groups[0][0].publishes  # the others get the gradient before the first part runs
-    assert sum(m.is_half for group in planned.groups for m in group) == 2 * 5
+    assert sum(m.is_half for group in planned.groups for m in group) == 2 * 3
 
 
 def test_parts_are_joined_where_they_flow_into() -> None:
-    planned = plan(cuttable(2, parts=3), workers=4)
+    planned = plan(cuttable(2, parts=5), workers=4)
     (consumer,) = [task for task, slots in enumerate(planned.joins) if slots]
-    assert planned.joins[consumer] == (0,)
+    assert planned.joins[consumer] == ((0, 5),)
     assert planned.tasks[consumer].places == (3,)
     outputs = [output for task in planned.tasks for output in task.outputs]
     parts = [output for output in outputs if (output.task, output.slot) == (consumer, 0)]
     assert [(output.place, output.nbytes) for output in parts] == [
-        (place, (1 << 20) // 3) for place in range(3)
+        (place, (1 << 20) // 5 * parts) for place, parts in enumerate((1, 2, 2))
     ]
-    origin = [m.part for members in planned.groups for m in members if m.part >= 0]
-    assert origin == [0, 1, 2]
+    assert [parts for _, parts in shares(planned)] == [(0, 1), (1, 3), (3, 5)]
+    assert [parts_of(share, 3, 5) for share in range(3)] == [(0, 1), (1, 3), (3, 5)]
 
 
 def test_a_product_is_cut_only_where_its_gradient_arrives_alone_on_a_worker() -> None:
@@ -140,13 +142,13 @@ def test_a_product_is_cut_only_where_its_gradient_arrives_alone_on_a_worker() ->
         ]
         return spec._replace(nodes=tuple(nodes))
 
-    assert members_in_parts(plan(spec, workers=4))
-    assert members_in_parts(plan(with_second(on_client=True), workers=4)) == []
-    assert members_in_parts(plan(with_second(device=0), workers=4)) == []
+    assert shares(plan(spec, workers=4))
+    assert shares(plan(with_second(on_client=True), workers=4)) == []
+    assert shares(plan(with_second(device=0), workers=4)) == []
     seeded = spec._replace(seeds=((0, 0), (2, 0)))
-    assert members_in_parts(plan(seeded, workers=4)) == []
-    cheap = [node._replace(cost_us=node.cost_us / 2.1) for node in spec.nodes]
-    assert members_in_parts(plan(spec._replace(nodes=tuple(cheap)), workers=4)) == []
+    assert shares(plan(seeded, workers=4)) == []
+    cheap = [node._replace(cost_us=node.cost_us / 2.1) for node in cuttable(2, parts=2).nodes]
+    assert shares(plan(spec._replace(nodes=tuple(cheap)), workers=4)) == []
 
 
 def test_a_product_without_weights_is_cut_as_well() -> None:
@@ -158,4 +160,13 @@ def test_a_product_without_weights_is_cut_as_well() -> None:
     )
     spec = GraphSpec(nodes, ((0, 0),), ((2, 0),), (0, 1, 2))
     planned = plan(spec, workers=4)
-    assert members_in_parts(planned) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert shares(planned) == [(0, (0, 2)), (0, (2, 4))]
+
+
+def test_no_more_workers_share_a_product_than_its_largest_share_asks_for() -> None:
+    widths = {
+        (workers, parts): [stop - first for _, (first, stop) in shares(planned)]
+        for workers, parts in ((3, 8), (8, 8), (8, 6), (64, 8))
+        for planned in [plan(cuttable(2, parts), workers=workers)]
+    }
+    assert widths == {(3, 8): [4, 4], (8, 8): [2] * 4, (8, 6): [2] * 3, (64, 8): [1] * 8}

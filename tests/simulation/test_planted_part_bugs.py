@@ -34,7 +34,7 @@ def parts_are_added_up(patch):
 def parts_are_joined_in_another_order(patch):
     def change(planned):
         def turned(output):
-            if output.task < 0 or output.slot not in planned.joins[output.task]:
+            if output.task < 0 or output.slot not in dict(planned.joins[output.task]):
                 return output
             count = planned.tasks[output.task].places[output.slot]
             return output._replace(place=count - 1 - output.place)
@@ -52,7 +52,7 @@ def parts_are_joined_in_another_order(patch):
 def a_part_is_computed_twice_and_another_one_never(patch):
     def change(planned):
         groups = [
-            tuple(m._replace(part=0) if m.part == 1 else m for m in members)
+            tuple(m._replace(parts=(0, 1)) if m.parts == (1, 2) else m for m in members)
             for members in planned.groups
         ]
         return planned._replace(groups=tuple(groups))
