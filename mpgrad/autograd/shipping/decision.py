@@ -29,8 +29,9 @@ import numpy as np
 
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.shipping.constants import is_constant
+from mpgrad.autograd.shipping.findings import Survey
 from mpgrad.autograd.shipping.process_state import is_installed_namespace
-from mpgrad.autograd.shipping.purity import Survey, is_installed_name, survey
+from mpgrad.autograd.shipping.purity import is_installed_name, survey
 from mpgrad.tensor import Tensor
 
 #: How many classes are remembered; a class that was dropped is only looked through again.

@@ -14,10 +14,8 @@ import logging
 import sys
 import types
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.shipping.code_reads import Access, code_reads
@@ -26,8 +24,8 @@ from mpgrad.autograd.shipping.constants import (
     is_constant,
     is_enum_member,
     is_importable,
-    same,
 )
+from mpgrad.autograd.shipping.findings import FunctionState, Survey, cell_contents
 from mpgrad.autograd.shipping.process_state import (
     DYNAMIC_BUILTINS,
     HARMLESS_STORES,
@@ -55,70 +53,9 @@ _DESCRIPTORS = (
 )
 
 
-@dataclass
-class Survey:
-    """What was found. The values are as they were; :meth:`is_current` compares them with now.
-
-    Attributes:
-        problems: why a worker's result could differ, in the order found; empty: it cannot.
-        user_modules: names of the modules whose code must travel by value.
-        module_reads: for each user module read as ``module.NAME``, (module, what was read).
-        forward_only: ids of functions that need not travel.
-    """
-
-    problems: list[str] = field(default_factory=list)
-    user_modules: dict[str, types.ModuleType] = field(default_factory=dict)
-    module_reads: dict[int, tuple[types.ModuleType, dict[str, Any]]] = field(default_factory=dict)
-    whole_modules: set[int] = field(default_factory=set)
-    forward_only: set[int] = field(default_factory=set)
-    bindings: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
-    functions: list[_FunctionState] = field(default_factory=list)
-    cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
-    classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
-
-    def is_current(self) -> bool:
-        """Whether everything that was read still is what it was (microseconds)."""
-        for namespace, name, value in self.bindings:
-            now = namespace.get(name, MISSING)
-            if now is not value and not same(now, value):
-                return False
-        for function, code, defaults, kwdefaults, attributes in self.functions:
-            if function.__code__ is not code or len(vars(function)) != attributes:
-                return False
-            if not same(function.__defaults__, defaults):
-                return False
-            if not same(_items(function.__kwdefaults__), kwdefaults):
-                return False
-        for cell, value in self.cells:
-            now = cell_contents(cell)
-            if now is not value and not same(now, value):
-                return False
-        return all(
-            cls.__bases__ == bases and len(vars(cls)) == size for cls, bases, size in self.classes
-        )
-
-
-class _FunctionState(NamedTuple):
-    """What can be replaced in a function without replacing the function."""
-
-    function: types.FunctionType
-    code: types.CodeType
-    defaults: tuple[Any, ...] | None
-    kwdefaults: tuple[Any, ...]
-    attributes: int
-
-
 def survey(cls: type[Function]) -> Survey:
     """Look through ``cls.backward`` and all that it can reach."""
     return _Surveyor().run(cls)
-
-
-def cell_contents(cell: types.CellType) -> Any:
-    """What a closure's variable holds, or MISSING."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
 
 
 def is_installed_name(value: Any) -> bool:
@@ -130,10 +67,6 @@ def is_installed_name(value: Any) -> bool:
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     named = module is not None and is_installed_namespace(vars(module))
     return named and is_importable(value)
-
-
-def _items(kwdefaults: dict[str, Any] | None) -> tuple[Any, ...]:
-    return tuple((kwdefaults or {}).items())
 
 
 class _Surveyor:
@@ -282,11 +215,7 @@ class _Surveyor:
         """Visit what the function carries along; return the variables of its closure."""
         found, code, name = self._found, function.__code__, function.__qualname__
         kwdefaults = function.__kwdefaults__ or {}
-        found.functions.append(
-            _FunctionState(
-                function, code, function.__defaults__, _items(kwdefaults), len(vars(function))
-            )
-        )
+        found.functions.append(FunctionState.of(function))
         for value in (*(function.__defaults__ or ()), *kwdefaults.values()):
             self._visit(value, f"{name}() has a default argument")
         for attribute, value in vars(function).items():
