@@ -1,4 +1,4 @@
-"""Attaches to Tensor what needs the operators: arithmetic, methods, conversions.
+"""Attaches to Tensor what needs the operators: arithmetic, methods, properties.
 
 Importing this module is what makes Tensor complete; ``mpgrad`` does so before it hands out any
 operator or Tensor.
@@ -13,8 +13,6 @@ import numpy as np
 
 from mpgrad.autograd import variable
 from mpgrad.autograd.modes import overrides
-from mpgrad.device import Device, as_device
-from mpgrad.device_arrays import address, usable
 from mpgrad.ops import (
     activation,
     arithmetic,
@@ -32,15 +30,15 @@ from mpgrad.ops import (
     shape,
     transcendental,
 )
-from mpgrad.ops.device_moves import to_device
-from mpgrad.ops.promotion import cast
 from mpgrad.tensor import Tensor
 from mpgrad.tensor_methods import (
+    conversions,
     copies,
     display,
     history,
     in_place,
     in_place_composed,
+    layout,
     numpy_functions,
     values,
 )
@@ -87,134 +85,6 @@ _COMPARISONS = {
     "__or__": comparison.bitwise_or,
     "__xor__": comparison.bitwise_xor,
 }
-
-
-# ------------------------------------------------------------------------ size and place
-
-
-def size(self: Tensor, dim: int | None = None) -> Any:
-    """The shape, or the length of one dimension."""
-    return self.shape if dim is None else self.shape[dim]
-
-
-def numel(self: Tensor) -> int:
-    """The number of elements."""
-    return self._array.size
-
-
-def element_size(self: Tensor) -> int:
-    """Bytes per element."""
-    return self._array.itemsize
-
-
-def is_contiguous(self: Tensor) -> bool:
-    """Whether the elements lie in order without gaps."""
-    return self._array.flags.c_contiguous
-
-
-def stride(self: Tensor, dim: int | None = None) -> Any:
-    """Steps between neighbours along each dimension, in elements."""
-    strides = tuple(step // self._array.itemsize for step in self._array.strides)
-    return strides if dim is None else strides[dim]
-
-
-def data_ptr(self: Tensor) -> int:
-    """The address of the first element, on its device."""
-    return address(self._array)
-
-
-def to(
-    self: Tensor,
-    *args: Any,
-    dtype: Any = None,
-    device: Any = None,
-    non_blocking: bool = False,
-    copy: bool = False,
-) -> Tensor:
-    """In another dtype or on another device: ``to(dtype)``, ``to(device)``, ``to(other)``.
-
-    Differentiable; the tensor itself where nothing changes and ``copy`` is False.
-
-    Args:
-        self: the tensor.
-        args: a dtype, a device (its name, or the number of a GPU), or a tensor for both.
-        dtype: of the result.
-        device: of the result.
-        non_blocking: kept for PyTorch's callers; copies to a GPU do not block anyway.
-        copy: also where nothing changes.
-
-    Raises:
-        RuntimeError: there is no such device.
-    """
-    for argument in args:
-        if isinstance(argument, Tensor):
-            dtype, device = argument.dtype, argument.device
-        elif isinstance(argument, Device) or _names_device(argument):
-            device = argument
-        elif argument is not None and not isinstance(argument, bool):
-            dtype = argument
-    result = self if device is None else to_device(self, usable(device))
-    result = result if dtype is None else cast(result, dtype)
-    return shape.clone(self) if copy and result is self else result
-
-
-def _names_device(argument: Any) -> bool:
-    if isinstance(argument, int) and not isinstance(argument, bool):
-        return True
-    if not isinstance(argument, str):
-        return False
-    try:
-        as_device(argument)
-    except RuntimeError:
-        return False
-    return True
-
-
-def cpu(self: Tensor) -> Tensor:
-    """On the CPU."""
-    return to(self, device="cpu")
-
-
-def cuda(self: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
-    """On a GPU: that one, or the thread's current one.
-
-    Raises:
-        RuntimeError: there is none.
-    """
-    return to(self, device="cuda" if device is None else device)
-
-
-def get_device(self: Tensor) -> int:
-    """The number of the GPU, -1 on the CPU."""
-    index = self.device.index
-    return -1 if index is None else index
-
-
-def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
-    def method(self: Tensor) -> Tensor:
-        return cast(self, dtype)
-
-    method.__doc__ = f"In {np.dtype(dtype)} (differentiable where that is a floating dtype)."
-    return method
-
-
-def _part(view: Callable[[Tensor], Tensor]) -> property:
-    """``z.real`` or ``z.imag``; assigning changes ``z`` in place."""
-
-    def assign(self: Tensor, value: Any) -> None:
-        view(self)[...] = value
-
-    return property(view, assign)
-
-
-def type_as(self: Tensor, other: Tensor) -> Tensor:
-    """In the dtype of ``other``."""
-    return cast(self, other.dtype)
-
-
-def is_floating_point(self: Tensor) -> bool:
-    """Whether the dtype is a floating one."""
-    return self.dtype.kind == "f"
 
 
 # ------------------------------------------------------------------------ the graph
@@ -269,29 +139,6 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
-    "size": size,
-    "dim": lambda self: self.ndim,
-    "numel": numel,
-    "nelement": numel,
-    "element_size": element_size,
-    "is_contiguous": is_contiguous,
-    "stride": stride,
-    "data_ptr": data_ptr,
-    "to": to,
-    "type": cast,
-    "type_as": type_as,
-    "cpu": cpu,
-    "cuda": cuda,
-    "get_device": get_device,
-    "float": _in_dtype(np.float32),
-    "double": _in_dtype(np.float64),
-    "half": _in_dtype(np.float16),
-    "long": _in_dtype(np.int64),
-    "int": _in_dtype(np.int32),
-    "bool": _in_dtype(np.bool_),
-    "cfloat": _in_dtype(np.complex64),
-    "cdouble": _in_dtype(np.complex128),
-    "is_floating_point": is_floating_point,
     "detach": history.detach,
     "detach_": history.detach_,
     "backward": backward,
@@ -320,6 +167,16 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__dir__": display.attributes,
 }
 
+
+def _part(view: Callable[[Tensor], Tensor]) -> property:
+    """``z.real`` or ``z.imag``; assigning changes ``z`` in place."""
+
+    def assign(self: Tensor, value: Any) -> None:
+        view(self)[...] = value
+
+    return property(view, assign)
+
+
 _PROPERTIES: dict[str, property] = {
     "data": property(history.get_data, history.set_data, history.delete_data),
     "T": property(lambda self: shape.permute(self, tuple(reversed(range(self.ndim))))),
@@ -327,10 +184,6 @@ _PROPERTIES: dict[str, property] = {
     **{name: _part(part) for name, part in complex_numbers.PARTS.items()},
     "H": property(complex_numbers.conjugate_transpose),
     "mH": property(complex_numbers.adjoint),
-    "nbytes": property(lambda self: self._array.nbytes),
-    "itemsize": property(element_size),
-    "is_cuda": property(lambda self: self.device.type == "cuda"),
-    "is_cpu": property(lambda self: self.device.type == "cpu"),
 }
 
 
@@ -346,6 +199,9 @@ def _attach() -> None:
     for table in (
         _METHODS,
         _PROPERTIES,
+        layout.METHODS,
+        layout.PROPERTIES,
+        conversions.METHODS,
         values.METHODS,
         copies.METHODS,
         numpy_functions.METHODS,

@@ -1,0 +1,106 @@
+"""The same numbers in another dtype or on another device: ``to`` and its short forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpgrad.device import Device, as_device
+from mpgrad.device_arrays import usable
+from mpgrad.ops import shape
+from mpgrad.ops.device_moves import to_device
+from mpgrad.ops.promotion import cast
+from mpgrad.tensor import Tensor
+
+
+def to(
+    self: Tensor,
+    *args: Any,
+    dtype: Any = None,
+    device: Any = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+) -> Tensor:
+    """In another dtype or on another device: ``to(dtype)``, ``to(device)``, ``to(other)``.
+
+    Differentiable; the tensor itself where nothing changes and ``copy`` is False.
+
+    Args:
+        self: the tensor.
+        args: a dtype, a device (its name, or the number of a GPU), or a tensor for both.
+        dtype: of the result.
+        device: of the result.
+        non_blocking: kept for PyTorch's callers; copies to a GPU do not block anyway.
+        copy: also where nothing changes.
+
+    Raises:
+        RuntimeError: there is no such device.
+    """
+    for argument in args:
+        if isinstance(argument, Tensor):
+            dtype, device = argument.dtype, argument.device
+        elif isinstance(argument, Device) or _names_device(argument):
+            device = argument
+        elif argument is not None and not isinstance(argument, bool):
+            dtype = argument
+    result = self if device is None else to_device(self, usable(device))
+    result = result if dtype is None else cast(result, dtype)
+    return shape.clone(self) if copy and result is self else result
+
+
+def _names_device(argument: Any) -> bool:
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return True
+    if not isinstance(argument, str):
+        return False
+    try:
+        as_device(argument)
+    except RuntimeError:
+        return False
+    return True
+
+
+def cpu(self: Tensor) -> Tensor:
+    """On the CPU."""
+    return to(self, device="cpu")
+
+
+def cuda(self: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
+    """On a GPU: that one, or the thread's current one.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    return to(self, device="cuda" if device is None else device)
+
+
+def type_as(self: Tensor, other: Tensor) -> Tensor:
+    """In the dtype of ``other``."""
+    return cast(self, other.dtype)
+
+
+def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
+    def method(self: Tensor) -> Tensor:
+        return cast(self, dtype)
+
+    method.__doc__ = f"In {np.dtype(dtype)} (differentiable where that is a floating dtype)."
+    return method
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "to": to,
+    "type": cast,
+    "type_as": type_as,
+    "cpu": cpu,
+    "cuda": cuda,
+    "float": _in_dtype(np.float32),
+    "double": _in_dtype(np.float64),
+    "half": _in_dtype(np.float16),
+    "long": _in_dtype(np.int64),
+    "int": _in_dtype(np.int32),
+    "bool": _in_dtype(np.bool_),
+    "cfloat": _in_dtype(np.complex64),
+    "cdouble": _in_dtype(np.complex128),
+}

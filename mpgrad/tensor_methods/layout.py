@@ -1,0 +1,72 @@
+"""How a Tensor lies in memory: size, strides, address, device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpgrad.device_arrays import address
+from mpgrad.tensor import Tensor
+
+
+def size(self: Tensor, dim: int | None = None) -> Any:
+    """The shape, or the length of one dimension."""
+    return self.shape if dim is None else self.shape[dim]
+
+
+def numel(self: Tensor) -> int:
+    """The number of elements."""
+    return self._array.size
+
+
+def element_size(self: Tensor) -> int:
+    """Bytes per element."""
+    return self._array.itemsize
+
+
+def is_contiguous(self: Tensor) -> bool:
+    """Whether the elements lie in order without gaps."""
+    return self._array.flags.c_contiguous
+
+
+def stride(self: Tensor, dim: int | None = None) -> Any:
+    """Steps between neighbours along each dimension, in elements."""
+    strides = tuple(step // self._array.itemsize for step in self._array.strides)
+    return strides if dim is None else strides[dim]
+
+
+def data_ptr(self: Tensor) -> int:
+    """The address of the first element, on its device."""
+    return address(self._array)
+
+
+def get_device(self: Tensor) -> int:
+    """The number of the GPU, -1 on the CPU."""
+    index = self.device.index
+    return -1 if index is None else index
+
+
+def is_floating_point(self: Tensor) -> bool:
+    """Whether the dtype is a floating one."""
+    return self.dtype.kind == "f"
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "size": size,
+    "dim": lambda self: self.ndim,
+    "numel": numel,
+    "nelement": numel,
+    "element_size": element_size,
+    "is_contiguous": is_contiguous,
+    "stride": stride,
+    "data_ptr": data_ptr,
+    "get_device": get_device,
+    "is_floating_point": is_floating_point,
+}
+
+PROPERTIES: dict[str, property] = {
+    "nbytes": property(lambda self: self._array.nbytes),
+    "itemsize": property(element_size),
+    "is_cuda": property(lambda self: self.device.type == "cuda"),
+    "is_cpu": property(lambda self: self.device.type == "cpu"),
+}
