@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import sys
 
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
 from mpgrad.wire.setup import CoordinatorSetup, ignore_interrupts, receive_setup
@@ -23,7 +24,10 @@ def main(descriptor: int) -> None:
     """Run until the client closes the engine or dies."""
     gc.disable()  # while it would only look through what has just been loaded
     ignore_interrupts()
-    setup = receive_setup(descriptor, CoordinatorSetup)
+    try:
+        setup = receive_setup(descriptor, CoordinatorSetup)
+    except EOFError:
+        sys.exit(1)
     try:
         client = os.pidfd_open(setup.client_pid)
     except ProcessLookupError:

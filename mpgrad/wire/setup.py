@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -138,20 +139,28 @@ def ignore_interrupts() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+#: What stands before a setup: its bytes.
+_LENGTH = struct.Struct("<Q")
+
+
 def send_setup(descriptor: int, setup: CoordinatorSetup | WorkerSetup) -> None:
     """Write ``setup`` and close the descriptor; a child that has died already is seen elsewhere."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as stream:
-        stream.write(msgspec.msgpack.encode(setup))
+        data = msgspec.msgpack.encode(setup)
+        stream.write(_LENGTH.pack(len(data)) + data)
 
 
 def receive_setup(descriptor: int, kind: type[T]) -> T:
     """Read what the parent wrote, to the end.
 
     Raises:
-        ProtocolError: the parent died, or wrote something else.
+        EOFError: the parent died before it had written everything.
+        ProtocolError: it wrote something else.
     """
     with os.fdopen(descriptor, "rb") as stream:
-        data = stream.read()
+        length, data = stream.read(_LENGTH.size), stream.read()
+    if len(length) < _LENGTH.size or len(data) < _LENGTH.unpack(length)[0]:
+        raise EOFError(f"the parent process died before it had written all of {kind.__name__}")
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError as error:

@@ -25,7 +25,10 @@ def main(descriptor: int) -> None:
     gc.disable()  # importing makes no garbage, and each time there would be more to look through
     ignore_interrupts()
     die_with_parent()
-    setup = receive_setup(descriptor, WorkerSetup)
+    try:
+        setup = receive_setup(descriptor, WorkerSetup)
+    except EOFError:
+        sys.exit(1)
     if os.getppid() != setup.coordinator_pid:
         sys.exit(1)  # the coordinator died before the kernel knew that we follow it
     environment = restore_environment(setup.environment)

@@ -55,11 +55,31 @@ def test_a_setup_of_the_other_kind() -> None:
         receive_setup(through_a_pipe(SETUP), CoordinatorSetup)
 
 
-def test_a_parent_that_died_before_it_wrote() -> None:
+@pytest.mark.parametrize("written", [0, 5, 8, 30, -1])
+def test_a_parent_that_died_before_it_had_written_all(written: int) -> None:
+    """No bug to be reported with a traceback: the child ends without a word."""
+    with os.fdopen(through_a_pipe(SETUP), "rb") as stream:
+        whole = stream.read()
     reader, writer = os.pipe()
-    os.close(writer)
-    with pytest.raises(ProtocolError, match="from the parent process"):
+    threading.Thread(target=_write, args=(writer, whole[:written])).start()
+    with pytest.raises(EOFError, match="the parent process died"):
         receive_setup(reader, WorkerSetup)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["mpgrad.coordinator", "mpgrad.workers"])
+def test_a_child_whose_parent_died_at_once_says_nothing(module: str) -> None:
+    reader, writer = os.pipe()
+    command = [sys.executable, "-P", "-m", module, str(reader)]
+    child = subprocess.Popen(command, pass_fds=[reader], stderr=subprocess.PIPE)
+    os.close(reader)
+    os.close(writer)
+    assert child.communicate()[1] == b""
 
 
 @pytest.mark.slow
