@@ -58,6 +58,9 @@ _add = operator(
     b=lambda xp, grad, b_shape: xp.sum_to(grad, b_shape),
 )
 
+#: Operators whose inputs get the gradient itself, the very array, where none was broadcast.
+PASSING_ON = frozenset({_add.name})
+
 
 def add(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
     """``input + alpha * other``."""

@@ -76,15 +76,18 @@ class Step:
         apply: ``(xp, grads, needs) -> gradients``; None for a Node that only passes its inputs on.
         release: called once the step has run.
         blamed: in anomaly mode, who is said to have returned NaN; else None.
+        passes_on: whether ``apply`` gives out the gradient that came in, the very array, where one
+            of the same shape and dtype is wanted.
     """
 
-    __slots__ = ("apply", "blamed", "release", "wiring")
+    __slots__ = ("apply", "blamed", "passes_on", "release", "wiring")
 
     def __init__(
         self, wiring: Wiring, apply: Apply | None, release: Callable[[], None] | None = None
     ) -> None:
         self.wiring, self.apply, self.release = wiring, apply, release
         self.blamed: str | None = None
+        self.passes_on = False
 
 
 class Placement:

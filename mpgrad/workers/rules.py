@@ -21,6 +21,7 @@ from mpgrad.autograd.shipping.loading import load
 from mpgrad.backends.column_parts import Parts
 from mpgrad.device import CPU
 from mpgrad.device_arrays import cuda
+from mpgrad.ops.arithmetic import PASSING_ON
 from mpgrad.ops.registry import OPERATORS, Operator
 from mpgrad.wire.programs import (
     CaptureRule,
@@ -54,7 +55,9 @@ class Rules:
         """One Node of a task, ready to run."""
         rule = program.rule
         wiring = _wiring(program.wiring, isinstance(rule, FunctionRule))
-        return Step(wiring, self._apply(rule, wiring.parts))
+        step = Step(wiring, self._apply(rule, wiring.parts))
+        step.passes_on = isinstance(rule, OperatorRule) and rule.operator in PASSING_ON
+        return step
 
     def _apply(
         self, rule: OperatorRule | FunctionRule | CaptureRule, parts: Parts | None

@@ -191,6 +191,8 @@ class Publication(Placement):
         self._captured: dict[tuple[int, int], int] = {}
         #: The same where several flow in: output number and metadata of their sum.
         self._summed: dict[tuple[int, int], tuple[int, InputMetadata]] = {}
+        #: Steps that only pass on what becomes an output, which lies in its block already.
+        self._passed: dict[Step, int] = {}
         #: Arrays that were copied into a block.
         self._sources: list[Array] = []
         self.copied_bytes = 0
@@ -216,6 +218,23 @@ class Publication(Placement):
                 self._captured[target] = number
             else:
                 self._summed[target] = number, meta
+        self._trace_back(steps, flows)
+
+    def _trace_back(self, steps: Sequence[Step], flows: Counter[tuple[int, int]]) -> None:
+        """What a step only passes on is born where the step that made it writes."""
+        makers = {
+            route: at
+            for at, step in enumerate(steps)
+            for route in step.wiring.routes
+            if isinstance(route, tuple)
+        }
+        for target, number in [*self._captured.items()]:
+            at, meta = makers.get(target), steps[target[0]].wiring.inputs[target[1]]
+            while at is not None and steps[at].passes_on and flows[at, 0] == 1:
+                if steps[at].wiring.inputs[0] != meta or (at, 0) in self._captured:
+                    break
+                self._captured[at, 0] = self._passed[steps[at]] = number
+                at = makers.get((at, 0))
 
     # ------------------------------------------------------------------ results are born
 
@@ -228,7 +247,9 @@ class Publication(Placement):
             return  # a user's backward may hold on to what it computes
         for route, meta in zip(step.wiring.routes, step.wiring.outputs, strict=True):
             output = self._output_of(route)
-            if output is not None and meta is not None and self._blocks[output] is not None:
+            if output is None or meta is None or output == self._passed.get(step):
+                continue
+            if self._blocks[output] is not None:
                 self._free[output] = (meta.shape, meta.dtype)
 
     def _output_of(self, route: Any) -> int | None:

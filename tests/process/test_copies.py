@@ -9,6 +9,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
+from mpgrad.backends.cpu import CpuBackend
+from mpgrad.ops.arithmetic import PASSING_ON
+from mpgrad.ops.registry import OPERATORS
 
 pytestmark = pytest.mark.process
 
@@ -56,3 +59,42 @@ def test_a_gradient_that_flows_two_ways_is_copied_once(engine: mg.Engine) -> Non
     before = engine.statistics().copied_bytes
     copied_share(engine, model, x, x)
     assert engine.statistics().copied_bytes - before <= twice + 4096
+
+
+def biased(x: mg.Tensor, weights: list[mg.Tensor], bias: mg.Tensor) -> mg.Tensor:
+    """Layers whose gradient passes through a sum on its way to a product that shares it."""
+    for weight in weights:
+        x = mg.relu(x @ weight + bias)
+    return x.mean()
+
+
+@pytest.mark.parametrize("bias_shape", [(1024,), (256, 1024)], ids=["row", "matrix"])
+def test_what_a_sum_passes_on_is_not_copied(bias_shape: tuple[int, ...]) -> None:
+    x, leaves = draw(256, 1024), [(draw(1024, 1024) / 32).detach() for _ in range(3)]
+    leaves.append(draw(*bias_shape))
+    for leaf in leaves:
+        leaf.requires_grad = True
+
+    def gradients() -> list[bytes]:
+        for leaf in leaves:
+            leaf.grad = None
+        biased(x, leaves[:-1], leaves[-1]).backward()
+        return [leaf.grad.numpy().tobytes() for leaf in leaves if leaf.grad is not None]
+
+    with mg.Engine("local"):
+        expected = gradients()
+    with mg.Engine("process", cpu_workers=2) as engine:
+        for _ in range(3):
+            assert gradients() == expected
+        tasks = sum(engine.statistics().tasks.values())
+        assert tasks > 3  # the products' weights have tasks of their own
+        if len(bias_shape) == 1:
+            assert engine.statistics().copied_bytes <= 3 * 4096
+
+
+def test_sums_pass_on_the_very_gradient() -> None:
+    grad = np.ones((3, 4), np.float32)
+    for name in PASSING_ON:
+        shapes = {"a_shape": grad.shape, "b_shape": grad.shape}
+        given = OPERATORS[name].backward(CpuBackend(np.empty), [grad], shapes, (True, True))
+        assert all(gradient is grad for gradient in given)
