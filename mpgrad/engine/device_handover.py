@@ -10,7 +10,7 @@ from mpgrad.device_arrays import device_of, on
 from mpgrad.errors import WorkerLost
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
 from mpgrad.shm.cuda_driver import driver
-from mpgrad.shm.device_link import ExporterLost
+from mpgrad.shm.device_roster import ExporterLost
 
 if TYPE_CHECKING:
     from mpgrad.shm.client_devices import ClientDevices

@@ -99,7 +99,7 @@ class ClientDevices:
         with _lock:
             event = self.reader.event_of(block)
         if event is not None:
-            self.link.wait_here(block.arena, event)
+            self.link.roster.wait_here(block.arena, event)
 
     def take_host_bytes(self) -> int:
         """Bytes that have gone through the host, in all processes, since this was last asked."""

@@ -16,10 +16,11 @@ from mpgrad.handles import Block, TensorHandle
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.shm.cuda_export import Exporter
 from mpgrad.shm.device_board import EVENT, MEMORY, Row
-from mpgrad.shm.device_link import DeviceLink, packed
+from mpgrad.shm.device_link import DeviceLink
 from mpgrad.shm.event_ring import EVENTS, EventRing
 from mpgrad.shm.lease import byte_bounds
 from mpgrad.shm.pinned_arena import PinnedArena
+from mpgrad.shm.segment_exchange import packed
 from mpgrad.shm.segment_pool import Place
 
 #: A generation is a number that only grows, and the event to wait for (0: none).
@@ -185,7 +186,7 @@ class DeviceMemory:
 
     def _show(self, segment: int, link: DeviceLink) -> None:
         if link.board.find(MEMORY, self.arena, segment) is None:
-            link.show(self.arena, self.exporter.offer(segment, link.name))
+            link.segments.show(self.arena, self.exporter.offer(segment, link.segments.name))
 
     def _next_event(self, link: DeviceLink) -> int:
         """The number of the event that ``mark`` will record, and one more."""

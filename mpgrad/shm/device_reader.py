@@ -17,10 +17,11 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block, TensorHandle
 from mpgrad.shm.cuda_driver import DEVICE_TO_DEVICE, CudaDriver
 from mpgrad.shm.cuda_import import Importer
-from mpgrad.shm.device_link import DeviceLink, unpacked
+from mpgrad.shm.device_link import DeviceLink
 from mpgrad.shm.device_memory import EVENT_BITS, NO_EVENT, ON_HOST, DeviceMemory
 from mpgrad.shm.event_ring import OpenedEvents
 from mpgrad.shm.lease import byte_bounds
+from mpgrad.shm.segment_exchange import unpacked
 from mpgrad.shm.segment_pool import Place
 
 
@@ -143,7 +144,7 @@ class DeviceReader:
         own = self._own.get(arena)
         if own is not None:
             return own.exporter.address(place), own.device, None
-        row = self._link.open(arena, place.segment)
+        row = self._link.segments.open(arena, place.segment)
         if row is None:
             raise ProtocolError(f"nobody has shown segment {place.segment} of memory {arena}")
         pointer, use = self._importer.pointer(str(arena), row.device, place, nbytes)

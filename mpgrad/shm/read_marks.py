@@ -8,10 +8,12 @@ it again once those marks have been passed. (PyTorch does so with ``record_strea
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.shm.device_board import EVENT, PROCESS, DeviceBoard, Row
+from mpgrad.shm.device_roster import DeviceRoster, ExporterLost
 from mpgrad.shm.event_ring import EVENTS, OpenedEvents
 
 #: Events in the circle of each process: their rows come behind those of its ring.
@@ -77,19 +79,20 @@ class OthersMarks:
         counts = {row.arena: self._count(row) for row in rows}
         return {arena: count for arena, count in counts.items() if count}
 
-    def are_passed(self, marks: dict[int, int], alive: dict[int, Row]) -> bool:
+    def are_passed(self, marks: dict[int, int], roster: DeviceRoster) -> bool:
         """Whether the GPUs are beyond all of ``marks``; those of the dead are."""
         return all(
-            count <= self._passed.get(arena, 0) or self._is_passed(alive[arena], count)
+            count <= self._passed.get(arena, 0) or self._is_passed(roster.alive[arena], count)
             for arena, count in marks.items()
-            if arena in alive
+            if arena in roster.alive
         )
 
-    def wait(self, marks: dict[int, int], alive: dict[int, Row]) -> None:
+    def wait(self, marks: dict[int, int], roster: DeviceRoster) -> None:
         """Block until they are."""
         for arena, count in marks.items():
-            if arena in alive and not self._is_passed(alive[arena], count):
-                self._event(arena, count).synchronize()
+            with contextlib.suppress(ExporterLost, *self._driver.errors):
+                if not self._is_passed(roster.process(arena), count):
+                    roster.wait_here(arena, self._event(arena, count))
 
     def _is_passed(self, row: Row, count: int) -> bool:
         # A mark is recorded again only after it was passed; if that happens just now, `done` is

@@ -21,9 +21,10 @@ from mpgrad.handles import CLIENT_DEVICE_ARENA, Block
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.shm.cuda_driver import driver
 from mpgrad.shm.device_board import DeviceBoard
-from mpgrad.shm.device_link import DeviceLink, ExporterLost
+from mpgrad.shm.device_link import DeviceLink
 from mpgrad.shm.device_memory import DeviceMemory
 from mpgrad.shm.device_reader import DeviceReader
+from mpgrad.shm.device_roster import ExporterLost
 from mpgrad.wire.programs import InlineArray, PackedArray
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.workers.memory import WorkerMemory

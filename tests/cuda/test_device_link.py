@@ -14,9 +14,10 @@ import pytest
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.shm.device_board import DeviceBoard
-from mpgrad.shm.device_link import DeviceLink, ExporterLost
+from mpgrad.shm.device_link import DeviceLink
 from mpgrad.shm.device_memory import DeviceMemory
 from mpgrad.shm.device_reader import DeviceReader
+from mpgrad.shm.device_roster import ExporterLost
 from mpgrad.shm.read_marks import MARKS
 from mpgrad.testing.fake_cuda import FakeCudaDriver
 from tests.cuda.peer import Peer
@@ -263,10 +264,10 @@ def test_the_death_of_a_worker_breaks_no_stream_of_the_client() -> None:
     peer("block = memory.publish(driver.namespace.zeros(4, np.float32), link); memory.mark()")
     block = Block(*peer("tuple(block)"))
     with pytest.raises(TimeoutError, match="not done within"):
-        client.link.wait_here(block.arena, Never(), 1e-9)
+        client.link.roster.wait_here(block.arena, Never(), 1e-9)
     peer.kill()
     with pytest.raises(ExporterLost, match="dead"):
-        client.link.wait_here(block.arena, Never())
+        client.link.roster.wait_here(block.arena, Never())
     assert client.driver.namespace.ones(3, np.float32).get().tolist() == [1, 1, 1]
 
 
