@@ -81,6 +81,7 @@ class DeviceReader:
         Raises:
             ProtocolError: it is of another size, or nobody has shown such memory.
             CudaError: CUDA refuses.
+            ExporterLost: its process is dead, and what went through the host with it.
         """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes != block.nbytes:
@@ -124,9 +125,13 @@ class DeviceReader:
             self._has_read = False
 
     def _from_host(self, arena: int, place: Place, target: Any) -> None:
+        """Copy it up, and wait: if its process dies, the next one in its slot writes there."""
         stream = self._driver.current_stream()
         pointer = self._driver.pointer(target)
         self._link.pinned(arena).get(place.offset, pointer, target.nbytes, stream)
+        stream.synchronize()
+        self._link.roster.refresh()
+        self._link.roster.process(arena)  # was it still there? The next one enters itself first
 
     def _copy_stream(self) -> Any:
         device = self._driver.current_device()

@@ -17,6 +17,8 @@ from mpgrad.shm.device_board import PROCESS, DeviceBoard, Row
 _CLIENT_SLOTS = 1 << 32
 #: How long to wait for an event before looking whether its process is dead.
 _LOOK_AGAIN_S = 50e-6
+#: How long what another process still owes may take once one of them has died.
+_GRACE_S = 30.0
 
 
 class ExporterLost(MpgradError):
@@ -111,21 +113,38 @@ class DeviceRoster:
         context for good. A worker can be replaced then; the client must not come into that.
 
         Raises:
-            ExporterLost: that process is dead.
-            TimeoutError: it lives, and has not got there within ``limit_s``.
+            ExporterLost: that process is dead; or another one is, and this one gets no further:
+                its GPU may wait for that.
+            TimeoutError: all live, and it has not got there within ``limit_s``.
         """
-        deadline, life = time.monotonic() + limit_s, None
+        now = time.monotonic()
+        deadline, is_someone_dead = now + limit_s, False
+        watched: list[_Life] = []
         while not event.done:
-            life = life or self._life_of(arena)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"its event was not done within {limit_s} s")
-            if select.select([life], [], [], _LOOK_AGAIN_S)[0]:
+            watched = watched or [self._life_of(arena), *self._lives_of_others()]
+            ended = select.select(watched, [], [], _LOOK_AGAIN_S)[0]
+            if watched[0] in ended and not event.done:
                 raise ExporterLost(f"the process of memory {arena} is dead")
+            now = time.monotonic()
+            if ended and not is_someone_dead:
+                is_someone_dead, deadline = True, min(deadline, now + _GRACE_S)
+                watched = watched[:1]
+            if now > deadline and is_someone_dead:
+                raise ExporterLost(f"a process died, and that of memory {arena} gets no further")
+            if now > deadline:
+                raise TimeoutError(f"its event was not done within {limit_s} s")
 
     def close(self) -> None:
         """All others are dead."""
         self._lives.clear()
         self.alive.clear()
+
+    def _lives_of_others(self) -> list[_Life]:
+        lives = []
+        for arena in list(self.alive):
+            with contextlib.suppress(ExporterLost):
+                lives.append(self._life_of(arena))
+        return lives
 
     def _life_of(self, arena: int) -> _Life:
         life = self._lives.get(arena)

@@ -36,6 +36,7 @@ NOT_ON_GPUS = (
     # What they ask for is done by workers of the CPU. With a default device, Functions run in the
     # calling process.
     "test_branches_run_on_several_workers",
+    "test_functions_on_workers_have_ranges",
     "test_two_functions_run_in_two_processes_at_once",
     "test_ranges_name_the_worker_and_lie_on_one_clock",
 )

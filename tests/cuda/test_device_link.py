@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
+from mpgrad.shm import device_roster
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.shm.device_board import DeviceBoard
 from mpgrad.shm.device_link import DeviceLink
@@ -266,9 +267,48 @@ def test_the_death_of_a_worker_breaks_no_stream_of_the_client() -> None:
     with pytest.raises(TimeoutError, match="not done within"):
         client.link.roster.wait_here(block.arena, Never(), 1e-9)
     peer.kill()
-    with pytest.raises(ExporterLost, match="dead"):
+    with pytest.raises(ExporterLost, match="is dead"):
         client.link.roster.wait_here(block.arena, Never())
     assert client.driver.namespace.ones(3, np.float32).get().tolist() == [1, 1, 1]
+
+
+def test_the_death_of_a_third_process_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one's GPU may wait for it in vain; without that death it has all the time."""
+    monkeypatch.setattr(device_roster, "_GRACE_S", 0.0)
+    client, second, third = Client(FakeCudaDriver(1)), Peer("fake"), Peer("fake")
+    arena = client.worker(second)
+    client.worker(third, 1, slot=2)
+    client.link.look()
+    with pytest.raises(TimeoutError):
+        client.link.roster.wait_here(arena, Never(), 1e-9)
+    third.kill()
+    with pytest.raises(ExporterLost, match="gets no further"):
+        client.link.roster.wait_here(arena, Never())
+    second.kill()
+
+
+def test_what_went_through_the_host_is_read_before_the_next_process_writes_there() -> None:
+    """The streams of the fake run late: a copy that nobody waits for reads what is there then."""
+    client, peer = Client(FakeCudaDriver(1, can_open=False)), Peer("fake")
+    first = client.worker(peer)
+    client.link.look()
+    assert not client.link.is_shared(first)
+    publish = "block = memory.publish(driver.namespace.full((4,), {}, np.float32), link)"
+    peer(publish.format(7))
+    peer("memory.mark()")
+    block = Block(*peer("tuple(block)"))
+    copy = client.reader.copy(block, (4,), np.float32)
+    peer.kill()
+    peer = Peer("fake")
+    client.worker(peer, 1)
+    client.link.look()
+    peer(publish.format(9))
+    peer("memory.mark()")
+    assert Block(*peer("tuple(block)")).offset == block.offset
+    assert copy.get().tolist() == [7] * 4
+    with pytest.raises(ExporterLost, match="replaced"):
+        client.reader.copy(block, (4,), np.float32)
+    peer.kill()
 
 
 def test_copies_wait_for_no_host() -> None:
