@@ -121,7 +121,7 @@ class Engine:
         """End all processes. Tensors and ``.grad`` stay readable; a second call does nothing."""
         self._is_closed = True
         if self._pid == os.getpid() and self._made is not None:
-            self._made.process.close()
+            self._made.process.sessions.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -176,7 +176,7 @@ class Engine:
             if spawned is not None:
                 spawned.discard()
             raise
-        process.start(spawned)
+        process.sessions.start(spawned)
 
     # ------------------------------------------------------------------ one backward
 
@@ -217,7 +217,7 @@ class Engine:
     @property
     def coordinator_pid(self) -> int | None:
         """Process id of the coordinator; None while none runs."""
-        return self._made.process.coordinator_pid if self._made is not None else None
+        return self._made.process.sessions.coordinator_pid if self._made is not None else None
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"

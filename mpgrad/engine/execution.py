@@ -62,7 +62,7 @@ class Execution:
 
     def start_anew_in_child(self) -> None:
         """After a fork: the processes belong to the parent."""
-        self.process.abandon()
+        self.process.sessions.abandon()
         self.process = self._new_process()
 
     # ------------------------------------------------------------------ one backward
@@ -73,7 +73,7 @@ class Execution:
         if config.debug():
             _report(frozen, choice, self._cpu_workers)
         if choice.mode == "process":
-            if self._effective_mode() == "process" or self.process.is_running:
+            if self._effective_mode() == "process" or self.process.sessions.is_running:
                 with self._timed("process", frozen):
                     return self.process.execute(frozen)
             self._start_in_background()  # `auto` does not wait for it
@@ -175,7 +175,7 @@ class Execution:
             through_host_bytes=counters.through_host_bytes,
             recoveries=counters.recoveries,
             restarts=processes.restarts if processes is not None else 0,
-            protocol_errors=counters.protocol_errors
+            protocol_errors=self.process.sessions.refused_frames
             + (processes.protocol_errors if processes is not None else 0),
             client_arena=ArenaStatistics(
                 arena.used_bytes,
@@ -204,4 +204,4 @@ def _report(frozen: FrozenGraph, choice: Choice, workers: int) -> None:
 def _start_quietly(process: ProcessEngine) -> None:
     # Whoever needs the processes starts them again and gets the error.
     with contextlib.suppress(Exception):
-        process.start()
+        process.sessions.start()

@@ -34,7 +34,7 @@ def engine() -> Iterator[mg.Engine]:
 
 
 def coordinator_of(engine: mg.Engine) -> Any:
-    return engine._process._coordinator
+    return engine._process.sessions._coordinator
 
 
 def pids_of(engine: mg.Engine) -> list[int]:
@@ -83,7 +83,7 @@ def words_of(spoken: str) -> list[bytes]:
 def test_a_stranger_is_counted_and_ignored(engine: mg.Engine) -> None:
     """One who speaks as itself, as a living worker, as a dead one, and as a session."""
     before = engine.statistics().protocol_errors
-    session = next(iter(engine._process._idle)).peer
+    session = next(iter(engine._process.sessions._idle)).peer
     guess, spokes = coordinator_of(engine).endpoint._replace(token=b"guess"), []
     for peer in ("w0.1", "w0.2", "w1.1", "w77.1"):
         spokes.append(guess.worker(peer))
@@ -135,7 +135,7 @@ def test_a_second_hello_ends_the_session() -> None:
 
 
 def say_hello_again(engine: mg.Engine) -> None:
-    with engine._process._session() as session:
+    with engine._process.sessions.session() as session:
         session._send(Hello(session.peer, session.coordinator.endpoint.token, PROTOCOL_VERSION))
         session.processes()
 

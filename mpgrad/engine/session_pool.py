@@ -1,0 +1,213 @@
+"""SessionPool: the engine's processes and the client's sessions with them.
+
+Each calling thread borrows a session of its own. The processes are started when the first one is
+asked for, and again after the coordinator was lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad import config
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
+from mpgrad.engine.idle_threads import let_idle_threads_sleep
+from mpgrad.engine.processes import CoordinatorProcess
+from mpgrad.engine.session import Session
+from mpgrad.errors import CoordinatorLost, EngineClosed
+from mpgrad.handles import Block
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_CLOSED = (
+    "the engine was closed by another thread while this one was in backward(); no .grad was "
+    "changed. Make a new Engine, or close it when all threads are done."
+)
+
+
+class SessionPool:
+    """Thread-safe.
+
+    Args:
+        spawn: starts a coordinator, given its kill points.
+
+    Attributes:
+        refused_frames: how many of the coordinators' messages were refused here.
+    """
+
+    def __init__(self, spawn: Callable[[str], CoordinatorProcess]) -> None:
+        self._spawn = spawn
+        self._has_started = False
+        self._lock = threading.RLock()
+        self._coordinator: CoordinatorProcess | None = None
+        self._idle: list[Session] = []
+        self._session_numbers = itertools.count(1)
+        #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
+        self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
+        self.refused_frames = 0
+
+    # ------------------------------------------------------------------ processes
+
+    @property
+    def is_running(self) -> bool:
+        coordinator = self._coordinator
+        return coordinator is not None and coordinator.is_alive()
+
+    @property
+    def coordinator(self) -> CoordinatorProcess:
+        """The running one.
+
+        Raises:
+            EngineClosed: there is none any more.
+        """
+        coordinator = self._coordinator
+        if coordinator is None:
+            raise EngineClosed(_CLOSED)
+        return coordinator
+
+    @property
+    def coordinator_pid(self) -> int | None:
+        return self._coordinator.pid if self._coordinator is not None else None
+
+    def start(self, spawned: CoordinatorProcess | None = None) -> None:
+        """Start the processes if they are not running; returns when the workers are ready.
+
+        Args:
+            spawned: a coordinator that was started ahead.
+
+        Raises:
+            EngineClosed: the workers cannot be started; the message says why.
+        """
+        with self._lock:
+            if self.is_running:
+                if spawned is not None:
+                    spawned.discard()
+                return
+            self._end()
+            if spawned is None:
+                spawned = self._spawn("" if self._has_started else config.kill())
+            self._coordinator, self._has_started = spawned, True
+            let_idle_threads_sleep()
+            try:
+                self._idle.append(self._open_session())
+            except BaseException:
+                self._end(by_force=True)
+                raise
+
+    def close(self) -> None:
+        """End all processes; views of their results stay readable.
+
+        A backward that another thread is waiting for raises EngineClosed there.
+        """
+        with self._lock:
+            if self._coordinator is not None:
+                self._coordinator.is_closed = True
+                self._end()
+
+    def forget(self, coordinator: CoordinatorProcess | None) -> None:
+        """End a coordinator that is of no use any more."""
+        with self._lock:
+            if coordinator is self._coordinator:
+                self._end(by_force=True)
+
+    def _end(self, *, by_force: bool = False) -> None:
+        with self._lock:
+            coordinator, self._coordinator = self._coordinator, None
+            if coordinator is None:
+                return
+            if by_force or not self._idle:
+                coordinator.kill()
+            else:
+                self._idle[0].stop_engine()
+            coordinator.wait()
+            for session in self._idle:
+                session.close()
+            self._idle.clear()
+            self._leased.clear()
+
+    def abandon(self) -> None:
+        """Forget everything without touching it: this is a forked child."""
+        self._coordinator = None
+        self._idle.clear()
+        self._leased.clear()
+
+    # ------------------------------------------------------------------ sessions
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """Borrow a session; one that broke is not given back.
+
+        An inner backward shares that of the outer one, whose thread waits for it anyway: thousands
+        of nested ones need no more sockets than one.
+        """
+        running = innermost()
+        outer = running.session if running is not None else None
+        if outer is not None and outer[0] is self:
+            yield outer[1]
+            return
+        with self._lock:
+            self.start()
+            coordinator = self._coordinator
+            session = self._idle.pop() if self._idle else self._open_session()
+            self._collect_released()
+        # Before the graph is planned and packed: the coordinator books them meanwhile.
+        session.send_releases()
+        if running is not None:
+            running.session = (self, session)
+        try:
+            yield session
+        except (CoordinatorLost, EngineClosed):
+            session.close()
+            self.forget(coordinator)
+            raise
+        except BaseException:
+            self._give_back(session, coordinator)
+            raise
+        finally:
+            if running is not None:
+                running.session = outer
+        self._give_back(session, coordinator)
+
+    def _open_session(self) -> Session:
+        coordinator = self.coordinator
+        require_descriptors(FOR_SESSION, "another thread that calls backward()")
+        return Session(coordinator, f"c{os.getpid()}.{next(self._session_numbers)}")
+
+    def _give_back(self, session: Session, coordinator: CoordinatorProcess | None) -> None:
+        with self._lock:
+            self.refused_frames += session.refused_frames
+            session.refused_frames = 0
+            if coordinator is self._coordinator and self.is_running:
+                self._idle.append(session)
+            else:
+                session.close()
+
+    # ------------------------------------------------------------------ leases
+
+    def lease(self, session: Session, block: Block, meta: InputMetadata) -> Array:
+        """A result in the engine's arena, which ``session`` holds until its last view has died."""
+        arena = self.coordinator.arena
+        self._leased[block.offset, block.generation] = (session, block)
+        return arena.open(
+            block, meta.shape, meta.dtype, writeable=True, is_written=True, track=True
+        )
+
+    def _collect_released(self) -> None:
+        """Blocks whose last view has died go back to the sessions that hold them."""
+        if self._coordinator is None:
+            return
+        released = self._coordinator.arena.released
+        while released:
+            session, block = self._leased.pop(released.popleft(), (None, None))
+            if session is not None and block is not None:
+                session.to_release.append(block)
+        for idle in self._idle:
+            idle.send_releases()
