@@ -33,9 +33,10 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.plan import plan
-from mpgrad.shm.arena import ForeignArena, client_arena
+from mpgrad.shm.arena import client_arena
 from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList
+from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
 from mpgrad.tensor import gradient_edge
 from mpgrad.wire.codec import decode, encode

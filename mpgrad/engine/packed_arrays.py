@@ -23,8 +23,9 @@ from mpgrad.handles import (
     GradientRef,
     TensorHandle,
 )
-from mpgrad.shm.arena import ForeignArena, client_arena
+from mpgrad.shm.arena import client_arena
 from mpgrad.shm.lease import byte_bounds
+from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.storage import adopt
 from mpgrad.wire.programs import InlineArray, PackedArray, SharedArray
 

@@ -15,8 +15,9 @@ from mpgrad.engine.descriptors import FOR_ENGINE, require_descriptors, require_h
 from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
 from mpgrad.kill_points import Passages, kill_points
-from mpgrad.shm.arena import ForeignArena, client_arena
+from mpgrad.shm.arena import client_arena
 from mpgrad.shm.device_board import DeviceBoard
+from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block
-from mpgrad.shm.arena import ForeignArena
+from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.wire.programs import InlineArray, PackedArray
 
 Array: TypeAlias = np.ndarray[Any, Any]

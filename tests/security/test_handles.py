@@ -10,7 +10,8 @@ import pytest
 
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, TensorHandle
-from mpgrad.shm.arena import Arena, ForeignArena
+from mpgrad.shm.arena import Arena
+from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import REQUIRED_SEALS, Segment
 from mpgrad.wire.programs import InlineArray
 from mpgrad.workers.memory import WorkerMemory, open_inline
