@@ -89,7 +89,7 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=120,
             env=script_environment(),
             **options,
         )

@@ -358,7 +358,7 @@ def test_ctrl_c(start_script: StartScript, pipe: Path) -> None:
     # As a terminal does it: the whole process group gets the signal.
     os.killpg(client.pid, signal.SIGINT)
     pipe.write_text("the task that is running may end")
-    out, _ = client.communicate(timeout=20)
+    out, _ = client.communicate(timeout=60)
     assert out == b"interrupted None\nTrue (150, 150)\n"
     assert client.returncode == 0
 
@@ -438,7 +438,7 @@ def test_ctrl_c_again_ends_a_task_that_hangs(start_script: StartScript, pipe: Pa
     os.killpg(client.pid, signal.SIGINT)
     assert client.stdout.readline() == b"cancelled\n"
     os.killpg(client.pid, signal.SIGINT)
-    out, _ = client.communicate(timeout=20)
+    out, _ = client.communicate(timeout=60)
     assert out == b"interrupted None\n(150, 150)\n"
     assert client.returncode == 0
 
