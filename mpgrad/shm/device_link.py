@@ -257,6 +257,8 @@ class DeviceLink:
     def close(self) -> None:
         """All others are dead."""
         self._left.clear()
+        for test in self._tests:
+            test.close()
         for pinned in self._pinned.values():
             pinned.close()
         self._pinned.clear()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.shm.cuda_driver import DEVICE_TO_DEVICE, CudaDriver, CudaError
-from mpgrad.shm.cuda_export import DeviceLease, Exporter, NotExportable, SegmentOffer
+from mpgrad.shm.cuda_export import Exporter, NotExportable, SegmentOffer
 from mpgrad.shm.cuda_import import Importer
 from mpgrad.shm.segment_pool import Place
 
@@ -76,10 +76,9 @@ class PairTest:
         self._event.record(stream)
         self.question = Question(exporter.offer(place.segment, to), place, handle, seed)
 
-    @property
-    def leases(self) -> tuple[DeviceLease, DeviceLease]:
-        """What the test holds."""
-        return self._source, self._target
+    def close(self) -> None:
+        """Wait for the copy, whoever has waited for it: the memory may be used again after this."""
+        self._event.synchronize()
 
 
 def answer(

@@ -5,6 +5,7 @@ One process is this one, in the client's role; the others are real ones, in the 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 
@@ -309,6 +310,17 @@ def test_what_went_through_the_host_is_read_before_the_next_process_writes_there
     with pytest.raises(ExporterLost, match="replaced"):
         client.reader.copy(block, (4,), np.float32)
     peer.kill()
+
+
+def test_a_self_test_that_nobody_took_writes_nothing_after_its_end() -> None:
+    """Its copy ran after its memory had become the user's: wrong gradients in the next engine."""
+    client = Client(FakeCudaDriver(1))
+    client.link.close()
+    del client.link, client.reader
+    gc.collect()
+    user = [client.driver.namespace.full(1 << 16, n, np.int32) for n in range(2)]
+    client.driver.synchronize()
+    assert [int(array[0].get()) for array in user] == [0, 1]
 
 
 def test_copies_wait_for_no_host() -> None:
