@@ -10,10 +10,13 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import tempfile
 
 _PREFIX, _LOCK = "mpgrad-", "lock"
+#: As ``tempfile.mkdtemp`` makes them.
+_NAME = re.compile(_PREFIX + "[a-z0-9_]{8}")
 #: Entries of the directory for temporary files that are looked at.
 ENTRIES_MAX = 10_000
 
@@ -70,7 +73,12 @@ def remove_stale() -> None:
 def _remove_if_stale(path: str) -> None:
     if os.lstat(path).st_uid != os.getuid():
         return
-    lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        if _NAME.fullmatch(os.path.basename(path)):
+            os.rmdir(path)  # its owner was killed while it removed it; one with files in it stays
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)

@@ -50,6 +50,14 @@ def test_one_whose_owner_was_killed_goes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_whose_owner_was_killed_while_it_removed_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "mpgrad-cfwacxtu").mkdir()
+    (tmp_path / "mpgrad-with_one").mkdir()
+    (tmp_path / "mpgrad-with_one" / "file").touch()
+    remove_stale()
+    assert [path.name for path in tmp_path.iterdir()] == ["mpgrad-with_one"]
+
+
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     (tmp_path / "mpgrad-without-a-lock").mkdir()
     (tmp_path / "mpgrad-file").touch()
