@@ -10,11 +10,6 @@ from mpgrad.scheduler.plan import Plan
 
 #: Graphs with less work than this are never worth a message, in microseconds.
 WORTH_A_LOOK_US = 2_000.0
-#: Handing one task over and hearing of its end while the workers are busy: an estimate from the 75
-#: us that ``scripts/bench overhead`` gave for short tasks, which share messages.
-TASK_US = 120.0
-#: Submitting and waking up, once per backward; ``scripts/bench transport`` gave 580 us for a node.
-SUBMIT_US = 580.0
 #: How much better the prediction for ``process`` must be.
 MARGIN = 1.2
 #: Weight of the newest backward in what a mode takes; how many must have run in workers.
@@ -22,7 +17,28 @@ NEWEST, SEEN_MIN = 0.3, 3
 #: Workers that were slower than predicted are tried again once in so many backwards.
 TRY_AGAIN_EVERY = 64
 
+#: What a question to the coordinator took where the costs below were measured, in microseconds.
+ROUND_TRIP_US = 60.0
+#: A start-up on a busy machine shall not decide for a whole run.
+SCALE_MIN, SCALE_MAX = 0.5, 4.0
+
 MakePlan: TypeAlias = Callable[[FrozenGraph], Plan]
+
+
+class HandoverCost(NamedTuple):
+    """What messages take, in microseconds; the defaults were measured once, on two cores."""
+
+    #: Submitting and waking up, once per backward (``scripts/bench transport`` gave it for a Node).
+    submit_us: float = 580.0
+    #: Handing one task over and hearing of its end while the workers are busy: an estimate from the
+    #: 75 us that ``scripts/bench overhead`` gave for short tasks, which share messages.
+    task_us: float = 120.0
+
+    @classmethod
+    def measured(cls, round_trip_us: float) -> HandoverCost:
+        """On a machine where a question to the coordinator takes so long."""
+        scale = min(max(round_trip_us / ROUND_TRIP_US, SCALE_MIN), SCALE_MAX)
+        return cls(*[scale * cost for cost in cls()])
 
 
 class Choice(NamedTuple):
@@ -32,7 +48,9 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(frozen: FrozenGraph, workers: int, plan: MakePlan) -> Choice:
+def choose(
+    frozen: FrozenGraph, workers: int, plan: MakePlan, cost: HandoverCost | None = None
+) -> Choice:
     """Compare the predicted makespans of both modes.
 
     A Function that was never measured counts as expensive. Where the workers are not up yet, the
@@ -44,7 +62,7 @@ def choose(frozen: FrozenGraph, workers: int, plan: MakePlan) -> Choice:
     if workers < 2:
         return Choice("local", "one CPU worker would not be faster than this process")
     planned = plan(frozen)
-    predicted = predict_process_us(planned, workers)
+    predicted = predict_process_us(planned, workers, cost or HandoverCost())
     if predicted * MARGIN >= work_us:
         return Choice(
             "local", f"workers would take about {predicted:.0f} us, this process {work_us:.0f} us"
@@ -101,11 +119,11 @@ class Experience:
         return Choice("local", f"workers took {process_us:.0f} us, this process {local_us:.0f} us")
 
 
-def predict_process_us(planned: Plan, workers: int) -> float:
+def predict_process_us(planned: Plan, workers: int, cost: HandoverCost) -> float:
     """Predicted makespan: the critical path or an even share of the work, and the messages.
 
     Graham's bound for list scheduling (Graham, "Bounds for certain multiprocessing anomalies",
     1966) says that the order can cost at most twice this; with many tasks it is close.
     """
-    share = planned.work_us / workers + len(planned.tasks) * TASK_US / workers
-    return SUBMIT_US + max(planned.critical_path_us + TASK_US, share)
+    share = planned.work_us / workers + len(planned.tasks) * cost.task_us / workers
+    return cost.submit_us + max(planned.critical_path_us + cost.task_us, share)

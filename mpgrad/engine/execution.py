@@ -122,7 +122,9 @@ class Execution:
                 return Choice("local", f"{why}, which has no worker" if missing else why)
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self._mode}")')
-        choice = choose(frozen, self._cpu_workers, self.process.plan)
+        choice = choose(
+            frozen, self._cpu_workers, self.process.plan, self.process.sessions.handover_cost
+        )
         if choice.mode == "process" and frozen.may_recur:
             graph = self.process.prepare(frozen)
             return graph.experience.correct(choice, graph.plan.work_us)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ from mpgrad.wire.output import WARNING, show_output
 from mpgrad.wire.transport import Spoke
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
+#: Asked to learn what a round trip takes.
+QUESTIONS = 5
+
 RunTask: TypeAlias = Callable[[do.DispatchNodeTask], ev.NodeTaskDone | ev.NodeTaskFailed]
 
 
@@ -240,6 +244,15 @@ class Session:
         self._send(*self._releases(), schema.QueryProcesses(self.peer))
         answer: schema.Processes = self._answer(schema.Processes)
         return answer
+
+    def round_trip_us(self) -> float:
+        """What a question to the coordinator takes; the shortest of a few."""
+        took = []
+        for _ in range(QUESTIONS):
+            started = time.perf_counter()
+            self.processes()
+            took.append(time.perf_counter() - started)
+        return 1e6 * min(took)
 
     def send_releases(self) -> None:
         """Tell the coordinator which blocks nobody here looks at any more."""

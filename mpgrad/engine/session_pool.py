@@ -18,6 +18,7 @@ import numpy as np
 from mpgrad import config
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.engine.choice import HandoverCost
 from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.processes import CoordinatorProcess
@@ -40,6 +41,7 @@ class SessionPool:
         spawn: starts a coordinator, given its kill points.
 
     Attributes:
+        handover_cost: what messages take here, measured whenever processes have started.
         refused_frames: how many of the coordinators' messages were refused here.
     """
 
@@ -52,6 +54,7 @@ class SessionPool:
         self._session_numbers = itertools.count(1)
         #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
+        self.handover_cost = HandoverCost()
         self.refused_frames = 0
 
     # ------------------------------------------------------------------ processes
@@ -97,7 +100,9 @@ class SessionPool:
             self._coordinator, self._has_started = spawned, True
             let_idle_threads_sleep()
             try:
-                self._idle.append(self._open_session())
+                session = self._open_session()
+                self.handover_cost = HandoverCost.measured(session.round_trip_us())
+                self._idle.append(session)
             except BaseException:
                 self._end(by_force=True)
                 raise

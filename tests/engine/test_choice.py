@@ -12,14 +12,19 @@ from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine.choice import (
     MARGIN,
+    ROUND_TRIP_US,
+    SCALE_MAX,
+    SCALE_MIN,
     SEEN_MIN,
     TRY_AGAIN_EVERY,
     WORTH_A_LOOK_US,
     Choice,
     Experience,
+    HandoverCost,
     choose,
     predict_process_us,
 )
+from mpgrad.engine.session import Session
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import Plan, plan
 from mpgrad.tensor import gradient_edge
@@ -99,15 +104,38 @@ def test_a_function_that_never_ran_counts_as_expensive() -> None:
 def test_the_prediction_is_between_its_bounds() -> None:
     planned = plan(frozen(branches(16), 20_000.0).spec)
     assert planned.work_us == pytest.approx(16 * 20_000, rel=0.01)
-    predicted = predict_process_us(planned, 4)
+    predicted = predict_process_us(planned, 4, HandoverCost())
     assert planned.work_us / 4 < predicted < planned.work_us / 4 * MARGIN
-    assert predict_process_us(planned, 1000) > planned.critical_path_us
+    assert predict_process_us(planned, 1000, HandoverCost()) > planned.critical_path_us
 
 
 def test_the_margin_decides_close_calls() -> None:
     work = WORTH_A_LOOK_US * 10
     two_of_unequal_length = choose(frozen(chain(1) + chain(9), work / 10), 2, plan_of)
     assert two_of_unequal_length.mode == "local"
+
+
+def test_what_messages_take_here_decides() -> None:
+    graph = frozen(branches(16), 600.0)
+    here = HandoverCost.measured(ROUND_TRIP_US)
+    assert here == HandoverCost()
+    assert choose(graph, 2, plan_of, here).mode == "process"
+    assert choose(graph, 2, plan_of, HandoverCost.measured(4 * ROUND_TRIP_US)).mode == "local"
+
+
+def test_a_busy_start_does_not_decide_for_ever() -> None:
+    assert HandoverCost.measured(1e6).task_us == SCALE_MAX * HandoverCost().task_us
+    assert HandoverCost.measured(0.0).submit_us == SCALE_MIN * HandoverCost().submit_us
+
+
+@pytest.mark.process
+def test_an_engine_asks_how_long_messages_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "round_trip_us", lambda session: 2 * ROUND_TRIP_US)
+    with mg.Engine("process", cpu_workers=1) as engine:
+        assert engine._process.sessions.handover_cost == HandoverCost.measured(2 * ROUND_TRIP_US)
+    monkeypatch.undo()
+    with mg.Engine("process", cpu_workers=1) as engine, engine._process.sessions.session() as own:
+        assert own.round_trip_us() > 0.0
 
 
 def test_an_auto_engine_runs_small_graphs_here() -> None:
