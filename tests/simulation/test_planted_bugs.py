@@ -7,8 +7,6 @@ it, and that seed must pass without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -28,31 +26,14 @@ from mpgrad.scheduler.replies import Replies
 from mpgrad.scheduler.task_dispatch import Dispatcher
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.testing import Faults, World, WorldFailure, simulated_client
+from tests.simulation.planting import Plants
 
-SEEDS = 2000
-#: What a mistake in a planted bug itself would raise.
-MISTAKES = (TypeError, NameError, AttributeError)
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-PLANTS: dict[str, Plant] = {}
-#: Bugs that strike so seldom that it takes more than a hundred worlds to find them.
-RARE: set[Plant] = set()
+#: Options of the Worlds that are tried: those of the seed, then many backwards inside backwards.
+CHOSEN: tuple[dict[str, int], ...] = ({}, {"graphs": 4, "sessions": 1})
 
 
-def bug(plant: Plant) -> Plant:
-    PLANTS[plant.__name__] = plant
-    return plant
-
-
-def rare_bug(plant: Plant) -> Plant:
-    RARE.add(plant)
-    return bug(plant)
-
-
-def marked(plants: dict[str, Plant]) -> list[Any]:
-    """Names for ``parametrize``; the rare bugs' tests are slow."""
-    slow = (pytest.mark.slow,)
-    return [pytest.param(name, marks=slow if plants[name] in RARE else ()) for name in plants]
+PLANTS = Plants(lambda seed: (World.drawn(seed, **chosen) for chosen in CHOSEN))
+bug, rare_bug = PLANTS.bug, PLANTS.rare_bug
 
 
 def forget(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
@@ -614,33 +595,13 @@ def hooks_run_in_any_order(patch):
 # ----------------------------------------------------------------------- the test
 
 
-#: Options of the Worlds that are tried: those of the seed, then many backwards inside backwards.
-CHOSEN: tuple[dict[str, int], ...] = ({}, {"graphs": 4, "sessions": 1})
-
-
-def first_failure() -> tuple[int, dict[str, int], WorldFailure] | None:
-    for chosen in CHOSEN:
-        for seed in range(SEEDS):
-            try:
-                World.drawn(seed, **chosen).run()
-            except WorldFailure as failure:
-                return seed, chosen, failure
-    return None
-
-
-@pytest.mark.parametrize("name", marked(PLANTS))
+@pytest.mark.parametrize("name", PLANTS.names())
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        PLANTS[name](patch)
-        found = first_failure()
-    assert found is not None, f"{SEEDS} worlds did not notice that {name.replace('_', ' ')}"
-    seed, chosen, failure = found
-    assert not isinstance(failure.__cause__, MISTAKES), failure
-    World.drawn(seed, **chosen).run()
+    PLANTS.check_caught(name, monkeypatch)
 
 
 def test_a_failure_with_chosen_faults_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTS["inputs_are_not_released"](monkeypatch)
+    PLANTS.by_name["inputs_are_not_released"](monkeypatch)
     with pytest.raises(WorldFailure) as caught:
         World(3, workers=1, faults=Faults(kill=1.0)).run()
     again = str(caught.value).splitlines()[-1].partition('"')[2].rstrip('"')
@@ -650,10 +611,10 @@ def test_a_failure_with_chosen_faults_does_too(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_failure_tells_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTS["inputs_are_not_released"](monkeypatch)
-    found = first_failure()
+    PLANTS.by_name["inputs_are_not_released"](monkeypatch)
+    found = PLANTS.first_failure()
     assert found is not None
-    seed, _, failure = found
+    seed, failure = found
     lines = str(failure).splitlines()
     assert lines[0].startswith("InvariantViolated: leases do not add up")
     assert lines[1].startswith(f"World({seed}, workers=")

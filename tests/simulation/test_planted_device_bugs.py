@@ -5,8 +5,6 @@ As in ``test_planted_bugs``, with Worlds that have GPU workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from mpgrad.scheduler.coordinator_state import CoordinatorState
@@ -15,20 +13,12 @@ from mpgrad.scheduler.graph_endings import GraphEndings
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import MemberRecord, Membership
 from mpgrad.scheduler.replies import Replies
-from mpgrad.testing import Faults, World, WorldFailure, simulated_worker
+from mpgrad.testing import Faults, World, simulated_worker
 from mpgrad.testing.situations import BEREAVED, MEMORY_RETURNED, PEER_READ
+from tests.simulation.planting import Plants
 
-SEEDS = 600
-#: What a mistake in a planted bug itself would raise.
-MISTAKES = (TypeError, NameError, AttributeError)
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-PLANTS: dict[str, Plant] = {}
-
-
-def bug(plant: Plant) -> Plant:
-    PLANTS[plant.__name__] = plant
-    return plant
+PLANTS = Plants(lambda seed: [World.drawn(seed, gpus=2 + seed % 2)], seeds=600)
+bug = PLANTS.bug
 
 
 @bug
@@ -145,24 +135,9 @@ def a_worker_makes_blocks_in_somebody_elses_memory(patch):
     patch.setattr(simulated_worker.SimulatedWorker, "_leave_on_device", wrong)
 
 
-def first_failure() -> tuple[int, WorldFailure] | None:
-    for seed in range(SEEDS):
-        try:
-            World.drawn(seed, gpus=2 + seed % 2).run()
-        except WorldFailure as failure:
-            return seed, failure
-    return None
-
-
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", PLANTS.names())
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        PLANTS[name](patch)
-        found = first_failure()
-    assert found is not None, f"{SEEDS} worlds did not notice that {name.replace('_', ' ')}"
-    seed, failure = found
-    assert not isinstance(failure.__cause__, MISTAKES), failure
-    World.drawn(seed, gpus=2 + seed % 2).run()
+    PLANTS.check_caught(name, monkeypatch)
 
 
 def test_worlds_with_gpus_go_through_what_only_they_can() -> None:

@@ -9,15 +9,11 @@ import pytest
 from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler import split
 from mpgrad.scheduler.plan import Plan, plan
-from mpgrad.testing import World, WorldFailure, simulated_client
-from tests.simulation.test_planted_bugs import MISTAKES, SEEDS, Plant
+from mpgrad.testing import World, simulated_client
+from tests.simulation.planting import Plants
 
-PLANTS: dict[str, Plant] = {}
-
-
-def bug(plant: Plant) -> Plant:
-    PLANTS[plant.__name__] = plant
-    return plant
+PLANTS = Plants(lambda seed: [World.drawn(seed)])
+bug = PLANTS.bug
 
 
 def spoil(patch: pytest.MonkeyPatch, change: Callable[[Plan], Plan]) -> None:
@@ -82,21 +78,6 @@ def the_gradient_is_passed_on_to_one_of_the_others_only(patch):
     patch.setattr(plan_module._Wiring, "__init__", wrong)
 
 
-def first_failure() -> tuple[int, WorldFailure] | None:
-    for seed in range(SEEDS):
-        try:
-            World.drawn(seed).run()
-        except WorldFailure as failure:
-            return seed, failure
-    return None
-
-
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", PLANTS.names())
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        PLANTS[name](patch)
-        found = first_failure()
-    assert found is not None, f"{SEEDS} worlds did not notice that {name.replace('_', ' ')}"
-    seed, failure = found
-    assert not isinstance(failure.__cause__, MISTAKES), failure
-    World.drawn(seed).run()
+    PLANTS.check_caught(name, monkeypatch)

@@ -8,20 +8,17 @@ from mpgrad.scheduler.graph_task import GraphPhase, GraphTask
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.replies import Replies
 from mpgrad.scheduler.task_dispatch import Dispatcher
-from mpgrad.testing import Faults, World, WorldFailure
-from tests.simulation.test_planted_bugs import MISTAKES, RARE, SEEDS, Plant, marked
-
-PLANTS: dict[str, Plant] = {}
+from mpgrad.testing import Faults, World
+from tests.simulation.planting import Plants
 
 
-def bug(plant: Plant) -> Plant:
-    PLANTS[plant.__name__] = plant
-    return plant
+def worlds(seed: int) -> tuple[World, World]:
+    """One in which anything may happen, and one in which little but errors does."""
+    return World.drawn(seed), World(seed, workers=3, faults=Faults(raise_rule=1.0))
 
 
-def rare_bug(plant: Plant) -> Plant:
-    RARE.add(plant)
-    return bug(plant)
+PLANTS = Plants(worlds)
+bug, rare_bug = PLANTS.bug, PLANTS.rare_bug
 
 
 class Nothing(set):
@@ -148,28 +145,6 @@ def a_failed_task_takes_back_what_it_published(patch):
     patch.setattr(Replies, "on_node_task_failed", wrong)
 
 
-def worlds(seed: int) -> tuple[World, World]:
-    """One in which anything may happen, and one in which little but errors does."""
-    return World.drawn(seed), World(seed, workers=3, faults=Faults(raise_rule=1.0))
-
-
-def first_failure() -> tuple[int, WorldFailure] | None:
-    for seed in range(SEEDS):
-        for world in worlds(seed):
-            try:
-                world.run()
-            except WorldFailure as failure:
-                return seed, failure
-    return None
-
-
-@pytest.mark.parametrize("name", marked(PLANTS))
+@pytest.mark.parametrize("name", PLANTS.names())
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        PLANTS[name](patch)
-        found = first_failure()
-    assert found is not None, f"{SEEDS} worlds did not notice that {name.replace('_', ' ')}"
-    seed, failure = found
-    assert not isinstance(failure.__cause__, MISTAKES), failure
-    for world in worlds(seed):
-        world.run()
+    PLANTS.check_caught(name, monkeypatch)
