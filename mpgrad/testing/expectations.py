@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
-from mpgrad.scheduler.plan import CAPTURE, Member, Plan
+from mpgrad.scheduler.plan import CAPTURE, NOBODY, Member, Plan
 from mpgrad.testing.path_counts import TracedGraph
 
 #: What a task of the client says whose inputs died with their GPU worker.
@@ -124,6 +124,10 @@ class Expectations:
         if end.kind == "error":
             _, _, graph, plan = self.programs[number]
             found = {at: (node, task, step) for at, node, task, step in _errors(graph, plan)}
+            # The first one; but user code behind an error does not run, even if a task that has
+            # Nodes in front of the error waits for it: then the error behind may be the first.
+            first = {min(found)} if found else set()
+            first.update(at for at in found if at == min(_positions(graph, plan, at), default=-1))
             # Where it was ended early for another reason, the first error may not have come.
             ended_early = (
                 self.is_memory_short
@@ -134,7 +138,7 @@ class Expectations:
             return any(
                 (end.task, end.step) == (task, step) and end.error == error_text(node, task)
                 for at, (node, task, step) in found.items()
-                if ended_early or at == min(found)
+                if ended_early or at in first
             )
         if end.kind in ("lost", "hung"):
             if end.task == -1:
@@ -145,10 +149,22 @@ class Expectations:
         return end.kind == "cancelled" and number in self.cancelled
 
 
-def _errors(graph: TracedGraph, plan: Plan) -> Iterator[tuple[int, int, int, int]]:
+def _positions(graph: TracedGraph, plan: Plan, last: int) -> list[int]:
+    """Serial positions of the rules that raise if no user code behind position ``last`` runs."""
+    return [at for at, *_ in _errors(graph, plan, last)]
+
+
+def _errors(
+    graph: TracedGraph, plan: Plan, last: int = NOBODY
+) -> Iterator[tuple[int, int, int, int]]:
     """Which rules raise if every task is run that can be: serial position, Node, task, step.
 
     What a failed task has not published, what lies behind it does not get.
+
+    Args:
+        graph: says which rules raise.
+        plan: its tasks.
+        last: tasks of the client whose serial position is behind it do not run.
     """
     #: Tasks that never begin, and for each that raises the step and what it published before.
     stopped: set[int] = set()
@@ -158,7 +174,8 @@ def _errors(graph: TracedGraph, plan: Plan) -> Iterator[tuple[int, int, int, int
         for consumer in (*(output.task for output in spec.outputs), *spec.unlocks):
             feeds.setdefault(consumer, set()).add(task)
     for task in topological(feeds, len(plan.tasks)):
-        if any(
+        spec = plan.tasks[task]
+        if (spec.on_client and spec.position > last) or any(
             producer in stopped or (producer in raised and not _gives(plan, producer, task, raised))
             for producer in feeds.get(task, ())
         ):
@@ -171,7 +188,6 @@ def _errors(graph: TracedGraph, plan: Plan) -> Iterator[tuple[int, int, int, int
             gives = not plan.tasks[task].on_client
             raised[task] = step, _published(plan.groups[task], step) if gives else set()
             # Both halves of a Node may raise: the plan says which of them comes first.
-            spec = plan.tasks[task]
             position = (spec.position, *spec.inner_positions)[step]
             yield position, plan.groups[task][step].node, task, step
 

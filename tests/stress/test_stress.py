@@ -168,7 +168,7 @@ def test_fuzz_finds_a_worker_that_does_not_check(
     (tmp_path / "sitecustomize.py").write_text(UNCHECKED.format(root=root))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{root}")
     with pytest.raises(AssertionError, match="fuzzed worker exited with status 1: IndexError"):
-        fuzz_worker(2000, 7)
+        fuzz_worker(10_000, 7)
 
 
 @pytest.mark.process
