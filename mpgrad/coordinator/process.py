@@ -34,10 +34,10 @@ from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Hub
 #: The journal keeps no longer text.
 OUTPUT_KEPT_BYTES = 16 * 1024
 
-#: Looks at busy workers, one per second, between two full collections. There are hardly any cycles
-#: to be found, but nothing else empties the interpreter's free lists: without it they filled for
-#: five minutes (1.2 MB of tuples). A collection takes a few milliseconds.
-LOOKS_PER_COLLECTION = 30
+#: Seconds between two full collections while there is work. There are hardly any cycles to be
+#: found, but nothing else empties the interpreter's free lists: without it they filled for five
+#: minutes (1.2 MB of tuples). A collection takes a few milliseconds.
+COLLECT_EVERY_S = 30.0
 
 
 class Coordinator:
@@ -65,6 +65,7 @@ class Coordinator:
         #: Frames that were refused, whoever sent them.
         self.protocol_errors = 0
         self._watchdog = Watchdog(setup.task_timeout_s)
+        self._collect_at_s = time.monotonic() + COLLECT_EVERY_S
         self._stopping = False
 
     def run(self, client: int, workers: list[int]) -> None:
@@ -235,8 +236,9 @@ class Coordinator:
             sights = [self._supervisor.sight(peer) for peer in busy]
             for hung in self._watchdog.look(now_s, sights):
                 self._handle(hung)
-            if self._watchdog.looks % LOOKS_PER_COLLECTION == 0:
+            if now_s >= self._collect_at_s:
                 gc.collect()
+                self._collect_at_s = now_s + COLLECT_EVERY_S
         elif has_arrivals:
             self._watchdog.wake(now_s)
 

@@ -46,8 +46,6 @@ class Watchdog:
         self._tick_s = min(TICK_S, self._timeout_s / LOOKS_PER_TIMEOUT)
         #: When to look next; None while there is nothing to see.
         self._next_s: float | None = None
-        #: How often it has looked.
-        self.looks = 0
         #: By peer what it was seen doing, and for how many ticks.
         self._seen: dict[str, tuple[Sight, int]] = {}
 
@@ -72,7 +70,6 @@ class Watchdog:
             now_s: the time of this look.
             sights: all workers that have tasks.
         """
-        self.looks += 1
         self._next_s = now_s + self._tick_s if sights else None
         seen = {}
         for sight in sights:
