@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import machine
+from benchmarks.awake import kept_awake
 from benchmarks.comparison import REGRESSION, show_changes
+from benchmarks.disturbance import Disturbance
 from benchmarks.document import document
 from benchmarks.peers.process import is_installed
 from benchmarks.plots import draw
@@ -157,12 +159,14 @@ def _run(console: Console, chosen: Sequence[Workload], effort: Effort, *, is_qui
     start = time.perf_counter()
     run = Run(machine.describe(), machine.load(), is_quick)
     others = machine.OtherPrograms()
-    show_header(console, run)
-    for workload in chosen:
-        run.results[workload.name] = _measure_all(console, workload, run, effort)
+    with kept_awake() as run.processors, Disturbance() as disturbance:
+        show_header(console, run)
+        for workload in chosen:
+            run.results[workload.name] = _measure_all(console, workload, run, effort, disturbance)
+        run.disturbance = str(disturbance)
     run.load_after, run.others_share = machine.load(), others.share()
     run.seconds = time.perf_counter() - start
-    console.print(f"\n{run.seconds:.0f} s", highlight=False)
+    console.print(f"\n{run.seconds:.0f} s; {run.disturbance}", highlight=False)
     if machine.is_busy(run.others_share):
         console.print(
             f"[yellow]Other programs used {run.others_share:.0%} of the cores meanwhile: "
@@ -173,7 +177,7 @@ def _run(console: Console, chosen: Sequence[Workload], effort: Effort, *, is_qui
 
 
 def _measure_all(
-    console: Console, workload: Workload, run: Run, effort: Effort
+    console: Console, workload: Workload, run: Run, effort: Effort, disturbance: Disturbance
 ) -> list[CaseResult]:
     """All cases of a workload; what they need is closed even if one fails."""
     results = []
@@ -189,6 +193,6 @@ def _measure_all(
                 def tick(progress: Progress = progress, bar: int = bar) -> None:
                     progress.update(bar, advance=1, refresh=True)  # type: ignore[arg-type]
 
-                results.append(measure(case, effort, tick))
+                results.append(measure(case, effort, tick, disturbance.sample))
             show_case(console, workload.name, results[-1])
     return results

@@ -33,6 +33,11 @@ process; every other peer has an interpreter of its own, takes the time there, a
 threads have come to rest.
 Ratios of one run can be compared; milliseconds of different runs cannot.
 
+Two processors of a virtual machine may be one core, for moments or minutes. So, for all contenders
+alike, processors are kept awake if that is allowed (one that wakes up may be given a core that is
+in use), and a sample is taken again if a short loop on both processors took 1.35 times its usual
+time before or after it (`benchmarks/disturbance.py`); the table says how often.
+
 `scripts/bench --with-peers --compare` measures again and says which speed relative to a peer has
 lost more than a fifth since this page was written."""
 
@@ -95,6 +100,8 @@ def _machine(run: Run) -> str:
         "load before": run.load_before,
         "load after": run.load_after,
         "used by others": f"{run.others_share:.0%} of the cores",
+        "the processors": run.processors,
+        "disturbed": run.disturbance,
         "duration": f"{run.seconds:.0f} s",
     }
     return _markdown_table(["machine", ""], [[name, text] for name, text in lines.items()])

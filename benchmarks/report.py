@@ -20,6 +20,8 @@ class Run:
     Attributes:
         machine: see ``machine.describe``.
         load_before, load_after: see ``machine.load``.
+        processors: whether they could fall asleep, see ``awake``.
+        disturbance: how many samples were disturbed, see there.
         others_share: of all cores, used by other programs meanwhile.
         is_quick: few rounds, rough figures.
         seconds: what the whole run took.
@@ -30,6 +32,8 @@ class Run:
     load_before: str
     is_quick: bool
     load_after: str = ""
+    processors: str = ""
+    disturbance: str = ""
     others_share: float = 0.0
     seconds: float = 0.0
     results: dict[str, list[CaseResult]] = field(default_factory=dict)
@@ -100,7 +104,11 @@ def ratio(found: Spread | None) -> str:
 
 def show_header(console: Console, run: Run) -> None:
     """Who measures, and how."""
-    for name, text in {**run.machine, "load": run.load_before}.items():
+    for name, text in {
+        **run.machine,
+        "processors": run.processors,
+        "load": run.load_before,
+    }.items():
         console.print(f"[dim]{name:>10}[/]  {text}", highlight=False, soft_wrap=True)
 
 
@@ -134,6 +142,8 @@ def as_json(run: Run, *, has_samples: bool = True) -> dict[str, Any]:
         "machine": dict(run.machine),
         "load_before": run.load_before,
         "load_after": run.load_after,
+        "processors": run.processors,
+        "disturbance": run.disturbance,
         "others_share": run.others_share,
         "quick": run.is_quick,
         "seconds": run.seconds,

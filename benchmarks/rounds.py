@@ -181,13 +181,19 @@ class Effort:
         return case.rounds if self.rounds is None else self.rounds
 
 
-def measure(case: Case, effort: Effort = Effort(), tick: Callable[[], object] = bool) -> CaseResult:
+def measure(
+    case: Case,
+    effort: Effort = Effort(),
+    tick: Callable[[], object] = bool,
+    take: Callable[[Callable[[], float]], float] = lambda sample: sample(),
+) -> CaseResult:
     """Warm up, check that all compute the same, then measure in turns.
 
     Args:
         case: what to measure.
         effort: how thoroughly.
         tick: called after each sample, for a progress bar.
+        take: takes a sample that counts (``Disturbance.sample``).
 
     Raises:
         WrongGradient: the contenders do not agree.
@@ -205,7 +211,7 @@ def measure(case: Case, effort: Effort = Effort(), tick: Callable[[], object] = 
         for turn in range(effort.rounds_of(case)):
             for index in order(len(present), turn):
                 one, sample = present[index]
-                result.samples.setdefault(one.name, []).append(sample() * case.per_second)
+                result.samples.setdefault(one.name, []).append(take(sample) * case.per_second)
                 tick()
     for one in case.contenders:
         result.remarks[one.name] = one.remark() if one.remark is not None else ""

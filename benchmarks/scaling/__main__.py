@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import machine
+from benchmarks.awake import kept_awake
 from benchmarks.scaling.calibration import calibrate
 from benchmarks.scaling.experiments import (
     GPU_BATCH,
@@ -29,8 +30,21 @@ REPEATS = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
     options = _parser().parse_args(arguments)
+    with kept_awake() as processors:
+        results = _measure(options.networks)
+    results.machine["the processors"] = processors
+    picture = "" if options.write is None else draw(results, options.write)
+    text = page(results, picture)
+    print(text)
+    if options.write is not None:
+        options.write.write_text(text)
+    return 0
+
+
+def _measure(names: Sequence[str]) -> Results:
+    """Everything, for these networks; for all of them if none is named."""
     start = time.perf_counter()
-    chosen = [n for n in NETWORKS if not options.networks or n.name in options.networks]
+    chosen = [n for n in NETWORKS if not names or n.name in names]
     results = Results(machine.describe(), calibrate())
     results.checks = validate(results.costs)
     results.saturation = saturation_outcomes(results.costs)
@@ -50,12 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
             results.asked[network.name] = shares
     results.seconds = time.perf_counter() - start
-    picture = "" if options.write is None else draw(results, options.write)
-    text = page(results, picture)
-    print(text)
-    if options.write is not None:
-        options.write.write_text(text)
-    return 0
+    return results
 
 
 def _parser() -> argparse.ArgumentParser:

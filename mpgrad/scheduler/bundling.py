@@ -33,8 +33,8 @@ WORTH_A_MESSAGE_US = 300.0
 #: A bundle may be twice as long as a chain: its parts are known to be of about the same cost, so
 #: that little is left over at the end. Of 16 branches of 2 ms on two cores, 16 tasks took 20.8 ms,
 #: 6 took 19.7, 4 took 19.4; of 8 chains of 9 ms of matrix products, 8 tasks 28.3 ms, 4 took 26.8.
-#: With more than two workers a long one leaves too many of them idle at the end, and many short ones
-#: fill the coordinator (``scripts/simulate`` with 0.6, 1.0 and 1.4 chains: simulators, 6 to 24
+#: With more than two workers a long one leaves too many of them idle at the end, and many short
+#: ones fill the coordinator (``scripts/simulate`` with 0.6, 1.0 and 1.4 chains: simulators, 6 to 24
 #: workers, 95.0, 94.2 and 92.7 % of the bound; Nodes of 0.2 ms, 32 workers, coordinator busy in 87,
 #: 60 and 53 % of the time).
 BUNDLE_CHAINS, SHARED_BUNDLE_CHAINS = 2.0, 1.0
