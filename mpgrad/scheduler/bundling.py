@@ -91,6 +91,11 @@ class _Bundling:
             on_client or head in grouping.second or self._on_device[grouping.group_of[head]]
             for on_client, head in zip(self._on_client, heads, strict=True)
         ]
+        position = {node: at for at, node in enumerate(spec.order)}
+        #: Per group: where in the serial order the last Node is that it waits for.
+        self._begins_after = [
+            max([position[node] for node in grouping.producers[head]], default=-1) for head in heads
+        ]
         #: Per group: how many groups it feeds.
         self._fed = [0] * len(heads)
         for feeds in self._feeds:
@@ -188,6 +193,8 @@ class _Bundling:
         small = [group for group in groups if self._costs[group] <= self._limit_us / 2]
         work_us = self._cost(small)
         rounds = math.ceil(work_us / max(self._workers * self._limit_us, 1.0))
+        if rounds == self._workers == 2:
+            rounds = 1  # the second would be prefetched with the first, and balance nothing
         count = max(1, min(int(work_us // WORTH_A_MESSAGE_US), self._workers * rounds))
         if count >= len(small):
             return parts + [[group] for group in small]
@@ -201,9 +208,10 @@ class _Bundling:
             done_us += self._costs[group]
         return parts + [part for part in shared if part]
 
-    def _place_of(self, group: int) -> tuple[int, int]:
+    def _place_of(self, group: int) -> tuple[int, int, int]:
+        """Of one bundle's branches those stay together that can begin at about the same time."""
         feeds = self._feeds[group]
-        return self._home[feeds[-1]] if feeds else -1, group
+        return self._home[feeds[-1]] if feeds else -1, self._begins_after[group], group
 
     def _open(self, groups: Sequence[int]) -> None:
         """Begin a bundle with ``groups``."""
