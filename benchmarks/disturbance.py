@@ -27,7 +27,7 @@ _ROUNDS, _LOOPS = 30_000, 3
 SLOWED = 1.35
 #: A sample is taken so often at most. And all samples of a run wait no longer together than this:
 #: then they are taken as they come.
-_TRIES, PATIENCE_S = 4, 600.0
+_TRIES, PATIENCE_S = 6, 600.0
 #: One sample waits so long for an undisturbed moment, and looks this often.
 _WAIT_S, _LOOK_EVERY_S = 2.0, 0.02
 
