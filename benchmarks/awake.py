@@ -1,9 +1,9 @@
 """kept_awake(): no processor falls asleep while something is measured.
 
 What a sleeping processor needs to get going, and where a hypervisor puts one that wakes up, is the
-machine's affair and has nothing to do with those who are compared. On a virtual machine it disturbs most of
-all: two processors may be one core for a while, above all after one has slept, and two processes
-then get the work of one done (``docs/profiles.md``).
+machine's affair and has nothing to do with those who are compared. On a virtual machine it disturbs
+most of all: two processors may be one core for a while, above all after one has slept, and two
+processes then get the work of one done (``docs/profiles.md``).
 """
 
 from __future__ import annotations
