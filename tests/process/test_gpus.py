@@ -10,6 +10,7 @@ import hashlib
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -39,15 +40,21 @@ def forget_driver() -> None:
     gc.collect()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def fake_gpus(module_leaves_nothing: None) -> Iterator[None]:
+@contextmanager
+def gpus_of(driver: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPGRAD_CUDA_DRIVER", "fake:2")
+        patch.setenv("MPGRAD_CUDA_DRIVER", driver)
         cuda_driver.driver.cache_clear()
         forget_driver()
         yield
         forget_driver()
         device_arrays.CUDA.in_use = False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fake_gpus(module_leaves_nothing: None) -> Iterator[None]:
+    with gpus_of("fake:2"):
+        yield
 
 
 @pytest.fixture(autouse=True)

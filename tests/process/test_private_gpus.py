@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import mpgrad as mg
-from mpgrad import device_arrays
-from mpgrad.shm import cuda_driver
-from tests.process.test_gpus import Cubed, fingerprints, forget_driver, gradient, weights
+from tests.process.test_gpus import Cubed, fingerprints, gpus_of, gradient, weights
 
 pytestmark = pytest.mark.process
 
@@ -18,13 +16,8 @@ PROGRAMS = 6
 
 @pytest.fixture(scope="module", autouse=True)
 def private_gpus(module_leaves_nothing: None) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPGRAD_CUDA_DRIVER", "private:2")
-        cuda_driver.driver.cache_clear()
-        forget_driver()
+    with gpus_of("private:2"):
         yield
-        forget_driver()
-        device_arrays.CUDA.in_use = False
 
 
 @pytest.fixture(autouse=True)
