@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks import machine
 from benchmarks.awake import kept_awake
 from benchmarks.comparison import REGRESSION, show_changes
-from benchmarks.disturbance import Disturbance
+from benchmarks.disturbance import PATIENCE_S, QUICK_PATIENCE_S, Disturbance
 from benchmarks.document import document
 from benchmarks.peers.process import is_installed
 from benchmarks.plots import draw
@@ -159,7 +159,8 @@ def _run(console: Console, chosen: Sequence[Workload], effort: Effort, *, is_qui
     start = time.perf_counter()
     run = Run(machine.describe(), machine.load(), is_quick)
     others = machine.OtherPrograms()
-    with kept_awake() as run.processors, Disturbance() as disturbance:
+    patience_s = QUICK_PATIENCE_S if is_quick else PATIENCE_S
+    with kept_awake() as run.processors, Disturbance(patience_s) as disturbance:
         show_header(console, run)
         for workload in chosen:
             run.results[workload.name] = _measure_all(console, workload, run, effort, disturbance)

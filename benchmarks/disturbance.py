@@ -9,7 +9,6 @@ what the sample was, and contenders are treated alike.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
+from mpgrad.machine import available_cpus
+
 _ROOT = Path(__file__).resolve().parents[1]
 #: Rounds of one loop, about 0.3 ms, and loops of which the median counts.
 _ROUNDS, _LOOPS = 30_000, 3
@@ -26,8 +27,8 @@ _ROUNDS, _LOOPS = 30_000, 3
 #: for one, differ by a factor of 1.8.
 SLOWED = 1.35
 #: A sample is taken so often at most. And all samples of a run wait no longer together than this:
-#: then they are taken as they come.
-_TRIES, PATIENCE_S = 6, 600.0
+#: then they are taken as they come. (The last figure is for quick runs.)
+_TRIES, PATIENCE_S, QUICK_PATIENCE_S = 6, 600.0, 30.0
 #: One sample waits so long for an undisturbed moment, and looks this often.
 _WAIT_S, _LOOK_EVERY_S = 2.0, 0.02
 
@@ -51,7 +52,7 @@ class Disturbance:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Disturbance:
-        if len(os.sched_getaffinity(0)) > 1:
+        if available_cpus() > 1:
             here, there = socket.socketpair()
             with there:
                 self._child = subprocess.Popen(
