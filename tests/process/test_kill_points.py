@@ -13,7 +13,7 @@ import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.kill_points import PHASES
-from mpgrad.scheduler import fusion
+from mpgrad.scheduler import bundling, fusion
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.tensor import gradient_edge
 from mpgrad.testing.leftovers import wait_until
@@ -44,6 +44,7 @@ def one_node_per_task() -> Iterator[None]:
         patch.setattr(costs, "model", Unteachable())
         for bound in ("FUSE_NODE_BELOW_US", "CHAIN_MIN_US", "CHAIN_MAX_US"):
             patch.setattr(fusion, bound, 0.0)
+        patch.setattr(bundling, "SHARED_BUNDLE_MIN_US", 0.0)
         yield
 
 
