@@ -138,12 +138,12 @@ def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: i
         spec: the graph.
         fuse: False makes a task of every Node.
         bundles: False makes a task of every group that ``fusion`` finds.
-        workers: how many could run at once; where the graph has too few branches for them,
-            expensive Nodes are split.
+        workers: how many could run at once; where they are more than two, or the graph has too few
+            branches for them, expensive Nodes are split.
     """
     halved, origin = split(spec)
     # Many workers are glad of second halves in every graph: short work to fill the end with (64
-    # experts on 16 workers, `scripts/simulate`: 91 instead of 87 % of the bound).
+    # experts on 16 workers, one recording: 91 instead of 87 % of the bound).
     if workers <= 2 and has_branches_for(spec, workers):
         halved, origin = spec, ()
     elif not has_branches_for(halved, workers):
