@@ -3,8 +3,8 @@
 On a virtual machine two processors may be two threads of one core, or share it with a stranger, for
 milliseconds or minutes. A loop then takes nearly twice as long while the system reports an idle
 machine. So a short loop runs on two processors at once before and after each sample, and a sample
-beside which it took much longer than usual is taken again. Which sample that is does not depend on
-what the sample was, and contenders are treated alike.
+beside which it took much longer than usual is taken again. The sample itself is not looked at, and
+contenders are treated alike.
 """
 
 from __future__ import annotations

@@ -194,7 +194,9 @@ class _Bundling:
         work_us = self._cost(small)
         rounds = math.ceil(work_us / max(self._workers * self._limit_us, 1.0))
         if rounds == self._workers == 2:
-            rounds = 1  # the second would be prefetched with the first, and balance nothing
+            # The second would be prefetched with the first, and balance nothing: bundles of up to
+            # twice the limit.
+            rounds = 1
         count = max(1, min(int(work_us // WORTH_A_MESSAGE_US), self._workers * rounds))
         if count >= len(small):
             return parts + [[group] for group in small]

@@ -94,6 +94,14 @@ def test_tiny_branches_share_as_few_tasks_as_keep_the_workers_busy() -> None:
     assert [len(nodes) for nodes in nodes_of(planned)] == [1, 4, 4, 4, 4]
 
 
+def test_two_workers_get_one_bundle_each_where_the_second_would_come_with_it() -> None:
+    """What both of a worker's bundles hold is decided at once: a second one balances nothing."""
+    planned = plan(fan(8, 3000.0), workers=2)
+    assert [len(nodes) for nodes in nodes_of(planned)] == [1, 4, 4]
+    planned = plan(fan(32, 3000.0), workers=2)
+    assert len(planned.tasks) == 1 + 3 * 2
+
+
 def test_no_task_is_made_that_is_not_worth_a_message() -> None:
     planned = plan(fan(16, WORTH_A_MESSAGE_US / 17), workers=8)
     assert len(planned.tasks) == 1

@@ -80,6 +80,28 @@ def test_nothing_is_split_without_need() -> None:
     assert halves(plan(apart, workers=4)) == 0
 
 
+def side_by_side(count: int) -> GraphSpec:
+    """So many chains of two layers with no edge between them."""
+    one = layers(2)
+    size = len(one.nodes)
+    nodes = tuple(
+        node._replace(edges=tuple((to + at * size, nr) for to, nr in filter(None, node.edges)))
+        for at in range(count)
+        for node in one.nodes
+    )
+    seeds = tuple((at * size, 0) for at in range(count))
+    captures = tuple((node + at * size, nr) for at in range(count) for node, nr in one.captures)
+    return GraphSpec(nodes, seeds, captures, serial_order(nodes, seeds))
+
+
+def test_many_workers_fill_the_end_of_a_wide_graph_with_second_halves() -> None:
+    spec = side_by_side(16)
+    assert halves(plan(spec, workers=2)) == 0
+    planned = plan(spec, workers=4)
+    # The first layer of each chain; the second has nothing but weights.
+    assert halves(planned) == 2 * 16
+
+
 def test_a_sum_of_both_outputs_keeps_its_order() -> None:
     """The leaf that both outputs flow into adds them in their order: such a Node stays whole."""
     leaf = NodeSpec("Leaf", 1 << 40, (), (1 << 20,), 0.0, is_sink=True)
