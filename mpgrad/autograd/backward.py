@@ -271,6 +271,7 @@ def _freeze(
     edges: list[Edge], seeds: list[Tensor | None], wanted: Wanted | None, keep_graph: bool
 ) -> tuple[FrozenGraph, list[Tensor | None]]:
     """The frozen graph, and those of the seeds that flow into it, with their history."""
+    engine_slot.expect()
     frozen = freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
     arrays = tuple(None if seed is None else seed._array for seed in frozen.seeds)
     return frozen._replace(seeds=arrays), list(frozen.seeds)

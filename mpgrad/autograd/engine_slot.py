@@ -26,6 +26,9 @@ T = TypeVar("T")
 class Executor(Protocol):
     """What the slot expects of an engine."""
 
+    def expect(self) -> None:
+        """A graph is about to be frozen for it: what can be done beside that begins now."""
+
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph.
 
@@ -78,6 +81,12 @@ def install(current: Callable[[], Executor]) -> None:
     """Put in the function that says which engine is current."""
     global _current
     _current = current
+
+
+def expect() -> None:
+    """Tell the current engine that a graph is about to be frozen for it; one that is loaded."""
+    if _current is not None and not is_worker:
+        _current().expect()
 
 
 def execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:

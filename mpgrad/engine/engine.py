@@ -180,6 +180,11 @@ class Engine:
 
     # ------------------------------------------------------------------ one backward
 
+    def expect(self) -> None:
+        """A graph is about to be frozen; see ``autograd.engine_slot``."""
+        if self._made is not None:
+            self._made.process.sessions.return_blocks()
+
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph; see ``autograd.engine_slot``."""
         self._check_open()

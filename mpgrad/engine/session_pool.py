@@ -163,7 +163,6 @@ class SessionPool:
             coordinator = self._coordinator
             session = self._idle.pop() if self._idle else self._open_session()
             self._collect_released()
-        # Before the graph is planned and packed: the coordinator books them meanwhile.
         session.send_releases()
         if running is not None:
             running.session = (self, session)
@@ -204,6 +203,17 @@ class SessionPool:
         return arena.open(
             block, meta.shape, meta.dtype, writeable=True, is_written=True, track=True
         )
+
+    def return_blocks(self) -> None:
+        """Tell the coordinator which blocks nobody here looks at any more.
+
+        Before a graph is frozen: the coordinator books the gradients of the backward before
+        meanwhile, and hears at once of the next one.
+        """
+        coordinator = self._coordinator
+        if coordinator is not None and coordinator.arena.released:
+            with self._lock:
+                self._collect_released()
 
     def _collect_released(self) -> None:
         """Blocks whose last view has died go back to the sessions that hold them."""

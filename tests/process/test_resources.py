@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import threading
@@ -16,7 +17,9 @@ import mpgrad as mg
 from mpgrad.engine.session import Session
 from mpgrad.scheduler import fusion
 from mpgrad.scheduler.client_state import ClientState
-from mpgrad.scheduler.events import GraphCancelled
+from mpgrad.scheduler.events import BlocksReleased, GraphCancelled
+
+backward: Any = importlib.import_module("mpgrad.autograd.backward")
 
 pytestmark = pytest.mark.process
 
@@ -55,6 +58,30 @@ def train_step(x: mg.Tensor, weights: list[mg.Tensor]) -> None:
 def make_weights() -> list[mg.Tensor]:
     rng = np.random.default_rng(3)
     return [mg.tensor(rng.normal(size=(128, 128)) / 11, requires_grad=True) for _ in range(4)]
+
+
+def test_gradients_let_go_go_back_before_the_next_graph_is_frozen(
+    own_engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator books them meanwhile, and not in front of the first task."""
+    weights = make_weights()
+    sent: list[Any] = []
+    waiting: list[int] = []
+    frozen, send = backward.freeze, Session._send
+
+    def freeze(*args: Any, **kwargs: Any) -> Any:
+        waiting.append(sum(isinstance(message, BlocksReleased) for message in sent))
+        return frozen(*args, **kwargs)
+
+    monkeypatch.setattr(backward, "freeze", freeze)
+    monkeypatch.setattr(
+        Session, "_send", lambda self, *messages: (sent.extend(messages), send(self, *messages))
+    )
+    for _ in range(2):
+        train_step(mg.ones(16, 128), weights)
+        for weight in weights:
+            weight.grad = None
+    assert waiting == [0, 1]
 
 
 def test_blocks_come_back(own_engine: mg.Engine) -> None:
