@@ -18,6 +18,7 @@ from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.dispatch import OperatorNode
+from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 
 #: Nodes of all graphs that are remembered, and graphs of the same edges that differ otherwise.
@@ -26,6 +27,8 @@ VARIANTS_MAX = 16
 #: The costs of a graph are looked up again each time while it is young, then only now and then.
 YOUNG_USES = 8
 LOOK_UP_EVERY = 16
+#: And so often what they took is learned.
+LEARN_EVERY = 8
 
 #: In ``Walk.edges``: no edge, and the Node of index i begins (NODE - i).
 NO_EDGE, NODE = -1, -2
@@ -112,13 +115,14 @@ class Template(NamedTuple):
 class Remembered:
     """One graph, and the tables that serve it."""
 
-    __slots__ = ("spec", "template", "uses", "wired")
+    __slots__ = ("_usual", "spec", "template", "uses", "wired")
 
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
         #: What the ``local`` engine has made of the tables, for the next time.
         self.wired: Any = None
+        self._usual = UsualTime()
 
     def is_like(self, nodes: list[Node]) -> bool:
         """Whether ``nodes``, of the same kinds and edges, give the same tables."""
@@ -138,6 +142,16 @@ class Remembered:
     def grow_young(self) -> None:
         """Its costs have turned out to be wrong."""
         self.uses = 0
+
+    def teaches(self, took_us: float) -> bool:
+        """Note what the ``local`` engine took; whether the cost model should hear of it.
+
+        Every backward of a graph that is new teaches something, later only some do, or one that
+        took far longer or shorter than usual.
+        """
+        if self._usual.is_far_from(took_us):
+            self.grow_young()
+        return self.is_young or self.uses % LEARN_EVERY == 0
 
     def looks_up_costs(self) -> bool:
         """Count one use; whether costs should be looked up again this time."""

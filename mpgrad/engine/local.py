@@ -47,12 +47,18 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         on_failure=on_failure,
     )
     del contributions
-    ran = [index for index in frozen.spec.order if frozen.runs[index]]
-    _learn(frozen, ran, timings)
+    known = frozen.remembered
+    if timings and (known is None or known.teaches((timings[-1] - timings[0]) * 1e6)):
+        _learn(frozen, _that_ran(frozen), timings)
     profile = profiler.active()
     if profile is not None and not engine_slot.is_inside_rule():
-        profile.note_nodes(frozen, ran, timings)
+        profile.note_nodes(frozen, _that_ran(frozen), timings)
     return claim(results)
+
+
+def _that_ran(frozen: FrozenGraph) -> list[int]:
+    """The Nodes that have a rule which ran, in serial order."""
+    return [index for index in frozen.spec.order if frozen.runs[index]]
 
 
 def _explain(frozen: FrozenGraph, step: int) -> None:

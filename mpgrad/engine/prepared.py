@@ -14,6 +14,7 @@ from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.backends.column_parts import shape_of
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.local import output_metadata
+from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import InnerTarget, Member, Plan
 from mpgrad.wire.programs import Metadata, NodeWiring, encode_wiring
@@ -25,13 +26,6 @@ GRAPHS_MAX = 64
 #: Every backward of a graph that is new teaches what its tasks take, later only some.
 YOUNG_USES = 8
 LEARN_EVERY = 8
-#: A graph suddenly takes another time if its tasks took so many times more or less than usual, and
-#: the difference is more than a message costs. (Compared with what was usual, not with what was
-#: expected: very short Nodes are never learned, and would be a surprise for ever.)
-FAR_OFF = 2.0
-FAR_OFF_US = 1000.0
-#: Weight of the newest time in what is usual.
-NEWEST = 0.3
 
 
 class PreparedGraph:
@@ -44,7 +38,7 @@ class PreparedGraph:
         self.experience = Experience()
         self._wirings: list[tuple[bytes, ...] | None] = [None] * len(plan.tasks)
         self._uses = 0
-        self._usual_us: float | None = None
+        self._usual = UsualTime()
 
     def wirings(self, frozen: FrozenGraph, task: int) -> tuple[bytes, ...]:
         """The encoded wiring of each member of a task; of a graph with these tables."""
@@ -55,20 +49,11 @@ class PreparedGraph:
         return found
 
     def is_surprised_by(self, took_us: float) -> bool:
-        """Note what all tasks of one backward took; whether that is far from what was usual.
-
-        The shapes of a custom Function do not tell how long it takes: it may do a thousand times
-        more in the next step, and a plan that makes one task of all its Nodes is a serial one then.
-        """
-        usual_us, self._usual_us = self._usual_us, took_us
-        if usual_us is None:
-            return False
-        low, high = sorted((took_us, usual_us))
-        if high > FAR_OFF * low and high - low > FAR_OFF_US:
+        """Note what all tasks of one backward took; whether that is far from what was usual."""
+        is_surprise = self._usual.is_far_from(took_us)
+        if is_surprise:
             self._uses = 0  # young again
-            return True
-        self._usual_us = usual_us + NEWEST * (took_us - usual_us)
-        return False
+        return is_surprise
 
     def learns(self) -> bool:
         """Count one use; whether the cost model should hear what its tasks took."""

@@ -11,6 +11,11 @@ NEWEST = 0.3
 SURPRISE_MAX = 4.0
 #: Entries that are kept; the table starts afresh beyond it.
 ENTRIES_MAX = 100_000
+#: A graph suddenly takes another time if that is so many times more or less than usual, and the
+#: difference is more than a message costs. (Compared with what was usual, not with what was
+#: expected: very short Nodes are never learned, and would be a surprise for ever.)
+FAR_OFF = 2.0
+FAR_OFF_US = 1000.0
 
 
 class CostModel:
@@ -45,3 +50,27 @@ class CostModel:
 
     def __len__(self) -> int:
         return len(self._measured)
+
+
+class UsualTime:
+    """What one graph usually takes.
+
+    The shapes of a custom Function do not tell how long it takes: it may do a thousand times more
+    in the next step, and a plan that makes one task of all its Nodes is a serial one then.
+    """
+
+    __slots__ = ("_usual_us",)
+
+    def __init__(self) -> None:
+        self._usual_us: float | None = None
+
+    def is_far_from(self, took_us: float) -> bool:
+        """Note what the graph took this time; whether that is far from what was usual."""
+        usual_us, self._usual_us = self._usual_us, took_us
+        if usual_us is None:
+            return False
+        low, high = sorted((took_us, usual_us))
+        if high > FAR_OFF * low and high - low > FAR_OFF_US:
+            return True
+        self._usual_us = usual_us + NEWEST * (took_us - usual_us)
+        return False

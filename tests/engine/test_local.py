@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import storage
+from mpgrad.autograd.replay import LEARN_EVERY, YOUNG_USES
+from mpgrad.engine import local
 from mpgrad.engine.local import claim
 from mpgrad.shm.arena import client_arena
+from mpgrad.workers import executor
 
 
 @pytest.fixture(autouse=True)
@@ -201,3 +205,26 @@ def test_a_library_that_is_loaded_later_is_limited_too() -> None:
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "True {1}\n"
+
+
+def test_a_graph_that_comes_again_and_again_teaches_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every backward while it is young, and when it suddenly takes far longer."""
+    learned: list[float] = []
+    monkeypatch.setattr(local.costs, "observe", lambda _, took_us: learned.append(took_us))
+    monkeypatch.setattr(local, "NEGLIGIBLE_US", 0.0)
+    took_s = [0.0]
+    clock = itertools.count()
+    monkeypatch.setattr(executor, "perf_counter", lambda: next(clock) * took_s[0])
+
+    def backward() -> bool:
+        learned.clear()
+        mg.relu(mg.ones(3, requires_grad=True)).sum().backward()
+        return bool(learned)
+
+    took_s[0] = 1e-6
+    assert all(backward() for _ in range(YOUNG_USES))
+    assert sum(backward() for _ in range(4 * LEARN_EVERY)) == 4
+    took_s[0] = 1.0
+    assert backward()
