@@ -96,11 +96,14 @@ class _Bundling:
         self._begins_after = [
             max([position[node] for node in grouping.producers[head]], default=-1) for head in heads
         ]
-        #: Per group: how many groups it feeds.
+        #: Per group: how many groups it feeds, and the longest path that begins with it.
         self._fed = [0] * len(heads)
-        for feeds in self._feeds:
-            for group in feeds:
-                self._fed[group] += 1
+        self._path_us = self._costs.copy()
+        for group in range(len(heads) - 1, -1, -1):
+            for feed in self._feeds[group]:
+                self._fed[feed] += 1
+                path_us = self._costs[feed] + self._path_us[group]
+                self._path_us[feed] = max(self._path_us[feed], path_us)
         #: Per group its bundle.
         self._home = [-1] * len(heads)
         #: Per bundle: its work, the work that joined because it was not worth a message, how often
@@ -150,6 +153,8 @@ class _Bundling:
             else:
                 apart += groups
         parts = self._parts(apart)
+        # Tasks are handed over in their order: the most urgent ones first.
+        parts.sort(key=lambda groups: -max([self._path_us[group] for group in groups]))
         for groups in parts:
             home = self._only_home([feed for group in groups for feed in self._feeds[group]])
             cost = self._cost(groups)

@@ -114,6 +114,14 @@ def test_expensive_branches_stay_apart() -> None:
     assert [len(nodes) for nodes in nodes_of(planned)] == [1] + [1] * 8
 
 
+def test_the_most_urgent_of_a_level_is_numbered_first() -> None:
+    """Tasks are handed over by number: workers begin with what most depends on."""
+    spec = graph({0: [1, 2, 3], 2: [4, 5]}, [1.0, *[20.0 * MESSAGE_US] * 5])
+    first, *level = nodes_of(plan(spec, workers=2))
+    assert (first, level[0]) == ([0], [2])
+    assert [nodes[0] for nodes in level] == [2, 1, 3, 4, 5]
+
+
 def test_branches_stay_whole() -> None:
     """The links of a branch follow their producer's bundle, and join it."""
     spec = fan(8, 300.0, links=2)

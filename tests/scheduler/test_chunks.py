@@ -27,16 +27,21 @@ def roots(count: int) -> Plan:
 
 
 def test_what_can_begin_goes_first() -> None:
-    assert chunk_ends(fan(30), workers=4, done=0) == [1, 5, 13, 29, 31]
-    assert chunk_ends(roots(30), workers=4, done=0) == [2, 4, 12, 28, 30]
+    assert chunk_ends(fan(30), workers=4, done=0) == [1, 3, 5, 8, 12, 18, 27, 31]
+    assert chunk_ends(roots(30), workers=4, done=0) == [2, 4, 7, 11, 17, 26, 30]
 
 
 def test_many_workers_begin_one_after_another() -> None:
-    assert chunk_ends(roots(100), workers=16, done=0) == [4, 8, 12, 16, 48, 100]
+    assert chunk_ends(roots(100), workers=16, done=0) == [8, 16, 28, 46, 73, 100]
+    assert chunk_ends(fan(100), workers=16, done=0) == [1, 9, 17, 29, 47, 74, 101]
+
+
+def test_two_workers_who_share_the_cores_with_the_client_get_fewer_messages() -> None:
+    assert chunk_ends(fan(100), workers=2, done=0) == [1, 3, 7, 15, 31, 63, 101]
 
 
 def test_what_ran_already_lets_others_begin() -> None:
-    assert chunk_ends(fan(30), workers=4, done=1) == [3, 5, 13, 29, 31]
+    assert chunk_ends(fan(30), workers=4, done=1) == [3, 5, 8, 12, 18, 27, 31]
 
 
 def test_a_small_graph_is_one_message() -> None:
