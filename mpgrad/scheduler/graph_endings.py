@@ -65,7 +65,7 @@ class GraphEndings:
 
     def complete_if_done(self, graph: GraphTask) -> None:
         """running -> completed; the captured blocks now belong to the session."""
-        if graph.phase is not GraphPhase.RUNNING or not graph.is_complete:
+        if graph.remaining or graph.phase is not GraphPhase.RUNNING or not graph.is_complete:
             return
         self._tables.forget(graph)
         owner = self._membership.members[graph.owner]

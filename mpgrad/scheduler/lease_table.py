@@ -62,18 +62,20 @@ class LeaseTable:
 
     def hold(self, ref: GradientRef) -> None:
         """One more holder of ``ref`` if that is a counted block."""
-        if is_counted(ref):
-            if ref not in self._holders:
-                raise InvariantViolated(f"a freed block is held again: {ref}")
-            self._holders[ref] += 1
+        count = self._holders.get(ref)  # type: ignore[arg-type]
+        if count is not None:
+            self._holders[ref] = count + 1  # type: ignore[index]
+        elif is_counted(ref):
+            raise InvariantViolated(f"a freed block is held again: {ref}")
 
     def release(self, ref: GradientRef) -> None:
         """One holder less; after the last one the block is free, or its maker is to be told."""
-        if not is_counted(ref):
+        count = self._holders.get(ref)  # type: ignore[arg-type]
+        if count is None:
+            if is_counted(ref):
+                raise InvariantViolated(f"a freed block is released again: {ref}")
             return
-        count = self._holders.get(ref, 0)
-        if count == 0:
-            raise InvariantViolated(f"a freed block is released again: {ref}")
+        assert isinstance(ref, Block)
         if count == 1:
             del self._holders[ref]
             if ref.arena == ENGINE_ARENA:

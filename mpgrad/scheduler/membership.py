@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from mpgrad.errors import ProtocolError
@@ -46,21 +47,33 @@ class Flight(NamedTuple):
         return frozenset(lent | read)
 
     def check_reply(
-        self, member: MemberRecord, outputs: tuple[GradientRef, ...], kept: tuple[Block, ...]
+        self,
+        member: MemberRecord,
+        outputs: Iterable[tuple[int, GradientRef]],
+        kept: tuple[Block, ...],
     ) -> None:
         """A reply may name only blocks that the task was lent or given.
 
         The client may also publish blocks of its own arena, which nobody counts, and a GPU worker
         those that it has just made in its own memory.
 
+        Args:
+            member: who replies.
+            outputs: by number.
+            kept: what user code still looks at.
+
         Raises:
             ProtocolError: it names another block.
         """
-        owned = self.owned()
-        for ref in (*outputs, *kept):
-            if not isinstance(ref, Block) or ref in owned:
-                continue
-            if (member.is_worker or is_counted(ref)) and ref.arena != member.arena:
+        # Nearly every output lies in the very block that was lent for it.
+        others = [
+            ref for number, ref in outputs if isinstance(ref, Block) and ref != self.blocks[number]
+        ]
+        others += kept
+        owned = self.owned() if others else frozenset()
+        for ref in others:
+            is_own = ref in owned or ref.arena == member.arena
+            if not is_own and (member.is_worker or is_counted(ref)):
                 raise ProtocolError(f"{member.peer} names a block that is not its own: {ref}")
 
 
@@ -203,17 +216,15 @@ class Membership:
         ):
             return nearest
         best, fewest = None, SHORT_CREDIT if for_short else WORKER_CREDIT
-        # Once or twice per message, and over all workers: a plain loop.
+        # Once or twice per message, and over all workers: a plain loop, which sees at once that a
+        # worker has enough to do.
         for worker in self._workers:
-            if worker.device != device:
-                continue
             held = len(worker.flights)
-            is_better = held < fewest or (
-                best is not None and held == fewest and worker.load_us < best.load_us
-            )
-            if is_better and worker.has_credit(
-                for_suspect=for_suspect, for_short=for_short, priority=priority
-            ):
+            if held > fewest or worker.device != device:
+                continue
+            if held == fewest and (best is None or worker.load_us >= best.load_us):
+                continue
+            if worker.has_credit(for_suspect=for_suspect, for_short=for_short, priority=priority):
                 best, fewest = worker, held
                 if held == 0:
                     break

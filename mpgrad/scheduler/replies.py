@@ -41,7 +41,7 @@ class Replies:
         count = len(graph.specs[key.task].outputs)
         if not all(0 <= number < count for number, _ in event.outputs):
             raise ProtocolError(f"{event.peer} published an output that its task does not have")
-        flight.check_reply(member, tuple(ref for _, ref in event.outputs), ())
+        flight.check_reply(member, event.outputs, ())
         self._adopt(member, key, flight, [ref for _, ref in event.outputs])
         member.note_publication(key)
         if graph.phase is GraphPhase.RUNNING:
@@ -58,7 +58,7 @@ class Replies:
         wanted = len(graph.specs[key.task].outputs)
         if len(event.outputs) != wanted:
             raise ProtocolError(f"{event.peer} returned {len(event.outputs)} outputs, not {wanted}")
-        flight.check_reply(member, event.outputs, event.kept)
+        flight.check_reply(member, enumerate(event.outputs), event.kept)
         flight = self._adopt(member, key, flight, event.outputs)
         member.end(key)
         self._tables.deaths_without_progress.clear()
