@@ -115,6 +115,7 @@ class Operator:
         #: All that any of the formulas asks forward for.
         self.wanted = frozenset[str]().union(*self._wants.values()) - _PASSED_BY_ENGINE
         self._sources: dict[tuple[bool, ...], tuple[Source, ...]] = {}
+        self._needed_by: dict[tuple[bool, ...], list[tuple[int, Formula, Sequence[str]]]] = {}
         #: Whether a formula exists for each input (for a variadic one: for all of them).
         self._differentiable = tuple(joint is not None or at in derivatives for at in self.inputs)
         self._check()
@@ -205,19 +206,29 @@ class Operator:
             gradients = list(self._call(self.joint, self._wants["joint"], xp, offered))
         else:
             gradients = [None] * len(needs)
-            for position, needed in enumerate(needs):
-                if needed:
-                    name = self.input_name(position)
-                    if self.variadic:
-                        offered["index"] = position - (len(self.inputs) - 1)
-                    formula, wanted = self._formulas[name]
-                    if position == 0 and self.in_columns is not None:
-                        gradients[0] = self._in_parts(formula, wanted, xp, offered, parts)
-                    else:
-                        gradients[position] = self._call(formula, wanted, xp, offered)
+            for position, formula, wanted in self._needed(tuple(needs)):
+                if self.variadic:
+                    offered["index"] = position - (len(self.inputs) - 1)
+                if position == 0 and self.in_columns is not None:
+                    gradients[0] = self._in_parts(formula, wanted, xp, offered, parts)
+                else:
+                    gradients[position] = self._call(formula, wanted, xp, offered)
         if conjugates:
             return [None if grad is None else xp.conj(grad) for grad in gradients]
         return gradients
+
+    def _needed(self, needs: tuple[bool, ...]) -> Sequence[tuple[int, Formula, Sequence[str]]]:
+        """For each needed input its position, its formula, and what that asks for."""
+        found = self._needed_by.get(needs)
+        if found is None:
+            found = [
+                (position, *self._formulas[self.input_name(position)])
+                for position, needed in enumerate(needs)
+                if needed
+            ]
+            if not self.variadic:  # there may be any number of inputs, and so of keys
+                self._needed_by[needs] = found
+        return found
 
     def _call(
         self, formula: Formula, wanted: Sequence[str], xp: Any, offered: dict[str, Any]
