@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 import mpgrad as mg
+from benchmarks.disturbance import Disturbance
 from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
 from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.profiler import unpack_times
 from mpgrad.autograd.roots import gradient_edge
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
@@ -46,24 +48,27 @@ _stamp = Struct("<d")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def calibrate() -> Costs:
-    """A few seconds of measurements; the coordinator's core is timed by the simulation itself."""
-    read, add, touch = _memory_us_per_mb()
-    task_us, node_us = _task_us()
-    return Costs(_message_costs(), WorkerCosts(task_us, node_us, read, touch), {}, add)
+def calibrate(calm: Disturbance) -> Costs:
+    """A few seconds of measurements, each in a calm moment if one comes; the coordinator's core is
+    timed by the simulation itself.
+    """
+    read, add, touch = calm.sample(_memory_us_per_mb)
+    worker = WorkerCosts(*calm.sample(_task_us), read, touch)
+    return Costs(_message_costs(calm), worker, {}, add)
 
 
 # ----------------------------------------------------------------------- messages
 
 
-def _message_costs() -> MessageCosts:
-    asleep, _, _ = _one_way_us(spins=False)
-    wire, wire_per_kb, processor = _one_way_us(spins=True)
+def _message_costs(calm: Disturbance) -> MessageCosts:
+    asleep, _, _ = calm.sample(lambda: _one_way_us(spins=False))
+    wire, wire_per_kb, processor = calm.sample(lambda: _one_way_us(spins=True))
     send, receive, poll = processor
     blocks = tuple(Block(1, number << 20, 1 << 20, number) for number in range(65))
     gradients = tuple(bytes(INLINE_LIMIT_BYTES // 2) for _ in range(65))
-    small = _codec_us(blocks[:1])[0]
-    per_kb, inline_per_kb = _codec_us_per_kb(blocks), _codec_us_per_kb(gradients)
+    small = calm.sample(lambda: _codec_us(blocks[:1])[0])
+    per_kb = calm.sample(lambda: _codec_us_per_kb(blocks))
+    inline_per_kb = calm.sample(lambda: _codec_us_per_kb(gradients))
     return MessageCosts(
         wire, wire_per_kb, max(asleep, wire), send, receive, poll, small, per_kb, inline_per_kb
     )
@@ -192,19 +197,22 @@ def _us(action: Callable[[], Any], count: int = 2000) -> float:
 # ----------------------------------------------------------------------- tasks and memory
 
 
-def _task_us() -> tuple[float, float]:
-    """What a worker's TaskRunner takes for a task of one small Node, and per further Node.
+def _task_us() -> tuple[float, float, float]:
+    """What a worker's TaskRunner takes for a task of one small Node, and per further Node: before
+    the first one runs, and later.
 
     The Nodes multiply 16 numbers; what `local` takes for each is left out.
     """
-    short, long = _run_task_us(1), _run_task_us(33)
+    (short_start, short), (long_start, long) = _run_task_us(1), _run_task_us(33)
     x, y = np.ones(16, np.float32), np.ones(16, np.float32)
     rule = _us(lambda: x * y)
-    per_node = max((long - short) / 32 - rule, 0.0)
-    return max(short - rule, 0.0), per_node
+    starting = max((long_start - short_start) / 32, 0.0)
+    per_node = max((long - short) / 32 - rule - starting, 0.0)
+    return max(short - rule, 0.0), starting, per_node
 
 
-def _run_task_us(nodes: int) -> float:
+def _run_task_us(nodes: int) -> tuple[float, float]:
+    """Of a task of so many Nodes: until the first one runs, and all of it."""
     x = mg.ones(16, requires_grad=True)
     y = x
     for _ in range(nodes):
@@ -214,6 +222,8 @@ def _run_task_us(nodes: int) -> float:
     graph = PreparedGraph(frozen.spec, plan(frozen.spec))
     handover = Handover()
     (payload,) = handover.programs(frozen, graph, range(1), {})
+    handover.is_timed = True
+    (timed_payload,) = handover.programs(frozen, graph, range(1), {})
     engine_arena = Segment.create(MB, "calibration")
     runner = TaskRunner(
         WorkerMemory(os.dup(client_arena().segment.fd), os.dup(engine_arena.fd)),
@@ -222,12 +232,20 @@ def _run_task_us(nodes: int) -> float:
     )
     blocks = (None,) * len(graph.plan.tasks[0].outputs)
     dispatch = DispatchNodeTask(PEER, 0, 0, 1, 0, 0, payload, ((seed.tobytes(),),), blocks)
-    reply, _ = runner.run(dispatch)
-    if not isinstance(reply, NodeTaskDone):
-        raise RuntimeError(f"the calibration's task failed: {reply!r}")
+    timed = dispatch._replace(payload=timed_payload)
+    starts = [_start_us(runner, timed) for _ in range(ROUNDS)]
     cost = _us(lambda: runner.run(dispatch), 200)
     handover.close()
-    return cost
+    return median(starts), cost
+
+
+def _start_us(runner: TaskRunner, dispatch: DispatchNodeTask) -> float:
+    """Microseconds until a task's first Node runs."""
+    began = perf_counter()
+    reply, _ = runner.run(dispatch)
+    if not isinstance(reply, NodeTaskDone) or reply.times is None:
+        raise RuntimeError(f"the calibration's task failed: {reply!r}")
+    return (unpack_times(reply.times)[0] - began) * 1e6
 
 
 def _memory_us_per_mb() -> tuple[float, float, float]:

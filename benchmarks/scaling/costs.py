@@ -40,7 +40,8 @@ class WorkerCosts(NamedTuple):
 
     #: Per task: reading its program, opening inputs and outputs, the reply.
     task_us: float
-    #: Per further Node of the task.
+    #: Per further Node of the task, before the first one runs and while they run.
+    starting_us: float
     node_us: float
     #: Per megabyte of gradients that another worker has written.
     fetch_us_per_mb: float
@@ -54,6 +55,9 @@ class ClientCosts(NamedTuple):
     #: Packing one task, and each Node of it.
     task_us: float
     node_us: float
+    #: The walk over the graph, before its backward is planned. It counts for none of the results;
+    #: what the coordinator was told before has this time.
+    walk_us: float
 
     def packing_us(self, nodes: int) -> float:
         """Packing a task of so many Nodes."""

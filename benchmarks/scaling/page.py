@@ -48,15 +48,19 @@ time is computed.
 
 * The graphs are recorded by mpgrad from real forward passes, and each Node takes what it took here
   in `local` mode (median of three backwards, after two in which the pages of the results are new).
-* What the coordinator's core needs for each event is timed while the simulation runs it, without
-  Python's garbage collector: a collection here would walk the recorded models.
+* What the coordinator's core needs for each event is timed while the simulation runs it (the first
+  backward left out), without Python's garbage collector: a collection here would walk the recorded
+  models.
+* Measurements that fell into a moment in which the processors were slowed down from outside are
+  taken again, as in `scripts/bench`; how often, stands below.
 * Compared with measured times of two workers, which is all that fit on this machine: below.
 * **Not confirmed on real hardware**: the lengths of chains and bundles for more than two workers
   (`scheduler/fusion.py`, `scheduler/bundling.py`) were chosen with this very simulation, on these
   graphs.
 * The `mixture` is dense: every expert sees every sample. It was added beside the routed one, whose
   critical path is about a sixth of its work, so that 16 workers cannot all be used.
-* Not counted: the client's walk over the graph before the backward is planned.
+* Not counted: the client's walk over the graph before the backward is planned. Meanwhile the
+  coordinator books the gradients of the backward before, as it does in an engine.
 * The other constants stand below, all measured by the command itself.
 * Assumed, and kinder than reality: each worker has a core and the memory bandwidth of a core that
   is alone; coordinator and client have cores of their own; nothing else runs. A figure is for a
@@ -215,7 +219,8 @@ def _constants(results: Results) -> str:
         "codec_us_per_kb": "and per kilobyte of tables, us",
         "inline_us_per_kb": "and per kilobyte of gradients inside, us",
         "task_us": "a worker's time for a task beside its rules, us",
-        "node_us": "and for each further Node, us",
+        "starting_us": "and for each further Node before the first one runs, us",
+        "node_us": "and while they run, us",
         "fetch_us_per_mb": "reading a gradient that another worker wrote, us per MB",
         "touch_us_per_mb": "first touch of a page that others have used, us per MB",
     }

@@ -123,6 +123,7 @@ class WorkerLoop(Loop):
             self.computing_us += computing
             spent += self._overhead_us(dispatch)
             spent = self._publish_early(dispatch, spent) + computing
+            spent += self.costs.worker.node_us * self._further_nodes(dispatch)
             self._cores.begin(self)
             self.clock.at(self.clock.now + spent, self._finish, dispatch, computing)
         self.busy_us += spent
@@ -133,7 +134,8 @@ class WorkerLoop(Loop):
             return spent
         refs = outputs_of(self.times, dispatch)
         key = (dispatch.graph, dispatch.task, dispatch.attempt)
-        for after_us, numbers in self.times.early[dispatch.task]:
+        for ran, computed_us, numbers in self.times.early[dispatch.task]:
+            after_us = computed_us + self.costs.worker.node_us * ran
             outputs = tuple((number, refs[number]) for number in numbers)
             self._note_written(block for _, block in outputs)
             frame, coding = self.encoded(ev.NodeTaskProgress(self.peer, *key, outputs))
@@ -170,8 +172,13 @@ class WorkerLoop(Loop):
             raise RuntimeError("a worker was given a task before the graph was submitted")
         return self.times.us[dispatch.task]
 
+    def _further_nodes(self, dispatch: do.DispatchNodeTask) -> int:
+        return 0 if self.times is None else self.times.nodes[dispatch.task] - 1
+
     def _overhead_us(self, dispatch: do.DispatchNodeTask) -> float:
-        """The program, gradients that another worker wrote, pages that are new to this process."""
+        """What passes before the first Node runs: for the program, for gradients that another
+        worker wrote, for pages that are new to this process.
+        """
         if self.times is None:
             return 0.0
         costs = self.costs.worker
@@ -190,7 +197,7 @@ class WorkerLoop(Loop):
             self._touched |= fresh
         return (
             costs.task_us
-            + costs.node_us * (self.times.nodes[dispatch.task] - 1)
+            + costs.starting_us * self._further_nodes(dispatch)
             + costs.fetch_us_per_mb * fetched / MB
             + costs.touch_us_per_mb * len(fresh)
         )
@@ -226,23 +233,26 @@ class ClientLoop(Loop):
         self._graph = 0
         self._captured: tuple[Block, ...] = ()
         self._is_asleep = False
-        #: When the running backward began, and how long each one took.
+        #: When packing began for the running backward; how long each took from there to its result.
         self.began_us = 0.0
         self.took_us: list[float] = []
         #: Called between two backwards.
         self.after_each: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
-        """The next backward, from packing to the result."""
+        """The next backward."""
         self._left -= 1
         self._graph += 1
-        self.began_us, spent = self.clock.now, 0.0
-        messages: Iterator[Any] = self._messages()
         if self._captured:
             # The gradients of the backward before are not looked at any more.
             released, spent = self.encoded(ev.BlocksReleased(SESSION, self._captured))
             self.send(self._coordinator, [released], self.clock.now + spent)
-        for message in messages:
+        self.clock.at(self.clock.now + self._client.walk_us, self._submit)
+
+    def _submit(self) -> None:
+        """The graph has been walked."""
+        self.began_us, spent = self.clock.now, 0.0
+        for message in self._messages():
             frame, coding = self.encoded(message)
             busy_us = coding + self.costs.messages.send_us + self._packing_us(message)
             spent += busy_us

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import mpgrad as mg
+from benchmarks.disturbance import Disturbance
 from benchmarks.scaling.costs import ClientCosts
 from benchmarks.scaling.networks import Network
 from mpgrad.autograd import costs
@@ -57,28 +58,35 @@ class Recording(NamedTuple):
         return sum(self.took_us)
 
 
-def record(network: Network, rounds: int = ROUNDS) -> Recording:
-    """Run ``network`` forward once and backward ``rounds`` times, after some that do not count."""
+def record(network: Network, calm: Disturbance, rounds: int = ROUNDS) -> Recording:
+    """Run ``network`` forward once and backward ``rounds`` times, after some that do not count, in
+    calm moments if some come.
+    """
+    recording = _recorded(network, calm, rounds)
+    gc.collect()
+    return recording
+
+
+def _recorded(network: Network, calm: Disturbance, rounds: int) -> Recording:
     with mg.Engine(mode="local"):
         loss = network.loss()
-        runs = [_node_times(loss) for _ in range(WARM_UP + rounds)][WARM_UP:]
+        for _ in range(WARM_UP):
+            _node_times(loss)
+        runs = [calm.sample(lambda: _node_times(loss)) for _ in range(rounds)]
     frozen = freeze_loss(loss)
     took = [0.0] * len(frozen.nodes)
     ran = [index for index in frozen.spec.order if frozen.runs[index]]
     for index, times in zip(ran, zip(*runs, strict=True), strict=True):
         took[index] = median(times)
-    recording = Recording(
+    return Recording(
         network.name,
         network.about,
         frozen.spec,
         tuple(took),
         tuple(map(_flops, frozen.nodes)),
         tuple(map(_nbytes, frozen.nodes)),
-        _client_costs(frozen, rounds),
+        calm.sample(lambda: _client_costs(frozen, rounds, _walk_us(loss, rounds))),
     )
-    del loss, frozen
-    gc.collect()
-    return recording
 
 
 def _node_times(loss: Any) -> list[float]:
@@ -94,7 +102,7 @@ def freeze_loss(loss: Any) -> FrozenGraph:
     return freeze([gradient_edge(loss)], [seed], keep_graph=True, cost=costs.estimate)
 
 
-def _client_costs(frozen: FrozenGraph, rounds: int) -> ClientCosts:
+def _client_costs(frozen: FrozenGraph, rounds: int, walk_us: float) -> ClientCosts:
     """Each task of a plan is packed alone; a straight line through what that took."""
     frozen, code = place(frozen)
     graph = PreparedGraph(frozen.spec, plan(frozen.spec, workers=PACKED_FOR))
@@ -107,9 +115,19 @@ def _client_costs(frozen: FrozenGraph, rounds: int) -> ClientCosts:
     took_us = [median(times) * 1e6 for times in zip(*series[1:], strict=True)]
     counts = [len(graph.plan.groups[task]) for task in tasks]
     if len(set(counts)) == 1:
-        return ClientCosts(0.0, sum(took_us) / sum(counts))
+        return ClientCosts(0.0, sum(took_us) / sum(counts), walk_us)
     node_us, task_us = linear_regression(counts, took_us)
-    return ClientCosts(max(task_us, 0.0), max(node_us, 0.0))
+    return ClientCosts(max(task_us, 0.0), max(node_us, 0.0), walk_us)
+
+
+def _walk_us(loss: Any, rounds: int) -> float:
+    """Microseconds to freeze the graph behind ``loss``, which has been frozen before."""
+    took = []
+    for _ in range(rounds):
+        start = perf_counter()
+        freeze_loss(loss)
+        took.append(perf_counter() - start)
+    return median(took) * 1e6
 
 
 def _seconds_to_pack(

@@ -118,7 +118,8 @@ class TaskTimes:
             for task, members in zip(plan.tasks, plan.groups, strict=True)
         ]
         self.nodes = [len(members) for members in plan.groups]
-        #: Outputs that leave before the task ends: after how long, and which.
+        #: Outputs that leave before the task ends: after how many Nodes, how long these computed,
+        #: and which.
         self.early = [
             self._early(plan, task) if spec.publications else []
             for task, spec in enumerate(plan.tasks)
@@ -146,15 +147,15 @@ class TaskTimes:
         first, stop = member.parts
         return share * (stop - first) / len(node.part_nbytes)
 
-    def _early(self, plan: Plan, task: int) -> list[tuple[float, list[int]]]:
+    def _early(self, plan: Plan, task: int) -> list[tuple[int, float, list[int]]]:
         """As ``scheduler.progress``: before a member that says so, all that is there and new."""
         outputs, ran_us = plan.tasks[task].outputs, 0.0
         waiting: list[int] = []
-        found: list[tuple[float, list[int]]] = []
-        for member in plan.groups[task]:
+        found: list[tuple[int, float, list[int]]] = []
+        for ran, member in enumerate(plan.groups[task]):
             waiting += [output for _, output in member.captures if outputs[output].task >= 0]
             if member.publishes and waiting:
-                found.append((ran_us, waiting))
+                found.append((ran, ran_us, waiting))
                 waiting = []
             waiting += [
                 route

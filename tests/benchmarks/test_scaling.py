@@ -17,10 +17,10 @@ from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 from mpgrad.testing.random_graphs import random_graph
 
-FREE = Costs(MessageCosts(*[0.0] * 9), WorkerCosts(*[0.0] * 4), {}, 0.0)
+FREE = Costs(MessageCosts(*[0.0] * 9), WorkerCosts(*[0.0] * 5), {}, 0.0)
 USUAL = Costs(
     MessageCosts(8.0, 0.2, 30.0, 3.0, 5.0, 3.0, 0.3, 3.5, 0.1),
-    WorkerCosts(14.0, 7.0, 170.0, 800.0),
+    WorkerCosts(14.0, 3.0, 4.0, 170.0, 800.0),
     {"NodeTaskDone": 15.0},
     25.0,
 )
@@ -47,7 +47,7 @@ def chain(*costs: float, nbytes: int = 1 << 20) -> tuple[GraphSpec, Work]:
 
 
 def run(graph: tuple[GraphSpec, Work], workers: int, costs: Costs = USUAL) -> Outcome:
-    return simulate(*graph, costs, workers, client=ClientCosts(3.0, 2.0))
+    return simulate(*graph, costs, workers, client=ClientCosts(3.0, 2.0, 0.0))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 16])
@@ -107,7 +107,7 @@ def test_no_message_overtakes_another() -> None:
     slow = USUAL._replace(messages=USUAL.messages._replace(wire_us_per_kb=1000.0))
     spec, work = branches(64, 200.0)
     outcome = simulate(
-        spec, work, slow, 4, client=ClientCosts(0.0, 0.0), planned=plan(spec, fuse=False)
+        spec, work, slow, 4, client=ClientCosts(0.0, 0.0, 0.0), planned=plan(spec, fuse=False)
     )
     assert outcome.tasks == len(plan(spec, fuse=False).tasks)
 
@@ -134,7 +134,7 @@ def test_who_needs_a_core_takes_it_from_a_computing_process() -> None:
 
 def test_enough_cores_are_like_own_ones() -> None:
     spec, work = branches(64, 1000.0)
-    client = ClientCosts(3.0, 2.0)
+    client = ClientCosts(3.0, 2.0, 0.0)
     own, enough, shared = (
         simulate(spec, work, USUAL, 4, client=client, cores=cores) for cores in (None, 64, 4)
     )
