@@ -182,7 +182,7 @@ class Engine:
 
     def expect(self) -> None:
         """A graph is about to be frozen; see ``autograd.engine_slot``."""
-        if self._made is not None:
+        if self._made is not None and self._pid == os.getpid():
             self._made.process.sessions.return_blocks()
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:

@@ -116,3 +116,20 @@ def test_the_limit_of_another_threads_backward_ends_with_the_fork() -> None:
         # That of the thread which forks goes on, and ends where it has to.
         assert said_by_child(after_a_backward) == repr([1] * len(before))
     assert threads() == before
+
+
+def test_a_child_that_drops_gradients_gives_none_of_its_parents_back() -> None:
+    with mg.Engine("process", cpu_workers=1) as engine:
+        x = mg.ones(1 << 12, requires_grad=True)
+        (x * 3.0).sum().backward()
+
+        def drop_and_go_on() -> float:
+            x.grad = None
+            return gradient()
+
+        assert said_by_child(drop_and_go_on) == repr(gradient())
+        assert engine.statistics().engine_arena.live_blocks == 1
+        assert x.grad.tolist() == [3.0] * (1 << 12)
+        x.grad = None
+        assert engine.statistics().engine_arena.live_blocks == 0
+        assert engine.statistics().protocol_errors == 0
