@@ -17,11 +17,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
 from mpgrad.machine import available_cpus
-
-T = TypeVar("T")
 
 _ROOT = Path(__file__).resolve().parents[1]
 #: Rounds of one loop, about 0.3 ms, and loops of which the median counts.
@@ -93,23 +90,23 @@ class Disturbance:
             time.sleep(_LOOK_EVERY_S)
         return True
 
-    def sample(self, take: Callable[[], T]) -> T:
-        """What ``take`` measures, undisturbed if that can be had."""
+    def sample(self, take: Callable[[], float]) -> float:
+        """What ``take`` gives, undisturbed if that can be had."""
         for attempt in range(_TRIES):
             started = time.monotonic()
             is_calm = self.wait()
             waited_s = time.monotonic() - started
-            taken = take()
+            seconds = take()
             if is_calm and not self.is_slowed():
                 self._patience_s -= waited_s
                 self.undisturbed += 1
-                return taken
+                return seconds
             self._patience_s -= time.monotonic() - started
             if self._patience_s <= 0 or attempt == _TRIES - 1:
                 break
             self.repeated += 1
         self.counted += 1
-        return taken
+        return seconds
 
     def __str__(self) -> str:
         count = self.undisturbed + self.counted

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.awake import kept_awake
-from benchmarks.disturbance import Disturbance
 from benchmarks.scaling.calibration import calibrate
 from benchmarks.scaling.experiments import (
     GPU_BATCH,
@@ -31,10 +30,9 @@ REPEATS = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
     options = _parser().parse_args(arguments)
-    with kept_awake() as processors, Disturbance() as calm:
-        results = _measure(options.networks, calm)
+    with kept_awake() as processors:
+        results = _measure(options.networks)
     results.machine["the processors"] = processors
-    results.machine["disturbances"] = str(calm)
     picture = "" if options.write is None else draw(results, options.write)
     text = page(results, picture)
     print(text)
@@ -43,22 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure(names: Sequence[str], calm: Disturbance) -> Results:
+def _measure(names: Sequence[str]) -> Results:
     """Everything, for these networks; for all of them if none is named."""
     start = time.perf_counter()
     chosen = [n for n in NETWORKS if not names or n.name in names]
-    results = Results(machine.describe(), calibrate(calm))
-    results.checks = validate(results.costs, calm)
-    results.saturation = saturation_outcomes(results.costs, calm)
+    results = Results(machine.describe(), calibrate())
+    results.checks = validate(results.costs)
+    results.saturation = saturation_outcomes(results.costs)
     for network in chosen:
         print(f"recording {network.name}: {network.about}", file=sys.stderr, flush=True)
-        recording = record(network, calm)
+        recording = record(network)
         results.about[network.name] = network.about
-        results.cpu[network.name] = cpu_outcomes(recording, results.costs, calm)
-        results.gpu[network.name] = gpu_outcomes(recording, results.costs, GPU_BATCH, calm)
+        results.cpu[network.name] = cpu_outcomes(recording, results.costs)
+        results.gpu[network.name] = gpu_outcomes(recording, results.costs, GPU_BATCH)
         if network.name in ASKED_OF:
             # The table's own run is one more of them.
-            shares = repeated_shares(network, ASKED_WORKERS, REPEATS, calm)
+            shares = repeated_shares(network, ASKED_WORKERS, REPEATS)
             shares += [
                 found.share_of_bound
                 for found in results.cpu[network.name]

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 import mpgrad as mg
-from benchmarks.disturbance import Disturbance
 from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.profiler import unpack_times
@@ -37,6 +36,8 @@ from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.task import TaskRunner
 
 MB = 1 << 20
+#: Measurements of each cost, of which the least counts; and rounds of one of a message.
+REPEATS = 5
 ROUNDS = 300
 #: After this an answer has come.
 LYING_S = 0.0005
@@ -48,27 +49,32 @@ _stamp = Struct("<d")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def calibrate(calm: Disturbance) -> Costs:
-    """A few seconds of measurements, each in a calm moment if one comes; the coordinator's core is
+def calibrate() -> Costs:
+    """Each cost is the least of several measurements, see ``recording``; the coordinator's core is
     timed by the simulation itself.
     """
-    read, add, touch = calm.sample(_memory_us_per_mb)
-    worker = WorkerCosts(*calm.sample(_task_us), read, touch)
-    return Costs(_message_costs(calm), worker, {}, add)
+    messages, worker, adding = zip(*[_measured() for _ in range(REPEATS)], strict=True)
+    least_message = MessageCosts(*[min(costs) for costs in zip(*messages, strict=True)])
+    least_worker = WorkerCosts(*[min(costs) for costs in zip(*worker, strict=True)])
+    return Costs(least_message, least_worker, {}, min(adding))
+
+
+def _measured() -> tuple[MessageCosts, WorkerCosts, float]:
+    read, add, touch = _memory_us_per_mb()
+    return _message_costs(), WorkerCosts(*_task_us(), read, touch), add
 
 
 # ----------------------------------------------------------------------- messages
 
 
-def _message_costs(calm: Disturbance) -> MessageCosts:
-    asleep, _, _ = calm.sample(lambda: _one_way_us(spins=False))
-    wire, wire_per_kb, processor = calm.sample(lambda: _one_way_us(spins=True))
+def _message_costs() -> MessageCosts:
+    asleep, _, _ = _one_way_us(spins=False)
+    wire, wire_per_kb, processor = _one_way_us(spins=True)
     send, receive, poll = processor
     blocks = tuple(Block(1, number << 20, 1 << 20, number) for number in range(65))
     gradients = tuple(bytes(INLINE_LIMIT_BYTES // 2) for _ in range(65))
-    small = calm.sample(lambda: _codec_us(blocks[:1])[0])
-    per_kb = calm.sample(lambda: _codec_us_per_kb(blocks))
-    inline_per_kb = calm.sample(lambda: _codec_us_per_kb(gradients))
+    small = _codec_us(blocks[:1])[0]
+    per_kb, inline_per_kb = _codec_us_per_kb(blocks), _codec_us_per_kb(gradients)
     return MessageCosts(
         wire, wire_per_kb, max(asleep, wire), send, receive, poll, small, per_kb, inline_per_kb
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.disturbance import Disturbance
 from benchmarks.scaling.calibration import calibrate
 from benchmarks.scaling.costs import H100, ClientCosts, Costs
 from benchmarks.scaling.networks import Network
@@ -21,31 +20,27 @@ TASK_US = (200.0, 1000.0, 5000.0)
 TASKS_PER_WORKER = 40
 
 
-def cpu_outcomes(recording: Recording, costs: Costs, calm: Disturbance) -> list[Outcome]:
+def cpu_outcomes(recording: Recording, costs: Costs) -> list[Outcome]:
     """One backward on each number of CPU workers."""
     work = cpu_work(recording, costs.add_us_per_mb)
     return [
-        simulate_measured(recording.spec, work, costs, workers, calm, client=recording.client)
+        simulate_measured(recording.spec, work, costs, workers, client=recording.client)
         for workers in CPU_WORKERS
     ]
 
 
-def repeated_shares(network: Network, workers: int, count: int, calm: Disturbance) -> list[float]:
+def repeated_shares(network: Network, workers: int, count: int) -> list[float]:
     """Shares of the bound, each with a calibration and a recording of its own."""
     shares = []
     for _ in range(count):
-        costs, recording = calibrate(calm), record(network, calm)
+        costs, recording = calibrate(), record(network)
         work = cpu_work(recording, costs.add_us_per_mb)
-        found = simulate_measured(
-            recording.spec, work, costs, workers, calm, client=recording.client
-        )
+        found = simulate_measured(recording.spec, work, costs, workers, client=recording.client)
         shares.append(found.share_of_bound)
     return shares
 
 
-def gpu_outcomes(
-    recording: Recording, costs: Costs, batch: int, calm: Disturbance
-) -> list[Outcome]:
+def gpu_outcomes(recording: Recording, costs: Costs, batch: int) -> list[Outcome]:
     """One backward on each number of GPUs; the planner knows their times."""
     work = gpu_work(recording, H100, batch)
     parameters = {target[0] for target in recording.spec.captures}
@@ -67,27 +62,26 @@ def gpu_outcomes(
             work,
             costs._replace(worker=link),
             workers,
-            calm,
             client=recording.client,
         )
         for workers in GPU_WORKERS
     ]
 
 
-def saturation_outcomes(costs: Costs, calm: Disturbance) -> dict[tuple[float, bool], list[Outcome]]:
+def saturation_outcomes(costs: Costs) -> dict[tuple[float, bool], list[Outcome]]:
     """Independent Nodes, each a task, which is the worst for the coordinator, and as planned."""
     return {
-        (task_us, fuse): [_flood(task_us, workers, costs, fuse, calm) for workers in CPU_WORKERS]
+        (task_us, fuse): [_flood(task_us, workers, costs, fuse) for workers in CPU_WORKERS]
         for task_us in TASK_US
         for fuse in (False, True)
     }
 
 
-def _flood(task_us: float, workers: int, costs: Costs, fuse: bool, calm: Disturbance) -> Outcome:
+def _flood(task_us: float, workers: int, costs: Costs, fuse: bool) -> Outcome:
     spec, work = branches(workers * TASKS_PER_WORKER, task_us)
     planned = plan(spec, fuse=fuse, workers=workers)
     return simulate_measured(
-        spec, work, costs, workers, calm, client=ClientCosts(0.0, 0.0, 0.0), planned=planned
+        spec, work, costs, workers, client=ClientCosts(0.0, 0.0, 0.0), planned=planned
     )
 
 

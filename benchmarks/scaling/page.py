@@ -47,12 +47,12 @@ workers**: the machine at hand has two cores. Client, coordinator and workers ar
 time is computed.
 
 * The graphs are recorded by mpgrad from real forward passes, and each Node takes what it took here
-  in `local` mode (median of three backwards, after two in which the pages of the results are new).
+  in `local` mode (the shortest of five backwards, after two in which the pages of the results are
+  new). All other costs are the least of several measurements, too: the machine at hand changes its
+  speed by a factor of 1.8 from one second to the next, and a mixture of both speeds is no machine.
 * What the coordinator's core needs for each event is timed while the simulation runs it (the first
   backward left out), without Python's garbage collector: a collection here would walk the recorded
   models.
-* Measurements that fell into a moment in which the processors were slowed down from outside are
-  taken again, as in `scripts/bench`; how often, stands below.
 * Compared with measured times of two workers, which is all that fit on this machine: below.
 * **Not confirmed on real hardware**: the lengths of chains and bundles for more than two workers
   (`scheduler/fusion.py`, `scheduler/bundling.py`) were chosen with this very simulation, on these

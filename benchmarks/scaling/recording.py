@@ -9,12 +9,11 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Sequence
-from statistics import linear_regression, median
+from statistics import linear_regression
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import mpgrad as mg
-from benchmarks.disturbance import Disturbance
 from benchmarks.scaling.costs import ClientCosts
 from benchmarks.scaling.networks import Network
 from mpgrad.autograd import costs
@@ -32,8 +31,10 @@ from mpgrad.scheduler.plan import plan
 #: Backwards before those that are timed: in the first ones every page of the results is new, and a
 #: matrix product takes up to ten times as long for that.
 WARM_UP = 2
-#: Backwards that are timed; each Node counts with its median.
-ROUNDS = 3
+#: Backwards that are timed; each Node counts with its shortest time. All that is measured here is
+#: the least of several times: this machine changes its speed by a factor of 1.8 from one second to
+#: the next (``docs/profiles.md``), and a mixture of both speeds is no machine.
+ROUNDS = 5
 #: Workers of the plan whose packing is timed; more workers make no more than twice the tasks.
 PACKED_FOR = 16
 
@@ -58,26 +59,24 @@ class Recording(NamedTuple):
         return sum(self.took_us)
 
 
-def record(network: Network, calm: Disturbance, rounds: int = ROUNDS) -> Recording:
-    """Run ``network`` forward once and backward ``rounds`` times, after some that do not count, in
-    calm moments if some come.
-    """
-    recording = _recorded(network, calm, rounds)
+def record(network: Network, rounds: int = ROUNDS) -> Recording:
+    """Run ``network`` forward once and backward ``rounds`` times, after some that do not count."""
+    recording = _recorded(network, rounds)
     gc.collect()
     return recording
 
 
-def _recorded(network: Network, calm: Disturbance, rounds: int) -> Recording:
+def _recorded(network: Network, rounds: int) -> Recording:
     with mg.Engine(mode="local"):
         loss = network.loss()
         for _ in range(WARM_UP):
             _node_times(loss)
-        runs = [calm.sample(lambda: _node_times(loss)) for _ in range(rounds)]
+        runs = [_node_times(loss) for _ in range(rounds)]
     frozen = freeze_loss(loss)
     took = [0.0] * len(frozen.nodes)
     ran = [index for index in frozen.spec.order if frozen.runs[index]]
     for index, times in zip(ran, zip(*runs, strict=True), strict=True):
-        took[index] = median(times)
+        took[index] = min(times)
     return Recording(
         network.name,
         network.about,
@@ -85,7 +84,7 @@ def _recorded(network: Network, calm: Disturbance, rounds: int) -> Recording:
         tuple(took),
         tuple(map(_flops, frozen.nodes)),
         tuple(map(_nbytes, frozen.nodes)),
-        calm.sample(lambda: _client_costs(frozen, rounds, _walk_us(loss, rounds))),
+        _client_costs(frozen, rounds, _walk_us(loss, rounds)),
     )
 
 
@@ -112,7 +111,7 @@ def _client_costs(frozen: FrozenGraph, rounds: int, walk_us: float) -> ClientCos
         handover = Handover()
         series.append([_seconds_to_pack(handover, frozen, graph, task, code) for task in tasks])
         handover.close()
-    took_us = [median(times) * 1e6 for times in zip(*series[1:], strict=True)]
+    took_us = [min(times) * 1e6 for times in zip(*series[1:], strict=True)]
     counts = [len(graph.plan.groups[task]) for task in tasks]
     if len(set(counts)) == 1:
         return ClientCosts(0.0, sum(took_us) / sum(counts), walk_us)
@@ -127,7 +126,7 @@ def _walk_us(loss: Any, rounds: int) -> float:
         start = perf_counter()
         freeze_loss(loss)
         took.append(perf_counter() - start)
-    return median(took) * 1e6
+    return min(took) * 1e6
 
 
 def _seconds_to_pack(

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from benchmarks.disturbance import Disturbance
 from benchmarks.scaling.clock import Clock, Cores
 from benchmarks.scaling.costs import ClientCosts, Costs
 from benchmarks.scaling.processes import SESSION, ClientLoop, CoordinatorLoop, WorkerLoop
@@ -17,8 +16,9 @@ from mpgrad.scheduler.plan import Plan, plan
 
 #: A training loop's backwards: the first one, when every page is new, and one long after it.
 BACKWARDS = 2
-#: The same where the coordinator's core is timed: the first one does not count, it is slower.
-TIMED_BACKWARDS = 5
+#: The same where the coordinator's core is timed (the first one does not count, it is slower), and
+#: how often that is done.
+TIMED_BACKWARDS, TIMINGS = 3, 3
 
 
 class Outcome(NamedTuple):
@@ -134,7 +134,6 @@ def simulate_measured(
     work: Work,
     costs: Costs,
     workers: int,
-    calm: Disturbance,
     *,
     client: ClientCosts,
     planned: Plan | None = None,
@@ -142,16 +141,16 @@ def simulate_measured(
 ) -> Outcome:
     """As :func:`simulate`, with the time that the coordinator's core needs on this very graph.
 
-    A first run counts what the core needs per event, in a calm moment if one comes; the second
-    one uses it.
+    Runs before it count what the core needs per event; the least counts, see ``recording``.
     """
     planned = plan(spec, workers=workers) if planned is None else planned
+    core_us: dict[str, float] = {}
     # A full collection here walks the recorded models, which no coordinator has.
     gc.collect()
     gc.disable()
     try:
-        first = calm.sample(
-            lambda: simulate(
+        for _ in range(TIMINGS):
+            timed = simulate(
                 spec,
                 work,
                 costs,
@@ -161,8 +160,9 @@ def simulate_measured(
                 cores=cores,
                 backwards=TIMED_BACKWARDS,
             )
-        )
+            for event, microseconds in timed.core_us.items():
+                core_us[event] = min(microseconds, core_us.get(event, microseconds))
     finally:
         gc.enable()
-    measured = costs._replace(core_us=first.core_us)
+    measured = costs._replace(core_us=core_us)
     return simulate(spec, work, measured, workers, client=client, planned=planned, cores=cores)

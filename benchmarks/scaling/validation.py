@@ -15,7 +15,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import mpgrad as mg
-from benchmarks.disturbance import Disturbance
 from benchmarks.gil_work import branch_input, loops_for
 from benchmarks.perceptron_arrays import Perceptrons
 from benchmarks.scaling.costs import Costs
@@ -52,27 +51,26 @@ class Check(NamedTuple):
     work_reported_us: float
 
 
-def validate(costs: Costs, calm: Disturbance) -> list[Check]:
+def validate(costs: Costs) -> list[Check]:
     """Run and simulate each of the networks."""
-    return [_check(name, make(), costs, calm) for name, make in _NETWORKS.items()]
+    return [_check(name, make(), costs) for name, make in _NETWORKS.items()]
 
 
-def _check(name: str, forward: Callable[[], Any], costs: Costs, calm: Disturbance) -> Check:
+def _check(name: str, forward: Callable[[], Any], costs: Costs) -> Check:
     with mg.Engine("process", cpu_workers=WORKERS) as engine:
         for _ in range(WARM_UP):
             engine.execute(freeze_loss(forward()))
-        seconds = [calm.sample(lambda: _seconds(engine, forward())) for _ in range(TIMED)]
+        seconds = [_seconds(engine, forward()) for _ in range(TIMED)]
         reported = _reported(engine, forward)
         spec = freeze_loss(forward()).spec
     planned = plan(spec, workers=WORKERS)
-    recording = record(Network(name, name, forward), calm)
+    recording = record(Network(name, name, forward))
     predicted = [
         simulate_measured(
             spec,
             Work(took, costs.add_us_per_mb),
             costs,
             WORKERS,
-            calm,
             client=recording.client,
             planned=planned,
             cores=machine.available_cpus(),
