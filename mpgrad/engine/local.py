@@ -12,7 +12,8 @@ from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata, Node
-from mpgrad.dispatch import cpu
+from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.ops.arithmetic import PASSING_ON
 from mpgrad.storage import is_exclusive
 from mpgrad.workers.executor import Step, Wiring, run_steps
 
@@ -26,9 +27,11 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     Returns:
         For each capture its array (None if undefined), and whether nobody else holds it.
     """
-    wirings, seeded = _wired(frozen)
+    wirings, passing, seeded = _wired(frozen)
     order = frozen.spec.order
     steps = [_step(frozen, node, wiring) for node, wiring in zip(order, wirings, strict=True)]
+    for at in passing:
+        steps[at].passes_on = True
     contributions = [
         (step, input_nr, seed) for (step, input_nr), seed in zip(seeded, frozen.seeds, strict=True)
     ]
@@ -81,6 +84,8 @@ class _Wired(NamedTuple):
 
     #: In serial order.
     wirings: list[Wiring]
+    #: Steps that give out the very array that came in.
+    passing: list[int]
     #: (step, input number) of each seed.
     seeded: list[tuple[int, int]]
 
@@ -108,10 +113,17 @@ def _wired(frozen: FrozenGraph) -> _Wired:
         )
         for node in frozen.spec.order
     ]
-    wired = _Wired(wirings, [(rank[node], input_nr) for node, input_nr in frozen.spec.seeds])
+    passing = [at for at, node in enumerate(frozen.spec.order) if _passes_on(frozen.nodes[node])]
+    wired = _Wired(
+        wirings, passing, [(rank[node], input_nr) for node, input_nr in frozen.spec.seeds]
+    )
     if known is not None:
         known.wired = wired
     return wired
+
+
+def _passes_on(node: Node) -> bool:
+    return isinstance(node, OperatorNode) and node.operator.name in PASSING_ON
 
 
 def _step(frozen: FrozenGraph, index: int, wiring: Wiring) -> Step:
