@@ -20,7 +20,6 @@ from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
-    CaptureRule,
     FunctionRule,
     NodeProgram,
     OperatorRule,
@@ -34,8 +33,6 @@ from mpgrad.wire.programs import (
 Array: TypeAlias = np.ndarray[Any, Any]
 
 T = TypeVar("T")
-
-_NO_RULE = CaptureRule()
 
 
 class Handover(PackedArrays):
@@ -76,11 +73,10 @@ class Handover(PackedArrays):
     ) -> TaskProgram:
         members = graph.plan.groups[task]
         nodes = [
-            NodeProgram(
-                _NO_RULE if member.piece_of is not None else self._rule(frozen, member.node, code),
-                wiring,
-            )
-            for member, wiring in zip(members, graph.wirings(frozen, task), strict=True)
+            NodeProgram(self._rule(frozen, member.node, code), program)
+            if isinstance(program, bytes)
+            else program
+            for member, program in zip(members, graph.programs(frozen, task), strict=True)
         ]
         slots = graph.plan.slots[task]
         is_timed = self.is_timed or (self.learns and wants_times(members))
@@ -95,8 +91,6 @@ class Handover(PackedArrays):
 
     def _rule(self, frozen: FrozenGraph, index: int, code: dict[int, ShippedCode]) -> Rule:
         node = frozen.nodes[index]
-        if not frozen.runs[index]:
-            return _NO_RULE
         if isinstance(node, OperatorNode):
             return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):

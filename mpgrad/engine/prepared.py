@@ -1,7 +1,8 @@
 """PreparedGraph: what the engine makes of a graph's tables once, and uses in each step of a loop.
 
-A graph like an earlier one has the very same tables (``autograd.replay``), so that the plan and the
-encoded wiring of its Nodes are found by the tables' identity, without comparing anything.
+A graph like an earlier one has the very same tables (``autograd.replay``), so that the plan, the
+encoded wiring of its Nodes and what else is the same in each step are found by the tables'
+identity, without comparing anything.
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ from collections.abc import Callable
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.backends.column_parts import shape_of
+from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.local import output_metadata
 from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import InnerTarget, Member, Plan
-from mpgrad.wire.programs import Metadata, NodeWiring, encode_wiring
+from mpgrad.wire.programs import (
+    CaptureRule,
+    Metadata,
+    NodeProgram,
+    NodeWiring,
+    OperatorRule,
+    encode_plain,
+    encode_wiring,
+)
 
 #: Nodes of all graphs that are kept, and graphs: those whose tables have been replaced since are
 #: never asked for again.
@@ -36,16 +46,18 @@ class PreparedGraph:
         self.spec = spec
         self.plan = plan
         self.experience = Experience()
-        self._wirings: list[tuple[bytes, ...] | None] = [None] * len(plan.tasks)
+        self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
         self._uses = 0
         self._usual = UsualTime()
 
-    def wirings(self, frozen: FrozenGraph, task: int) -> tuple[bytes, ...]:
-        """The encoded wiring of each member of a task; of a graph with these tables."""
-        found = self._wirings[task]
+    def programs(self, frozen: FrozenGraph, task: int) -> list[NodeProgram | bytes]:
+        """For each member of a task, in a graph with these tables, its program if nothing in that
+        can be another one in the next step; else its encoded wiring.
+        """
+        found = self._programs[task]
         if found is None:
-            found = tuple([wiring_of(frozen, member) for member in self.plan.groups[task]])
-            self._wirings[task] = found
+            found = [_program_of(frozen, member) for member in self.plan.groups[task]]
+            self._programs[task] = found
         return found
 
     def is_surprised_by(self, took_us: float) -> bool:
@@ -91,6 +103,18 @@ class PreparedGraphs:
         while self._nodes > NODES_MAX or len(self._graphs) > GRAPHS_MAX:
             _, dropped = self._graphs.popitem(last=False)
             self._nodes -= len(dropped.spec.nodes)
+
+
+def _program_of(frozen: FrozenGraph, member: Member) -> NodeProgram | bytes:
+    wiring, node = wiring_of(frozen, member), frozen.nodes[member.node]
+    if member.piece_of is not None or not frozen.runs[member.node]:
+        return NodeProgram(CaptureRule(), wiring)
+    if isinstance(node, OperatorNode):
+        needs = [info is not None for info in node.input_info]
+        if node.operator.asks_for_shapes_alone(needs):
+            rule = OperatorRule(node.operator.name, {}, {}, encode_plain(node.plain))
+            return NodeProgram(rule, wiring)
+    return wiring
 
 
 def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:

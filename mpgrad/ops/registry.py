@@ -158,6 +158,14 @@ class Operator:
                 self._sources[key] = found
         return found
 
+    def asks_for_shapes_alone(self, needs: Sequence[bool]) -> bool:
+        """Whether the formulas of the needed inputs ask for nothing but how these look: then the
+        graph says it all."""
+        return not self.variadic and all(
+            source.kind in ("shape", "dtype") and needs[source.position]
+            for source in self.sources(needs)
+        )
+
     def wanted_names(self, needs: Sequence[bool]) -> tuple[str, ...]:
         """The names of :meth:`sources`."""
         return tuple([source.name for source in self.sources(needs)])

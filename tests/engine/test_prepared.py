@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 import mpgrad as mg
 from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.replay import Memory
 from mpgrad.engine import prepared
+from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import LEARN_EVERY, YOUNG_USES, PreparedGraph, PreparedGraphs, wiring_of
 from mpgrad.scheduler.plan import plan
+from mpgrad.shm.arena import client_arena
 from mpgrad.tensor import gradient_edge
-from mpgrad.wire.programs import decode_wiring
+from mpgrad.wire.programs import (
+    InlineArray,
+    OperatorRule,
+    Rule,
+    TaskProgram,
+    decode_program,
+    decode_wiring,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +38,15 @@ def frozen(size: int = 3, steps: int = 2) -> FrozenGraph:
     x = mg.ones(size, requires_grad=True)
     for _ in range(steps):
         x = mg.relu(x)
-    return freeze([gradient_edge(x.sum())], [None], keep_graph=True, cost=lambda _: 1.0)
+    return frozen_of(x.sum())
+
+
+def frozen_of(root: mg.Tensor) -> FrozenGraph:
+    return freeze([gradient_edge(root)], [None], keep_graph=True, cost=_one)
+
+
+def _one(_: Node) -> float:
+    return 1.0
 
 
 def like(graph: FrozenGraph) -> FrozenGraph:
@@ -63,17 +84,71 @@ def test_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graphs.of(others[0].spec, may_recur=True) is not made[0]
 
 
-def test_wirings_are_those_of_the_graph() -> None:
+def test_programs_are_those_of_the_graph() -> None:
     small, large = frozen(3), frozen(5)
     for graph in (small, large):
         found = PreparedGraph(graph.spec, plan(graph.spec))
         for task, members in enumerate(found.plan.groups):
             expected = tuple(wiring_of(graph, member) for member in members)
-            assert found.wirings(graph, task) == expected
-            assert found.wirings(like(graph), task) is found.wirings(graph, task)
+            programs = found.programs(graph, task)
+            wirings = [p if isinstance(p, bytes) else p.wiring for p in programs]
+            assert tuple(wirings) == expected
+            assert found.programs(like(graph), task) is programs
             for wiring, member in zip(expected, members, strict=True):
                 shapes = [meta.shape for meta in decode_wiring(wiring).inputs]
                 assert shapes == [m.shape for m in graph.nodes[member.node].input_metadata]
+
+
+#: Operators of which the graph does not say everything: what differs is no shape.
+OTHERWISE: dict[str, Callable[[mg.Tensor, int], mg.Tensor]] = {
+    "a scalar": lambda x, step: x * (2.0 + step),
+    "an exponent": lambda x, step: x ** (2 + step),
+    "bounds": lambda x, step: x.clamp(0.0, 1.0 + step),
+    "an index": lambda x, step: x[step : step + 2],
+    "a saved tensor": lambda x, step: x * mg.full((4, 4), 1.0 + step),
+    "a dimension": lambda x, step: x.flip(step),
+    "the sizes beside it": lambda x, step: mg.cat([mg.ones(1 + step, 4), x, mg.ones(2 - step, 4)]),
+    "nothing but sums": lambda x, step: (x + step) + x.sum(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_differs_between_two_steps_is_never_taken_from_the_first(name: str) -> None:
+    def packed(graph: FrozenGraph, known: PreparedGraph) -> list[TaskProgram]:
+        handover = Handover()
+        tasks = range(len(known.plan.tasks))
+        places = handover.programs(graph, known, tasks, {})
+        programs = [client_arena().segment.buffer[at : at + size] for at, size in places]
+        decoded = [decode_program(bytes(program)) for program in programs]
+        handover.close()
+        return decoded
+
+    first, second = (
+        frozen_of(OTHERWISE[name](mg.ones(4, 4, requires_grad=True), step).sum())
+        for step in range(2)
+    )
+    assert second.spec is first.spec
+    known = PreparedGraph(first.spec, plan(first.spec))
+    packed(first, known)
+    fresh = PreparedGraph(second.spec, known.plan)
+    assert without_places(packed(second, known)) == without_places(packed(second, fresh))
+
+
+def without_places(programs: list[TaskProgram]) -> list[Any]:
+    """What is packed, wherever it was put."""
+    return [
+        [(node.wiring, getattr(node.rule, "plain", None), contents(node.rule)) for node in p.nodes]
+        for p in programs
+    ]
+
+
+def contents(rule: Rule) -> Any:
+    if not isinstance(rule, OperatorRule):
+        return None
+    return {
+        name: packed.data if isinstance(packed, InlineArray) else packed.handle
+        for name, packed in rule.saved.items()
+    }
 
 
 def test_every_use_teaches_at_first_and_then_now_and_then() -> None:
