@@ -443,6 +443,9 @@ def _blas_layout(x: Array) -> Array:
 
 def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
     """``key`` with ``indices`` put in, ending in an Ellipsis so that the result is an array."""
-    left = iter(indices)
-    full = tuple(next(left) if isinstance(item, str) else item for item in key)
-    return full if any(item is Ellipsis for item in full) else (*full, Ellipsis)
+    # Looked for before arrays are in it, which would be compared element by element.
+    end = () if Ellipsis in key else (Ellipsis,)
+    if indices:
+        left = iter(indices)
+        key = tuple([next(left) if isinstance(item, str) else item for item in key])
+    return key + end
