@@ -443,9 +443,6 @@ def _blas_layout(x: Array) -> Array:
 
 def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
     """``key`` with ``indices`` put in, ending in an Ellipsis so that the result is an array."""
-    # Looked for before arrays are in it, which would be compared element by element.
-    end = () if Ellipsis in key else (Ellipsis,)
-    if indices:
-        left = iter(indices)
-        key = tuple([next(left) if isinstance(item, str) else item for item in key])
-    return key + end
+    key = key if Ellipsis in key else (*key, Ellipsis)  # no array in it yet to be compared
+    left = iter(indices)
+    return tuple([next(left) if type(item) is str else item for item in key]) if indices else key
