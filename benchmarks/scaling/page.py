@@ -55,8 +55,8 @@ time is computed.
   models.
 * Compared with measured times of two workers, which is all that fit on this machine: below.
 * **Not confirmed on real hardware**: for more than two workers the lengths of chains, bundles and
-  messages (`scheduler/fusion.py`, `bundling.py`, `chunks.py`) were chosen with this very simulation,
-  on these graphs.
+  messages (`scheduler/fusion.py`, `bundling.py`, `chunks.py`) were chosen with this very
+  simulation, on these graphs.
 * The `mixture` is dense: every expert sees every sample. It was added beside the routed one, whose
   critical path is about a sixth of its work, so that 16 workers cannot all be used.
 * Not counted: the client's walk over the graph before the backward is planned. Meanwhile the
