@@ -27,11 +27,9 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     Returns:
         For each capture its array (None if undefined), and whether nobody else holds it.
     """
-    wirings, passing, seeded = _wired(frozen)
+    wirings, seeded = _wired(frozen)
     order = frozen.spec.order
     steps = [_step(frozen, node, wiring) for node, wiring in zip(order, wirings, strict=True)]
-    for at in passing:
-        steps[at].passes_on = True
     contributions = [
         (step, input_nr, seed) for (step, input_nr), seed in zip(seeded, frozen.seeds, strict=True)
     ]
@@ -84,8 +82,6 @@ class _Wired(NamedTuple):
 
     #: In serial order.
     wirings: list[Wiring]
-    #: Steps that give out the very array that came in.
-    passing: list[int]
     #: (step, input number) of each seed.
     seeded: list[tuple[int, int]]
 
@@ -110,13 +106,11 @@ def _wired(frozen: FrozenGraph) -> _Wired:
             ],
             captures.get(node, ()),
             takes_undefined=frozen.nodes[node].takes_undefined,
+            passes_on=_passes_on(frozen.nodes[node]),
         )
         for node in frozen.spec.order
     ]
-    passing = [at for at, node in enumerate(frozen.spec.order) if _passes_on(frozen.nodes[node])]
-    wired = _Wired(
-        wirings, passing, [(rank[node], input_nr) for node, input_nr in frozen.spec.seeds]
-    )
+    wired = _Wired(wirings, [(rank[node], input_nr) for node, input_nr in frozen.spec.seeds])
     if known is not None:
         known.wired = wired
     return wired

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.replay import LEARN_EVERY, YOUNG_USES
 from mpgrad.backends.column_parts import shape_of
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.choice import Experience
@@ -33,9 +34,6 @@ from mpgrad.wire.programs import (
 #: never asked for again.
 NODES_MAX = 200_000
 GRAPHS_MAX = 64
-#: Every backward of a graph that is new teaches what its tasks take, later only some.
-YOUNG_USES = 8
-LEARN_EVERY = 8
 
 
 class PreparedGraph:

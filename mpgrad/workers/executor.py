@@ -35,6 +35,8 @@ class Wiring:
         publishes: before it runs, ``Placement.publish`` is called.
         parts: of output 0 those that are computed; None: all of it.
         needs: for each output, whether it is wanted.
+        passes_on: the rule gives out the gradient that came in, the very array, where one of the
+            same shape and dtype is wanted.
         is_even: all wanted outputs look like the only input.
     """
 
@@ -46,6 +48,7 @@ class Wiring:
         "needs",
         "outputs",
         "parts",
+        "passes_on",
         "publishes",
         "routes",
         "takes_undefined",
@@ -60,13 +63,15 @@ class Wiring:
         captures: Sequence[tuple[int, int]] = (),
         *,
         takes_undefined: bool = False,
+        passes_on: bool = False,
         publishes: bool = False,
         parts: tuple[int, int] | None = None,
     ) -> None:
         self.name = name
         self.inputs, self.outputs = inputs, outputs
         self.routes, self.captures = routes, captures
-        self.takes_undefined, self.publishes, self.parts = takes_undefined, publishes, parts
+        self.takes_undefined, self.passes_on = takes_undefined, passes_on
+        self.publishes, self.parts = publishes, parts
         self.needs = tuple([route is not None for route in routes])
         self.is_even = len(inputs) == 1 and all(
             meta is None or meta == inputs[0] for meta in outputs
@@ -81,18 +86,15 @@ class Step:
         apply: ``(xp, grads, needs) -> gradients``; None for a Node that only passes its inputs on.
         release: called once the step has run.
         blamed: in anomaly mode, who is said to have returned NaN; else None.
-        passes_on: whether ``apply`` gives out the gradient that came in, the very array, where one
-            of the same shape and dtype is wanted.
     """
 
-    __slots__ = ("apply", "blamed", "passes_on", "release", "wiring")
+    __slots__ = ("apply", "blamed", "release", "wiring")
 
     def __init__(
         self, wiring: Wiring, apply: Apply | None, release: Callable[[], None] | None = None
     ) -> None:
         self.wiring, self.apply, self.release = wiring, apply, release
         self.blamed: str | None = None
-        self.passes_on = False
 
 
 class Placement:
@@ -202,7 +204,7 @@ def run_steps(
             continue
         started = perf_counter() if timings is not None else 0.0
         try:
-            if step.passes_on and wiring.is_even and step.blamed is None:
+            if wiring.passes_on and wiring.is_even and step.blamed is None:
                 results = [values[0] if needed else None for needed in wiring.needs]
             else:
                 run = _apply_on_device if CUDA.in_use else _apply

@@ -54,10 +54,9 @@ class Rules:
     def step(self, program: NodeProgram) -> Step:
         """One Node of a task, ready to run."""
         rule = program.rule
-        wiring = _wiring(program.wiring, isinstance(rule, FunctionRule))
-        step = Step(wiring, self._apply(rule, wiring.parts))
-        step.passes_on = isinstance(rule, OperatorRule) and rule.operator in PASSING_ON
-        return step
+        passes_on = isinstance(rule, OperatorRule) and rule.operator in PASSING_ON
+        wiring = _wiring(program.wiring, isinstance(rule, FunctionRule), passes_on)
+        return Step(wiring, self._apply(rule, wiring.parts))
 
     def _apply(
         self, rule: OperatorRule | FunctionRule | CaptureRule, parts: Parts | None
@@ -141,7 +140,7 @@ def _decoded_plain(data: bytes) -> dict[str, Any]:
 
 
 @functools.lru_cache(WIRINGS_MAX)
-def _wiring(data: bytes, takes_undefined: bool) -> Wiring:
+def _wiring(data: bytes, takes_undefined: bool, passes_on: bool) -> Wiring:
     """What surrounds the rule of a Node."""
     wiring = decode_wiring(data)
     return Wiring(
@@ -151,6 +150,7 @@ def _wiring(data: bytes, takes_undefined: bool) -> Wiring:
         wiring.routes,
         wiring.captures,
         takes_undefined=takes_undefined,
+        passes_on=passes_on,
         publishes=wiring.publishes,
         parts=wiring.parts,
     )

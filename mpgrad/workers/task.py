@@ -230,7 +230,7 @@ class Publication(Placement):
         }
         for target, number in [*self._captured.items()]:
             at, meta = makers.get(target), steps[target[0]].wiring.inputs[target[1]]
-            while at is not None and steps[at].passes_on and flows[at, 0] == 1:
+            while at is not None and steps[at].wiring.passes_on and flows[at, 0] == 1:
                 if steps[at].wiring.inputs[0] != meta or (at, 0) in self._captured:
                     break
                 self._captured[at, 0] = self._passed[steps[at]] = number

@@ -12,10 +12,10 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.replay import Memory
+from mpgrad.autograd.replay import LEARN_EVERY, YOUNG_USES, Memory
 from mpgrad.engine import prepared
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.prepared import LEARN_EVERY, YOUNG_USES, PreparedGraph, PreparedGraphs, wiring_of
+from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs, wiring_of
 from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensor import gradient_edge
