@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
@@ -11,7 +12,11 @@ import numpy as np
 
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.functions.function_node import FunctionNode, PortableContext
+from mpgrad.autograd.functions.function_node import (
+    ContextDescription,
+    FunctionNode,
+    PortableContext,
+)
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.device_arrays import is_on_gpu
 from mpgrad.dispatch import OperatorNode
@@ -33,6 +38,9 @@ from mpgrad.wire.programs import (
 Array: TypeAlias = np.ndarray[Any, Any]
 
 T = TypeVar("T")
+
+#: Descriptions of Functions' ctxs that stay encoded.
+DESCRIPTIONS_MAX = 1024
 
 
 class Handover(PackedArrays):
@@ -126,19 +134,8 @@ class Handover(PackedArrays):
         def out_of_band(buffer: Any) -> None:
             buffers.append(self.array(np.frombuffer(buffer.raw(), np.uint8)))
 
-        state = (
-            dict(context.attributes),
-            tuple(item is not None and item.requires_grad for item in context.saved),
-            context.needs_input_grad,
-            context.materialize_grads,
-            context.inputs,
-            context.outputs,
-        )
         try:
-            if all(type(value) in _SCALARS for value in context.attributes.values()):
-                pickled = pickle.dumps(state, protocol=5)
-            else:
-                pickled = cloudpickle.dumps(state, protocol=5, buffer_callback=out_of_band)
+            attributes = _pickled(context.attributes, out_of_band)
         except Exception as error:
             raise TypeError(
                 f"{node.name()} cannot be sent to a worker: what its ctx holds cannot be pickled "
@@ -147,10 +144,24 @@ class Handover(PackedArrays):
         return FunctionRule(
             code.code_id,
             self.array(_bytes_of(code)),
-            tuple(None if item is None else self.array(item.array) for item in context.saved),
-            pickled,
+            tuple([None if array is None else self.array(array) for array in context.saved]),
+            _described(context.description),
+            attributes,
             tuple(buffers),
         )
+
+
+@functools.lru_cache(DESCRIPTIONS_MAX)
+def _described(description: ContextDescription) -> bytes:
+    return pickle.dumps(description, protocol=5)
+
+
+def _pickled(attributes: dict[str, Any], out_of_band: Callable[[Any], None]) -> bytes:
+    if not attributes:
+        return b""
+    if all(type(value) in _SCALARS for value in attributes.values()):
+        return pickle.dumps(attributes, protocol=5)
+    return cloudpickle.dumps(attributes, protocol=5, buffer_callback=out_of_band)
 
 
 #: Nothing in them needs cloudpickle, which takes five times as long.

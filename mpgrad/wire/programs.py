@@ -62,7 +62,10 @@ class FunctionRule(msgspec.Struct, frozen=True, array_like=True, tag=1):
     code_id: str
     code: PackedArray
     saved: tuple[PackedArray | None, ...]
-    context: bytes
+    #: The ctx's ContextDescription: the same bytes in each step of a training loop.
+    description: bytes
+    #: What the user set on the ctx; empty if that is nothing.
+    attributes: bytes
     buffers: tuple[PackedArray, ...]
 
 

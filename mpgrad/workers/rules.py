@@ -12,8 +12,8 @@ import numpy as np
 
 import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
 from mpgrad.autograd.functions.function_node import (
+    ContextDescription,
     PortableContext,
-    SavedArray,
     run_function_backward,
 )
 from mpgrad.autograd.nodes.node import InputMetadata
@@ -40,6 +40,8 @@ from mpgrad.workers.memory import WorkerMemory
 FUNCTIONS_MAX = 256
 #: Wirings of Nodes that stay decoded: of a chain of tiny Nodes no two are alike.
 WIRINGS_MAX = 32_768
+#: Descriptions of Functions' ctxs that stay decoded.
+DESCRIPTIONS_MAX = 1024
 #: Plain values that stay decoded, and how long they may be.
 PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
 
@@ -88,15 +90,11 @@ class Rules:
         return apply
 
     def _context(self, rule: FunctionRule) -> PortableContext:
-        buffers = [self._memory.open_packed(buffer) for buffer in rule.buffers]
-        attributes, flags, needs, materialize, inputs, outputs = pickle.loads(
-            rule.context, buffers=buffers
-        )
-        saved = tuple(
-            None if packed is None else SavedArray(self._memory.open_packed(packed), flag)
-            for packed, flag in zip(rule.saved, flags, strict=True)
-        )
-        return PortableContext(saved, attributes, needs, materialize, inputs, outputs)
+        opened = self._memory.open_packed
+        saved = tuple([None if packed is None else opened(packed) for packed in rule.saved])
+        buffers = [opened(buffer) for buffer in rule.buffers]
+        attributes = pickle.loads(rule.attributes, buffers=buffers) if rule.attributes else {}
+        return PortableContext(saved, attributes, _description(rule.description))
 
     def _load(self, rule: FunctionRule) -> type[Any]:
         function = self._functions.get(rule.code_id)
@@ -137,6 +135,13 @@ def _plain(data: bytes) -> dict[str, Any]:
 def _decoded_plain(data: bytes) -> dict[str, Any]:
     """Attributes and shapes, which are the same in each step of a training loop; not to change."""
     return dict(decode_plain(data))
+
+
+@functools.lru_cache(DESCRIPTIONS_MAX)
+def _description(data: bytes) -> ContextDescription:
+    """What was known of a Function's ctx beside arrays and attributes."""
+    description: ContextDescription = pickle.loads(data)
+    return description
 
 
 @functools.lru_cache(WIRINGS_MAX)

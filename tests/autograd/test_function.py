@@ -20,7 +20,7 @@ from mpgrad.autograd.function import (
 )
 from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
-from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.nodes.node import InputMetadata, Node
 from mpgrad.tensor import Tensor
 
 if importlib.util.find_spec("mpgrad.tensor_methods"):
@@ -472,8 +472,9 @@ class TestPortableContext:
         y = Scale.apply(leaf(1, 2, 3), 4.0)
         portable = y.grad_fn.portable_context()
         assert portable.attributes == {"factor": 4.0}
-        assert portable.inputs == (((3,), "<f4", "cpu"), None)
-        assert portable.outputs == (((3,), "<f4", "cpu"),)
+        vector = InputMetadata((3,), np.dtype(np.float32))
+        assert portable.description.inputs == (vector, None)
+        assert portable.description.outputs == (vector,)
         grad = np.array([1, 2, 3], np.float32)
         here = y.grad_fn.apply(dispatch.cpu, [grad], [True, False])
         there = run_function_backward(Scale, portable.rebuild(Scale), [grad], [True, False])

@@ -88,7 +88,9 @@ def test_programs() -> None:
                 ),
                 b"wiring",
             ),
-            NodeProgram(FunctionRule("id", inline, (None, shared), b"ctx", (inline,)), b""),
+            NodeProgram(
+                FunctionRule("id", inline, (None, shared), b"what", b"ctx", (inline,)), b""
+            ),
             NodeProgram(CaptureRule(), b"w"),
         ),
         slots=((0, 0), (2, 1)),

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from mpgrad.autograd.nodes.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import SavedTensorHandle, function_handles
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.device import Device
 from mpgrad.device_arrays import is_on_gpu, zeros
 from mpgrad.tensor import Tensor
 
@@ -143,78 +141,73 @@ class FunctionNode(Node):
         ctx = self.ctx
         if ctx._saved is None:
             raise RuntimeError(FREED_MESSAGE)
+        saved = [item if isinstance(item, SavedTensor) else None for item in ctx._saved]
         return PortableContext(
-            saved=tuple(
-                SavedArray(item.array(self), item.requires_grad)
-                if isinstance(item, SavedTensor)
-                else None
-                for item in ctx._saved
+            tuple([None if item is None else item.array(self) for item in saved]),
+            vars(ctx),
+            ContextDescription(
+                tuple([item is not None and item.requires_grad for item in saved]),
+                ctx._needs_input_grad,
+                ctx._materialize_grads,
+                ctx._inputs,
+                ctx._outputs,
             ),
-            attributes=vars(ctx),
-            needs_input_grad=ctx._needs_input_grad,
-            materialize_grads=ctx._materialize_grads,
-            inputs=tuple(_describe(meta) for meta in ctx._inputs),
-            outputs=tuple(_describe(meta) for meta in ctx._outputs),
         )
 
 
 # ---------------------------------------------------------------------- a ctx that travels
 
 
-class SavedArray(NamedTuple):
-    """A saved tensor without its place in the graph."""
+class ContextDescription(NamedTuple):
+    """What a ctx knows beside arrays and attributes; the same in each step of a training loop.
 
-    array: np.ndarray[Any, Any]
-    requires_grad: bool
+    Attributes:
+        requires_grad: of the saved tensors.
+        needs_input_grad: as forward saw it.
+        materialize_grads: whether backward gets zeros for undefined gradients.
+        inputs, outputs: what forward's arguments and outputs looked like; None: no tensor.
+    """
+
+    requires_grad: tuple[bool, ...]
+    needs_input_grad: tuple[bool, ...]
+    materialize_grads: bool
+    inputs: tuple[Metadata, ...]
+    outputs: tuple[Metadata, ...]
 
 
-#: (shape, dtype string, device) of a tensor, None for anything else.
-Description: TypeAlias = tuple[tuple[int, ...], str, str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class PortableContext:
+class PortableContext(NamedTuple):
     """A ctx taken apart: the arrays lie apart from the attributes, because they travel by handle.
 
     ``attributes`` is the live dictionary of the ctx: encode it before the user runs again.
     """
 
-    saved: tuple[SavedArray | None, ...]
+    saved: tuple[np.ndarray[Any, Any] | None, ...]
     attributes: dict[str, Any]
-    needs_input_grad: tuple[bool, ...]
-    materialize_grads: bool
-    inputs: tuple[Description, ...]
-    outputs: tuple[Description, ...]
+    description: ContextDescription
 
     def rebuild(self, function: type[Any]) -> FunctionContext:
         """A ctx for one run of ``function.backward``, equal to the client's as far as it sees."""
+        described = self.description
         ctx = FunctionContext(
-            tuple(self.needs_input_grad), clears_on_access=function.clear_saved_tensors_on_access
+            described.needs_input_grad, clears_on_access=function.clear_saved_tensors_on_access
         )
-        ctx._saved = tuple(None if item is None else _tensor_of_client(item) for item in self.saved)
-        ctx._materialize_grads = self.materialize_grads
-        ctx._inputs = tuple(_metadata(description) for description in self.inputs)
-        ctx._outputs = tuple(_metadata(description) for description in self.outputs)
+        ctx._saved = tuple(
+            [
+                None if array is None else _tensor_of_client(array, requires_grad)
+                for array, requires_grad in zip(self.saved, described.requires_grad, strict=True)
+            ]
+        )
+        ctx._materialize_grads = described.materialize_grads
+        ctx._inputs, ctx._outputs = described.inputs, described.outputs
         vars(ctx).update(self.attributes)
         return ctx
 
 
-def _tensor_of_client(item: SavedArray) -> Tensor:
+def _tensor_of_client(array: np.ndarray[Any, Any], requires_grad: bool) -> Tensor:
     """A stand-in for a tensor of the client: a ``.grad`` that it gets here would be lost."""
-    tensor = Tensor(item.array, requires_grad=item.requires_grad)
+    tensor = Tensor(array, requires_grad=requires_grad)
     tensor._belongs_to_client = True  # type: ignore[attr-defined]
     return tensor
-
-
-def _describe(meta: Metadata) -> Description:
-    return None if meta is None else (meta.shape, meta.dtype.str, str(meta.device))
-
-
-def _metadata(description: Description) -> Metadata:
-    if description is None:
-        return None
-    shape, dtype, device = description
-    return InputMetadata(tuple(shape), np.dtype(dtype), Device(device))
 
 
 # ---------------------------------------------------------------------- running backward
