@@ -24,7 +24,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
-from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, OutputSpec
+from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.segment import Segment
 from mpgrad.wire import schema

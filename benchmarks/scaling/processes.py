@@ -21,7 +21,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.chunks import chunk_ends
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.plan import CAPTURE, Plan
+from mpgrad.scheduler.plan_tables import CAPTURE, Plan
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.free_list import FreeList
 from mpgrad.wire.codec import decode

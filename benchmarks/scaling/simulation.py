@@ -12,7 +12,8 @@ from benchmarks.scaling.processes import SESSION, ClientLoop, CoordinatorLoop, W
 from benchmarks.scaling.task_times import Bound, TaskTimes, Work, bound
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.graph_spec import GraphSpec
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import Plan
 
 #: A training loop's backwards: the first one, when every page is new, and one long after it.
 BACKWARDS = 2

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks.scaling.costs import Accelerator
 from benchmarks.scaling.recording import Recording
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
-from mpgrad.scheduler.plan import Member, Plan
+from mpgrad.scheduler.plan_tables import Member, Plan
 
 MB = 1 << 20
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.scheduler.plan import Plan
+from mpgrad.scheduler.plan_tables import Plan
 
 #: Graphs with less work than this are never worth a message, in microseconds.
 WORTH_A_LOOK_US = 2_000.0

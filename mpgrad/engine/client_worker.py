@@ -20,7 +20,7 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.scheduler.plan import InnerTarget, Member, Plan
+from mpgrad.scheduler.plan_tables import InnerTarget, Member, Plan
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.storage import adopt, watched
 from mpgrad.workers.executor import Step, Wiring, run_steps

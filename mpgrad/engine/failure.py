@@ -13,7 +13,7 @@ from mpgrad.errors import (
     WorkerLost,
 )
 from mpgrad.scheduler.instructions import FailGraph
-from mpgrad.scheduler.plan import Plan
+from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.wire.programs import name_of
 from mpgrad.wire.remote_error import decode_error
 

@@ -9,7 +9,7 @@ from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiler import unpack_times
 from mpgrad.engine.local import NEGLIGIBLE_US
 from mpgrad.scheduler.instructions import CompleteGraph
-from mpgrad.scheduler.plan import Member, Plan
+from mpgrad.scheduler.plan_tables import Member, Plan
 
 #: A task of more Nodes is not timed Node by Node: as long as tasks may become, its Nodes are short.
 TIMED_MAX = 1000

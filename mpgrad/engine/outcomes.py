@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
-from mpgrad.scheduler.plan import Plan
+from mpgrad.scheduler.plan_tables import Plan
 
 #: Kinds of failure, and the least number of a task that each may name: -1 for none.
 _LEAST = {"error": 0, "hung": 0, "memory": 0, "lost": -1, "cancelled": -1}

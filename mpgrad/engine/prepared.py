@@ -19,7 +19,7 @@ from mpgrad.engine.choice import Experience
 from mpgrad.engine.local import output_metadata
 from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec
-from mpgrad.scheduler.plan import InnerTarget, Member, Plan
+from mpgrad.scheduler.plan_tables import InnerTarget, Member, Plan
 from mpgrad.wire.programs import (
     CaptureRule,
     Metadata,

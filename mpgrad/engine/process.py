@@ -37,8 +37,8 @@ from mpgrad.errors import CoordinatorLost, EngineClosed, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import CompleteGraph, DispatchNodeTask, FailGraph
-from mpgrad.scheduler.plan import Plan
 from mpgrad.scheduler.plan_cache import PlanCache
+from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.wire.output import replay_warnings
 from mpgrad.wire.schema import Processes
 

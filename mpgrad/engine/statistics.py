@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine.placement import where
-from mpgrad.scheduler.plan import Plan
+from mpgrad.scheduler.plan_tables import Plan
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.handles import GradientRef
 from mpgrad.scheduler.chunks import chunk_ends
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
-from mpgrad.scheduler.plan import NodeTaskSpec, Seed
+from mpgrad.scheduler.plan_tables import NodeTaskSpec, Seed
 
 
 class Submission:

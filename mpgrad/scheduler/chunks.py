@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mpgrad.scheduler.plan import Plan
+from mpgrad.scheduler.plan_tables import Plan
 
 #: Graphs of at most this many tasks go in one message.
 SMALL_GRAPH = 8

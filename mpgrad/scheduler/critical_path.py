@@ -6,12 +6,10 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from mpgrad.scheduler.plan_tables import OutputSpec
 from mpgrad.scheduler.wide_sums import Piece, piece_us
-
-if TYPE_CHECKING:
-    from mpgrad.scheduler.plan import OutputSpec
 
 
 class Paths(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mpgrad.handles import Block, GradientRef
 from mpgrad.scheduler.graph_spec import ON_CPU
-from mpgrad.scheduler.plan import NodeTaskSpec
+from mpgrad.scheduler.plan_tables import NodeTaskSpec
 
 # ----------------------------------------------------------------------- from a client
 

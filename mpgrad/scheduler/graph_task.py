@@ -14,7 +14,7 @@ from enum import Enum
 from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.handles import GradientRef
 from mpgrad.scheduler.input_buffer import InputBuffer
-from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec
+from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
 
 
 class TaskState(Enum):

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mpgrad.scheduler.critical_path import find_paths
 from mpgrad.scheduler.fusion import PUBLISH_BEFORE_US
 from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
-
-if TYPE_CHECKING:
-    from mpgrad.scheduler.plan import Member, OutputSpec
+from mpgrad.scheduler.plan_tables import Member, OutputSpec
 
 #: While workers are idle, what lets one begin is told after so long. Telling the coordinator more
 #: often would only keep it busy: what one message makes ready takes it as long to hand out.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
-from mpgrad.scheduler.plan import CAPTURE, NOBODY, Member, Plan
+from mpgrad.scheduler.plan_tables import CAPTURE, NOBODY, Member, Plan
 from mpgrad.testing.path_counts import TracedGraph
 
 #: What a task of the client says whose inputs died with their GPU worker.

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from mpgrad.handles import Block
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
-from mpgrad.scheduler.plan import InnerTarget, Member
+from mpgrad.scheduler.plan_tables import InnerTarget, Member
 from mpgrad.scheduler.split import parts_of
 
 #: Numbers of paths grow exponentially; a prime keeps them (and the fingerprints) in 61 bits.

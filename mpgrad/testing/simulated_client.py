@@ -22,7 +22,8 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.graph_spec import ON_CPU
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.testing.expectations import require
 from mpgrad.testing.path_counts import (
     Content,

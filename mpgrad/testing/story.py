@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from mpgrad.handles import CLIENT_ARENA, CLIENT_DEVICE_ARENA, ENGINE_ARENA, Block
-from mpgrad.scheduler.plan import NodeTaskSpec
+from mpgrad.scheduler.plan_tables import NodeTaskSpec
 
 LINE_CHARACTERS = 170
 

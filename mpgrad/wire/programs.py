@@ -77,7 +77,7 @@ Rule: TypeAlias = OperatorRule | FunctionRule | CaptureRule
 
 
 class NodeWiring(msgspec.Struct, frozen=True, array_like=True):
-    """What surrounds a rule (compare ``scheduler.plan.Member``)."""
+    """What surrounds a rule (compare ``scheduler.plan_tables.Member``)."""
 
     name: str
     inputs: tuple[Metadata, ...]

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.autograd import costs, replay
 from mpgrad.autograd import freeze as freezing
-from mpgrad.autograd import replay
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.replay import NODES_MAX, VARIANTS_MAX, YOUNG_USES, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results
+from mpgrad.scheduler.cost_model import CostModel
+from mpgrad.scheduler.split import SPLIT_ABOVE_US
 from mpgrad.tensor import gradient_edge
 from mpgrad.testing.random_programs import random_program
 
@@ -325,7 +327,7 @@ def test_costs_are_looked_up_while_a_graph_is_young_and_now_and_then() -> None:
     assert seen.index(50.0) <= YOUNG_USES + replay.LOOK_UP_EVERY
 
 
-def test_small_changes_of_cost_keep_the_tables_of_a_graph_that_is_not_young() -> None:
+def test_small_changes_of_cost_keep_the_tables() -> None:
     figure = [100.0]
     specs = []
 
@@ -334,9 +336,29 @@ def test_small_changes_of_cost_keep_the_tables_of_a_graph_that_is_not_young() ->
 
     for _ in range(2 * replay.LOOK_UP_EVERY):
         specs.append(frozen(mg.relu(leaf()).sum(), cost=cost).spec)
-        if len(specs) > YOUNG_USES:
-            figure[0] *= 1.001
+        figure[0] *= 1.001
     assert all(spec is specs[0] for spec in specs)
+
+
+def test_another_share_of_a_half_is_a_change_of_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "model", CostModel())
+
+    def cost(_: Node) -> float:
+        return 2.0 * SPLIT_ABOVE_US
+
+    def product() -> FrozenGraph:
+        x = leaf(7, 3) * 2.0
+        return frozen((x @ leaf(3, 5)).sum(), cost=cost)
+
+    def share(graph: FrozenGraph) -> float:
+        (at,) = [at for at, node in enumerate(graph.nodes) if node.name() == "MatmulBackward"]
+        return graph.spec.nodes[at].second_half_share
+
+    first = product()
+    (node,) = [node for node in first.nodes if node.name() == "MatmulBackward"]
+    costs.observe_halves(node, 1.8 * SPLIT_ABOVE_US, 0.2 * SPLIT_ABOVE_US)
+    assert share(first) == 0.5
+    assert share(product()) == pytest.approx(0.1)
 
 
 def test_the_memory_is_bounded(memory: Memory) -> None:

@@ -26,7 +26,8 @@ from mpgrad.engine.choice import (
 )
 from mpgrad.engine.session import Session
 from mpgrad.scheduler.cost_model import CostModel
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.tensor import gradient_edge
 
 

@@ -19,7 +19,8 @@ from mpgrad.engine.learning import learn, that_ran, wants_times
 from mpgrad.nn.functional import conv2d
 from mpgrad.scheduler.cost_model import SURPRISE_MAX, CostModel
 from mpgrad.scheduler.instructions import CompleteGraph
-from mpgrad.scheduler.plan import Member, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import Member
 from mpgrad.tensor import gradient_edge
 
 

@@ -17,7 +17,8 @@ from mpgrad.scheduler import chunks
 from mpgrad.scheduler.chunks import SMALL_GRAPH, TASKS_PER_MESSAGE
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.graph_spec import GraphSpec
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensor import gradient_edge
 

@@ -10,7 +10,8 @@ import pytest
 from mpgrad.scheduler.bundling import BUNDLE_CHAINS, WORTH_A_MESSAGE_US, bundle
 from mpgrad.scheduler.fusion import CHAIN_MAX_US, MESSAGE_US, chain_limit_us, group
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.testing.random_graphs import random_graph
 
 

@@ -9,7 +9,8 @@ import pytest
 from mpgrad.scheduler import chunks
 from mpgrad.scheduler.chunks import SMALL_GRAPH, chunk_ends
 from mpgrad.scheduler.graph_spec import GraphSpec, serial_order
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import Plan
 from tests.scheduler.test_plan import graph, node
 
 

@@ -13,7 +13,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX, RESTARTS_WITHOUT_PROGRESS_MAX
 from mpgrad.scheduler.invariants import check_invariants
-from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, OutputSpec
+from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.scheduler.statistics import statistics_of
 from mpgrad.shm.free_list import FreeList
 

@@ -7,7 +7,7 @@ import pytest
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
-from mpgrad.scheduler.plan import CAPTURE
+from mpgrad.scheduler.plan_tables import CAPTURE
 from tests.scheduler.test_coordinator_state import CLIENT, WORKER, Core, kinds, task, to
 
 TWO_SEEDS = {"seeds": ((0, 0, 0, b""), (1, 0, 0, b"")), "captures": 2}

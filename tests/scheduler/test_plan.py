@@ -12,12 +12,8 @@ from mpgrad.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.fusion import FUSE_GROUP_BELOW_US, MESSAGE_US, chain_limit_us, group
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.input_buffer import InputBuffer
-from mpgrad.scheduler.plan import (
-    CAPTURE,
-    InnerTarget,
-    Plan,
-    plan,
-)
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import CAPTURE, InnerTarget, Plan
 from mpgrad.testing.path_counts import TracedGraph, Value, add, join, run_members, run_serially
 from mpgrad.testing.random_graphs import random_graph
 

@@ -10,7 +10,8 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.fusion import PUBLISH_BEFORE_US
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
-from mpgrad.scheduler.plan import CAPTURE, NodeTaskSpec, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
 from tests.scheduler.test_coordinator_state import CLIENT, KIB, Core, kinds, task, to
 from tests.scheduler.test_plan import graph, groups, node
 from tests.scheduler.test_split import layers

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, check_spec, serial_order
-from mpgrad.scheduler.plan import CAPTURE, Plan, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import CAPTURE, Plan
 from mpgrad.scheduler.split import CUT_ABOVE_US, SPLIT_ABOVE_US, parts_of, split
 
 DEAR_US = 2.0 * SPLIT_ABOVE_US

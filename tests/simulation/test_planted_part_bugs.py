@@ -8,7 +8,8 @@ import pytest
 
 from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler import split
-from mpgrad.scheduler.plan import Plan, plan
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.testing import World, simulated_client
 from tests.simulation.planting import Plants
 

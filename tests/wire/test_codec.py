@@ -11,7 +11,7 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.plan import NodeTaskSpec, OutputSpec
+from mpgrad.scheduler.plan_tables import NodeTaskSpec, OutputSpec
 from mpgrad.wire import codec
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.schema import FROM_CLIENT, FROM_WORKER, MESSAGES, Hello, Processes
