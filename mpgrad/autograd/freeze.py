@@ -26,6 +26,7 @@ from mpgrad.autograd.replay import (
     walk,
 )
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.scheduler.plan_cache import are_near, halves_us
 
 
 @collector_held()
@@ -71,7 +72,8 @@ def freeze(
 
 # ---------------------------------------------------------------------- a graph seen before
 
-#: The costs of a graph that is not young are renewed when they differ by this part of their sum.
+#: The costs of a graph are renewed when they differ by this part of their sum. (A plan serves even
+#: longer, see ``scheduler.plan_cache``.)
 COSTS_CHANGED = 0.1
 
 _memory = Memory()
@@ -129,15 +131,15 @@ def _freeze_again(
 
 
 def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None:
-    """Renew the costs where they have changed; then the tables are new ones."""
+    """Renew the costs where they have changed; then the tables are new ones.
+
+    New tables are planned and packed anew. That took a few milliseconds in each of the first eight
+    backwards of a graph, while any change at all counted.
+    """
     specs = known.spec.nodes
-    now = [
-        cost(node) if runs else 0.0 for node, runs in zip(nodes, known.template.runs, strict=True)
+    renewed = [
+        with_division(spec._replace(cost_us=cost(node) if runs else 0.0), node)
+        for spec, node, runs in zip(specs, nodes, known.template.runs, strict=True)
     ]
-    change = sum([abs(new - spec.cost_us) for new, spec in zip(now, specs, strict=True)])
-    if change > (0.0 if known.is_young else COSTS_CHANGED * sum(now)):
-        renewed = [
-            with_division(spec._replace(cost_us=new), node)
-            for new, spec, node in zip(now, specs, nodes, strict=True)
-        ]
+    if not are_near(halves_us(renewed), halves_us(specs), COSTS_CHANGED):
         known.spec = known.spec._replace(nodes=tuple(renewed))
