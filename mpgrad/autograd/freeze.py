@@ -133,8 +133,8 @@ def _freeze_again(
 def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None:
     """Renew the costs where they have changed; then the tables are new ones.
 
-    New tables are planned and packed anew. That took a few milliseconds in each of the first eight
-    backwards of a graph, while any change at all counted.
+    New tables are packed anew, which takes 0.14 ms for 16 Functions and 1.4 ms for 8 branches of 4
+    layers: not for a change that makes no other plan.
     """
     specs = known.spec.nodes
     renewed = [

@@ -24,6 +24,7 @@ from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.ready_queue import ReadyQueue
 from mpgrad.scheduler.replies import Replies
 from mpgrad.scheduler.task_dispatch import Dispatcher
+from mpgrad.scheduler.wiring import Wiring
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.testing import Faults, World, WorldFailure, simulated_client
 from tests.simulation.planting import Plants
@@ -536,14 +537,14 @@ def a_sum_is_taken_in_order_of_arrival(patch):
 
 @bug
 def places_do_not_follow_the_serial_order(patch):
-    class Wrong(plan_module._Wiring):
+    class Wrong(Wiring):
         def __init__(self, spec, group_of, groups):
             by_index = spec._replace(order=tuple(range(len(spec.nodes))))
             super().__init__(by_index, group_of, groups)
             for members in self.members:
                 members.sort(key=lambda member: self._member[member.node])
 
-    patch.setattr(plan_module, "_Wiring", Wrong)
+    patch.setattr(plan_module, "Wiring", Wrong)
 
 
 @bug

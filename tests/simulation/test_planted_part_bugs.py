@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler import split
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
+from mpgrad.scheduler.wiring import Wiring
 from mpgrad.testing import World, simulated_client
 from tests.simulation.planting import Plants
 
@@ -70,13 +70,13 @@ def parts_go_where_something_else_is_added(patch):
 
 @bug
 def the_gradient_is_passed_on_to_one_of_the_others_only(patch):
-    right = plan_module._Wiring.__init__
+    right = Wiring.__init__
 
     def wrong(self, spec, group_of, groups):
         nodes = [node._replace(passes=node.passes[:1]) for node in spec.nodes]
         right(self, spec._replace(nodes=tuple(nodes)), group_of, groups)
 
-    patch.setattr(plan_module._Wiring, "__init__", wrong)
+    patch.setattr(Wiring, "__init__", wrong)
 
 
 @pytest.mark.parametrize("name", PLANTS.names())
