@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     earlier = _figures(options.before)
     chosen = [WORKLOADS[name] for name in options.workloads or WORKLOADS]
     effort = Effort(options.rounds, 1 if options.quick else WARM_UP_ROUNDS)
-    run = _run(console, chosen, effort, is_quick=options.quick)
+    usual_s = QUICK_PATIENCE_S if options.quick else PATIENCE_S
+    patience_s = usual_s if options.patience is None else float(options.patience)
+    run = _run(console, chosen, effort, patience_s, is_quick=options.quick)
     if options.json is not None:
         _write_json(options.json, as_json(run))
     if options.write is not None:
@@ -114,6 +116,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say what the workloads are")
     parser.add_argument("--quick", action="store_true", help="few rounds, rough figures")
     parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of every case")
+    parser.add_argument(
+        "--patience",
+        type=_positive,
+        metavar="SECONDS",
+        help="how long all samples together may wait for undisturbed moments and be taken again "
+        f"(default: {PATIENCE_S:.0f}, with --quick {QUICK_PATIENCE_S:.0f})",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample")
     parser.add_argument(
         "--write",
@@ -155,11 +164,17 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _run(console: Console, chosen: Sequence[Workload], effort: Effort, *, is_quick: bool) -> Run:
+def _run(
+    console: Console,
+    chosen: Sequence[Workload],
+    effort: Effort,
+    patience_s: float,
+    *,
+    is_quick: bool,
+) -> Run:
     start = time.perf_counter()
     run = Run(machine.describe(), machine.load(), is_quick)
     others = machine.OtherPrograms()
-    patience_s = QUICK_PATIENCE_S if is_quick else PATIENCE_S
     with kept_awake() as run.processors, Disturbance(patience_s) as disturbance:
         show_header(console, run)
         for workload in chosen:

@@ -30,7 +30,7 @@ SLOWED = 1.35
 #: then they are taken as they come. (The last figure is for quick runs.)
 _TRIES, PATIENCE_S, QUICK_PATIENCE_S = 6, 600.0, 30.0
 #: One sample waits so long for an undisturbed moment, and looks this often.
-_WAIT_S, _LOOK_EVERY_S = 2.0, 0.02
+_WAIT_S, _LOOK_EVERY_S = 10.0, 0.02
 
 
 class Disturbance:
@@ -47,7 +47,7 @@ class Disturbance:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.repeated = self.counted = self.undisturbed = 0
-        self._patience_s = patience_s
+        self._given_s = self._patience_s = patience_s
         self._usual_s = float("inf")
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -112,7 +112,7 @@ class Disturbance:
         count = self.undisturbed + self.counted
         return (
             f"{self.repeated} of {count} samples taken again; {self.counted} count although the "
-            "processors were slowed down"
+            f"processors were slowed down; {self._given_s - self._patience_s:.0f} s spent on that"
         )
 
 
