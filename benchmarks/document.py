@@ -36,8 +36,8 @@ Ratios of one run can be compared; milliseconds of different runs cannot.
 Two processors of a virtual machine may be one core, for moments or minutes. So, for all contenders
 alike, processors are kept awake if that is allowed (one that wakes up may be given a core that is
 in use), and a sample is taken again if a short loop on both processors took 1.35 times its usual
-time before or after it (`benchmarks/disturbance.py`); the table says how often. How long all of that
-may take is `--patience`.
+time before or after it (`benchmarks/disturbance.py`); the table says how often. `--patience` limits
+how long all of that may take.
 
 `scripts/bench --with-peers --compare` measures again and says which speed relative to a peer has
 lost more than a fifth since this page was written."""
