@@ -1,7 +1,7 @@
 """The messages of the protocol, each with its number on the wire, and what each side may say.
 
 The messages are the scheduler's own events and instructions; here stands only which of them cross
-a process boundary, in which direction. Bump PROTOCOL_VERSION when a row changes its meaning.
+a process boundary, in which direction. Bump PROTOCOL_VERSION when a row, or what a program says, changes its meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 #: No message is longer: larger things travel through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
