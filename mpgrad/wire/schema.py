@@ -1,7 +1,8 @@
 """The messages of the protocol, each with its number on the wire, and what each side may say.
 
 The messages are the scheduler's own events and instructions; here stands only which of them cross
-a process boundary, in which direction. Bump PROTOCOL_VERSION when a row, or what a program says, changes its meaning.
+a process boundary, in which direction. Bump PROTOCOL_VERSION when a row changes its meaning, or
+what ``programs`` says.
 """
 
 from __future__ import annotations
