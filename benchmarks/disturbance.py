@@ -47,7 +47,7 @@ class Disturbance:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.repeated = self.counted = self.undisturbed = 0
-        self._given_s = self._patience_s = patience_s
+        self._patience_s = patience_s
         self._usual_s = float("inf")
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -112,7 +112,7 @@ class Disturbance:
         count = self.undisturbed + self.counted
         return (
             f"{self.repeated} of {count} samples taken again; {self.counted} count although the "
-            f"processors were slowed down; {self._given_s - self._patience_s:.0f} s spent on that"
+            "processors were slowed down"
         )
 
 

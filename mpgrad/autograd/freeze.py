@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.autograd.client_nodes import LOGGER
+from mpgrad.autograd.costs import second_half_share
 from mpgrad.autograd.division import with_division
 from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink, ResultSink, Sink
 from mpgrad.autograd.graph_tables import Cost, GraphTables
@@ -26,7 +27,7 @@ from mpgrad.autograd.replay import (
     walk,
 )
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.scheduler.plan_cache import are_near, halves_us
+from mpgrad.scheduler.split import SPLIT_ABOVE_US
 
 
 @collector_held()
@@ -137,9 +138,18 @@ def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None
     layers: not for a change that makes no other plan.
     """
     specs = known.spec.nodes
-    renewed = [
-        with_division(spec._replace(cost_us=cost(node) if runs else 0.0), node)
-        for spec, node, runs in zip(specs, nodes, known.template.runs, strict=True)
+    now = [
+        cost(node) if runs else 0.0 for node, runs in zip(nodes, known.template.runs, strict=True)
     ]
-    if not are_near(halves_us(renewed), halves_us(specs), COSTS_CHANGED):
+    moved = [abs(new - spec.cost_us) for new, spec in zip(now, specs, strict=True)]
+    moved += [
+        abs(second_half_share(node) - spec.second_half_share) * new
+        for new, spec, node in zip(now, specs, nodes, strict=True)
+        if new >= SPLIT_ABOVE_US and spec.is_splittable
+    ]
+    if sum(moved) > COSTS_CHANGED * sum(now):
+        renewed = [
+            with_division(spec._replace(cost_us=new), node)
+            for new, spec, node in zip(now, specs, nodes, strict=True)
+        ]
         known.spec = known.spec._replace(nodes=tuple(renewed))

@@ -11,10 +11,9 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
+from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 
@@ -36,8 +35,8 @@ class PlanCache:
         """The plan of ``spec``, made now or before."""
         key = structure(spec)
         found = self._plans.get(key)
-        costs = halves_us(spec.nodes)
-        if found is None or not are_near(costs, found[0], DRIFT_MAX):
+        costs = _costs(spec)
+        if found is None or not _are_near(costs, found[0]):
             found = self._plans[key] = (costs, plan(spec, workers=self._workers))
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
@@ -65,14 +64,14 @@ def structure(spec: GraphSpec) -> Any:
     return nodes, spec.seeds, spec.captures, spec.order
 
 
-def halves_us(nodes: Sequence[NodeSpec]) -> list[float]:
+def _costs(spec: GraphSpec) -> list[float]:
     """What each Node costs, in both of its halves."""
-    seconds = [node.cost_us * node.second_half_share for node in nodes]
-    firsts = [node.cost_us - second for node, second in zip(nodes, seconds, strict=True)]
-    return firsts + seconds
+    seconds = [node.cost_us * node.second_half_share for node in spec.nodes]
+    return [
+        node.cost_us - second for node, second in zip(spec.nodes, seconds, strict=True)
+    ] + seconds
 
 
-def are_near(now_us: list[float], then_us: list[float], part: float) -> bool:
-    """Whether all costs together differ by no more than this part of the work."""
+def _are_near(now_us: list[float], then_us: list[float]) -> bool:
     moved = sum([abs(now - then) for now, then in zip(now_us, then_us, strict=True)])
-    return moved <= part * min(sum(now_us), sum(then_us))
+    return moved <= DRIFT_MAX * min(sum(now_us), sum(then_us))
