@@ -193,7 +193,7 @@ def measure(
         case: what to measure.
         effort: how thoroughly.
         tick: called after each sample, for a progress bar.
-        take: takes a sample that counts (``Disturbance.sample``).
+        take: takes a sample of time that counts (``Disturbance.sample``).
 
     Raises:
         WrongGradient: the contenders do not agree.
@@ -211,7 +211,10 @@ def measure(
         for turn in range(effort.rounds_of(case)):
             for index in order(len(present), turn):
                 one, sample = present[index]
-                result.samples.setdefault(one.name, []).append(take(sample) * case.per_second)
+                # Only times are disturbed by others, and bytes that were counted before (the cases
+                # of memory in ``scale``) cannot be counted again.
+                found = take(sample) if case.quantity == TIME else sample()
+                result.samples.setdefault(one.name, []).append(found * case.per_second)
                 tick()
     for one in case.contenders:
         result.remarks[one.name] = one.remark() if one.remark is not None else ""

@@ -45,6 +45,18 @@ def test_contenders_take_turns_and_each_round_begins_with_another():
     assert measured.samples == {name: [1.0, 1.0] for name in "abc"}
 
 
+def test_only_times_are_taken_again():
+    """Bytes are what earlier samples have found: they are there once."""
+    rows = [Contender(name, iter([1.0, 2.0]).__next__) for name in "ab"]
+    case = Case("memory", rows, ("a",), 2, warm_up_rounds=0, quantity="bytes")
+    measured = measure(case, take=lambda sample: sample() + sample())
+    assert {name: list(found) for name, found in measured.samples.items()} == {
+        name: [1000.0, 2000.0] for name in "ab"
+    }
+    timed = Case("time", [Contender("a", lambda: 1.0)], ("a",), 1, per_second=1.0)
+    assert measure(timed, take=lambda sample: sample() + sample()).samples == {"a": [2.0]}
+
+
 @pytest.mark.parametrize(("count", "rounds"), [(1, 1), (2, 2), (3, 6), (4, 4), (7, 14), (8, 8)])
 def test_everyone_follows_everyone_else_equally_often(count, rounds):
     orders = [order(count, turn) for turn in range(rounds)]
