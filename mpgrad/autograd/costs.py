@@ -7,6 +7,7 @@ neither changes a bit of the result.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mpgrad.autograd.functions.function_node import FunctionNode
@@ -67,18 +68,21 @@ def second_half_share(node: Node) -> float:
 def observe_halves(node: Node, first_us: float, second_us: float) -> None:
     """Learn from one run in two halves."""
     key = key_of(node)
-    model.observe(_Halves(key, False), first_us)
-    model.observe(_Halves(key, True), second_us)
-    observe(node, first_us + second_us)
+    model.observe(_Halves(key, False), [first_us])
+    model.observe(_Halves(key, True), [second_us])
+    observe([(node, first_us + second_us)])
 
 
-def observe(node: Node, microseconds: float) -> None:
-    """Learn from one run."""
-    if isinstance(node, FunctionNode):
-        model.observe(key_of(node), microseconds)
-    elif isinstance(node, OperatorNode):
-        key = key_of(node)
-        model.observe(key, microseconds, None if model.get(key) is not None else _guess(node))
+def observe(measured: Iterable[tuple[Node, float]]) -> None:
+    """Learn from the runs of one backward: Nodes and the microseconds that their rules took."""
+    alike: dict[Any, tuple[Node, list[float]]] = {}
+    for node, microseconds in measured:
+        if isinstance(node, (FunctionNode, OperatorNode)):
+            alike.setdefault(key_of(node), (node, []))[1].append(microseconds)
+    for key, (node, measured_us) in alike.items():
+        is_first = model.get(key) is None
+        guess = _guess(node) if is_first and isinstance(node, OperatorNode) else None
+        model.observe(key, measured_us, guess)
 
 
 def _guess(node: OperatorNode) -> float:

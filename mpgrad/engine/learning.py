@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from mpgrad.autograd import costs
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiler import unpack_times
-from mpgrad.engine.local import NEGLIGIBLE_US
 from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.scheduler.plan_tables import Member, Plan
 
+#: Where all Nodes were expected to be and are this short they teach nothing, in microseconds.
+NEGLIGIBLE_US = 25.0
 #: A task of more Nodes is not timed Node by Node: as long as tasks may become, its Nodes are short.
 TIMED_MAX = 1000
 
@@ -34,6 +35,7 @@ def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
     it in the wrong places for ever.
     """
     divided: dict[int, _Divided] = {}
+    learned: list[tuple[int, float]] = []
     for task, _, microseconds, _, times in outcome.ran:
         members = planned.groups[task]
         if members[0].piece_of is not None:
@@ -48,9 +50,26 @@ def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
             if member.is_half:
                 divided.setdefault(member.node, _Divided()).note(frozen, member, took_us)
             else:
-                costs.observe(frozen.nodes[member.node], took_us)
+                learned.append((member.node, took_us))
+    teach(frozen, learned)
     for node, pieces in divided.items():
         pieces.teach(frozen, node)
+
+
+def teach(frozen: FrozenGraph, measured: Sequence[tuple[int, float]]) -> None:
+    """Tell the cost model what Nodes took, in microseconds, if it matters to a plan.
+
+    If one does, all count: Nodes of a kind share an entry, which would otherwise be learned from
+    those alone that were interrupted.
+    """
+    specs = frozen.spec.nodes
+    if any(max(took_us, specs[node].cost_us) > NEGLIGIBLE_US for node, took_us in measured):
+        costs.observe((frozen.nodes[node], took_us) for node, took_us in measured)
+
+
+def durations_us(times: Sequence[float]) -> list[float]:
+    """Microseconds from start to end, for each pair of these times in seconds."""
+    return [(end - start) * 1e6 for start, end in zip(times[::2], times[1::2], strict=True)]
 
 
 class _Divided:
@@ -76,7 +95,7 @@ class _Divided:
         if self._second_us is not None:
             costs.observe_halves(node, first_us, self._second_us)
         elif not is_whole and not any(_goes_to_sink(frozen, index)):
-            costs.observe(node, first_us)
+            costs.observe([(node, first_us)])
 
 
 def _measured(
@@ -84,14 +103,9 @@ def _measured(
 ) -> list[tuple[Member, float]]:
     """What each Node of a task took; the time between their rules is shared by all that ran."""
     ran = that_ran(frozen, members)
-    took = [(end - start) * 1e6 for start, end in zip(times[::2], times[1::2], strict=True)]
-    between_us = max(task_us - sum(took), 0.0) / max(len(ran), 1)
-    specs = frozen.spec.nodes
-    return [
-        (member, microseconds + between_us)
-        for member, microseconds in zip(ran, took, strict=True)
-        if member.is_half or max(microseconds, specs[member.node].cost_us) > NEGLIGIBLE_US
-    ]
+    took_us = durations_us(times)
+    between_us = max(task_us - sum(took_us), 0.0) / max(len(ran), 1)
+    return [(member, each_us + between_us) for member, each_us in zip(ran, took_us, strict=True)]
 
 
 def _is_second(frozen: FrozenGraph, member: Member) -> bool:

@@ -6,19 +6,17 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from mpgrad.autograd import costs, engine_slot, profiler
+from mpgrad.autograd import engine_slot, profiler
 from mpgrad.autograd.anomaly_mode import explain_failure
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata, Node
 from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.engine.learning import durations_us, teach
 from mpgrad.ops.arithmetic import PASSING_ON
 from mpgrad.storage import is_exclusive
 from mpgrad.workers.executor import Step, Wiring, run_steps
-
-#: Steps that were expected to be and are this short teach nothing, in microseconds.
-NEGLIGIBLE_US = 25.0
 
 
 def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
@@ -50,7 +48,7 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     del contributions
     known = frozen.remembered
     if timings and (known is None or known.teaches((timings[-1] - timings[0]) * 1e6)):
-        _learn(frozen, _that_ran(frozen), timings)
+        teach(frozen, list(zip(_that_ran(frozen), durations_us(timings), strict=True)))
     profile = profiler.active()
     if profile is not None and not engine_slot.is_inside_rule():
         profile.note_nodes(frozen, _that_ran(frozen), timings)
@@ -133,14 +131,6 @@ def output_metadata(frozen: FrozenGraph, index: int) -> list[InputMetadata | Non
         None if target is None else frozen.nodes[target[0]].input_metadata[target[1]]
         for target in frozen.spec.nodes[index].edges
     ]
-
-
-def _learn(frozen: FrozenGraph, ran: list[int], timings: list[float]) -> None:
-    """Tell the cost model what the steps took, where it matters to a plan."""
-    for index, started, ended in zip(ran, timings[::2], timings[1::2], strict=True):
-        microseconds = (ended - started) * 1e6
-        if max(microseconds, frozen.spec.nodes[index].cost_us) > NEGLIGIBLE_US:
-            costs.observe(frozen.nodes[index], microseconds)
 
 
 def claim(results: list[Any]) -> list[tuple[Any, bool]]:

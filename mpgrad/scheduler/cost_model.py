@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 #: Weight of the newest measurement.
 NEWEST = 0.3
@@ -28,25 +28,34 @@ class CostModel:
         """The expected time in microseconds, or None if it never ran."""
         return self._measured.get(key)
 
-    def observe(self, key: Hashable, microseconds: float, guess: float | None = None) -> None:
-        """One more measurement.
+    def observe(
+        self, key: Hashable, measured_us: Sequence[float], guess: float | None = None
+    ) -> None:
+        """What the rules of one backward that share an entry took.
+
+        They count together, by their mean: one after another, the last few of a thousand would
+        decide.
 
         Args:
             key: rule and shapes.
-            microseconds: how long the rule took.
+            measured_us: microseconds, of each at least one run.
             guess: what was expected, for a rule that was never measured before; None if nobody
                 could know.
         """
         before = self._measured.get(key)
+        expected = guess if before is None else before
+        if expected is not None:
+            most = SURPRISE_MAX * expected
+            measured_us = [min(microseconds, most) for microseconds in measured_us]
+        mean = sum(measured_us) / len(measured_us)
         if before is None:
-            if guess is not None:
-                microseconds = min(microseconds, SURPRISE_MAX * guess)
             if len(self._measured) >= ENTRIES_MAX:
                 self._measured.clear()
-            self._measured[key] = microseconds
+            self._measured[key] = mean
         else:
-            counted = min(microseconds, SURPRISE_MAX * before)
-            self._measured[key] = before + NEWEST * (counted - before)
+            # The weight that so many would have one after another.
+            weight = 1.0 - (1.0 - NEWEST) ** len(measured_us)
+            self._measured[key] = before + weight * (mean - before)
 
     def __len__(self) -> int:
         return len(self._measured)

@@ -73,7 +73,7 @@ def frozen(loss: mg.Tensor, each_us: float | None = None) -> FrozenGraph:
     if each_us is not None:
         for node in make().nodes:
             if node.name() == "SlowBackward":
-                costs.observe(node, each_us)
+                costs.observe([(node, each_us)])
     return make()
 
 

@@ -15,7 +15,7 @@ from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiler import pack_times
 from mpgrad.autograd.replay import Memory
-from mpgrad.engine.learning import learn, that_ran, wants_times
+from mpgrad.engine.learning import learn, teach, that_ran, wants_times
 from mpgrad.nn.functional import conv2d
 from mpgrad.scheduler.cost_model import SURPRISE_MAX, CostModel
 from mpgrad.scheduler.instructions import CompleteGraph
@@ -172,15 +172,29 @@ def test_one_interruption_does_not_make_a_rule_expensive() -> None:
     guess = costs.estimate(product)
     for _ in range(2):
         before = costs.estimate(product)
-        costs.observe(product, 60_000.0)
+        costs.observe([(product, 60_000.0)])
         assert costs.estimate(product) <= SURPRISE_MAX * before
     for _ in range(20):
-        costs.observe(product, guess)
+        costs.observe([(product, guess)])
     assert costs.estimate(product) == pytest.approx(guess, rel=0.05)
     while costs.estimate(product) < 400.0:  # but what always takes long is believed soon
         before = costs.estimate(product)
-        costs.observe(product, 600.0)
+        costs.observe([(product, 600.0)])
         assert costs.estimate(product) > 1.1 * before
+
+
+def test_nodes_of_a_kind_count_by_their_mean() -> None:
+    """Whichever of them was interrupted, and although most are too short to matter."""
+    x = mg.ones(4, requires_grad=True)
+    for _ in range(100):
+        x = x * 2.0
+    graph = frozen(x.sum())
+    alike = [at for at, node in enumerate(graph.nodes) if node.name() == "MulBackward"]
+    assert len(alike) == 100
+    usual = costs.estimate(graph.nodes[alike[0]])
+    for interrupted in (alike[0], alike[-1]):
+        teach(graph, [(at, 60_000.0 if at == interrupted else usual) for at in alike])
+        assert costs.estimate(graph.nodes[alike[0]]) == pytest.approx(usual, rel=0.1)
 
 
 def test_a_time_below_that_of_the_short_nodes_teaches_nothing() -> None:

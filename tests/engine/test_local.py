@@ -211,9 +211,8 @@ def test_a_graph_that_comes_again_and_again_teaches_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every backward while it is young, and when it suddenly takes far longer."""
-    learned: list[float] = []
-    monkeypatch.setattr(local.costs, "observe", lambda _, took_us: learned.append(took_us))
-    monkeypatch.setattr(local, "NEGLIGIBLE_US", 0.0)
+    learned: list[tuple[int, float]] = []
+    monkeypatch.setattr(local, "teach", lambda _, measured: learned.extend(measured))
     took_s = [0.0]
     clock = itertools.count()
     monkeypatch.setattr(executor, "perf_counter", lambda: next(clock) * took_s[0])
