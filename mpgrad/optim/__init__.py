@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from mpgrad.optim.adam import Adam, AdamW
 from mpgrad.optim.optimizer import Optimizer
 from mpgrad.optim.sgd import SGD
 
-__all__ = ["Optimizer", "SGD"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
-from mpgrad.device import Device
-from mpgrad.device_arrays import copied, device_of, empty_beside
+from mpgrad.device_arrays import copied
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
+from mpgrad.optim.scratch import Array, Scratch
 from mpgrad.tensor import Tensor
-
-Array = np.ndarray[Any, Any]
 
 
 class SGD(Optimizer):
@@ -51,8 +48,7 @@ class SGD(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        #: Two arrays per dtype and device that every update uses again, of the largest size seen.
-        self._scratch: dict[tuple[int, np.dtype[Any], Device], Any] = {}
+        self._scratch = Scratch()
         options = {
             "lr": lr,
             "momentum": momentum,
@@ -77,14 +73,14 @@ class SGD(Optimizer):
     def _update(self, parameter: Tensor, grad: Tensor, group: ParamGroup) -> None:
         array, step = parameter._array, grad._array
         if group["weight_decay"] != 0:
-            scratch = self._scratch_like(array, 0)
+            scratch = self._scratch.like(array, 0)
             np.multiply(array, group["weight_decay"], out=scratch)
             # The penalty pulls towards zero in both directions of the search.
             combine = np.subtract if group["maximize"] else np.add
             step = combine(step, scratch, out=scratch)
         if group["momentum"] != 0:
             step = self._with_momentum(parameter, step, group)
-        scaled = np.multiply(step, group["lr"], out=self._scratch_like(array, 1))
+        scaled = np.multiply(step, group["lr"], out=self._scratch.like(array, 1))
         ascend_or_descend = np.add if group["maximize"] else np.subtract
         ascend_or_descend(array, scaled, out=array)
 
@@ -101,23 +97,12 @@ class SGD(Optimizer):
             np.multiply(buffer, momentum, out=buffer)
             share = 1 - group["dampening"]
             if share != 1:
-                scaled = self._scratch_like(buffer, 1)
+                scaled = self._scratch.like(buffer, 1)
                 np.add(buffer, np.multiply(grad, share, out=scaled), out=buffer)
             else:
                 np.add(buffer, grad, out=buffer)
             kept["momentum_buffer"]._version_counter.count()
         if not group["nesterov"]:
             return buffer
-        ahead = np.multiply(buffer, momentum, out=self._scratch_like(buffer, 1))
+        ahead = np.multiply(buffer, momentum, out=self._scratch.like(buffer, 1))
         return np.add(grad, ahead, out=ahead)
-
-    def _scratch_like(self, array: Array, which: int) -> Array:
-        """An uninitialised array of that shape and dtype, reused by the next parameter."""
-        key = (which, array.dtype, device_of(array))
-        memory = self._scratch.get(key)
-        if memory is None or memory.size < array.size:
-            memory = self._scratch[key] = empty_beside(array, array.size)
-        return memory[: array.size].reshape(array.shape)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_scratch": {}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,10 +101,10 @@ def small_network() -> mg.nn.Module:
     )
 
 
-def trained(device: str) -> tuple[list[float], mg.nn.Module]:
+def trained(device: str, make_optimizer: Any) -> tuple[list[float], mg.nn.Module]:
     """The losses of a few steps, and the network."""
     network = small_network().to(device)
-    optimizer = mg.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    optimizer = make_optimizer(network.parameters())
     images, labels = mg.randn(6, 1, 8, 8).to(device), mg.randint(5, (6,)).to(device)
     losses = []
     for _ in range(4):
@@ -115,8 +116,15 @@ def trained(device: str) -> tuple[list[float], mg.nn.Module]:
     return losses, network
 
 
-def test_training_on_a_gpu_is_training(gpus: str) -> None:
-    (there, on_gpu), (here, on_cpu) = trained("cuda"), trained("cpu")
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        partial(mg.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3),
+        partial(mg.optim.Adam, lr=0.01, weight_decay=1e-3, amsgrad=True),
+    ],
+)
+def test_training_on_a_gpu_is_training(gpus: str, make_optimizer: Any) -> None:
+    (there, on_gpu), (here, on_cpu) = (trained(at, make_optimizer) for at in ("cuda", "cpu"))
     np.testing.assert_allclose(there, here, rtol=0 if gpus.startswith("fake") else 1e-3)
     assert {tensor.device for tensor in on_gpu.parameters()} == {mg.device("cuda", 0)}
     assert on_gpu.state_dict()["1.running_mean"].device == mg.device("cuda", 0)

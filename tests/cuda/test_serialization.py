@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,14 @@ def test_a_gpus_tensors_on_a_machine_without_one(
     assert mg.load(io.BytesIO(data), map_location="cpu").tolist() == [1, 1]
 
 
-def test_an_optimizers_state_follows_its_parameters(gpus: str) -> None:
+@pytest.mark.parametrize("kind", [partial(mg.optim.SGD, momentum=0.9), mg.optim.AdamW])
+def test_an_optimizers_state_follows_its_parameters(gpus: str, kind: Any) -> None:
     weight = mg.ones(2, requires_grad=True)
-    optimizer = mg.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optimizer = kind([weight], lr=0.1)
     (weight * 2).sum().backward()
     optimizer.step()
     there = weight.detach().cuda().requires_grad_()
-    other = mg.optim.SGD([there], lr=0.1, momentum=0.9)
+    other = kind([there], lr=0.1)
     other.load_state_dict(through_a_file(optimizer.state_dict(), map_location="cpu"))
     for tensor, its_optimizer in ((weight, optimizer), (there, other)):
         its_optimizer.zero_grad()
