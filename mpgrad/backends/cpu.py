@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mpgrad.backends import blockwise, cpu_choices, cpu_special, cpu_views, cpu_windows
+from mpgrad.backends import blockwise, cpu_choices, cpu_conv, cpu_special, cpu_views, cpu_windows
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -381,13 +381,13 @@ class CpuBackend:
         return np.matmul(a, b, out=out)
 
     def conv2d(self, x: Array, weight: Array, **geometry: Any) -> Array:
-        return cpu_windows.conv2d(self, x, weight, **geometry)
+        return cpu_conv.conv2d(self, x, weight, **geometry)
 
     def conv2d_input_grad(self, grad: Array, weight: Array, **geometry: Any) -> Array:
-        return cpu_windows.conv2d_input_grad(self, grad, weight, **geometry)
+        return cpu_conv.conv2d_input_grad(self, grad, weight, **geometry)
 
     def conv2d_weight_grad(self, x: Array, grad: Array, **geometry: Any) -> Array:
-        return cpu_windows.conv2d_weight_grad(self, x, grad, **geometry)
+        return cpu_conv.conv2d_weight_grad(self, x, grad, **geometry)
 
     def max_pool2d(self, x: Array, **geometry: Any) -> tuple[Array, Array]:
         return cpu_windows.max_pool2d(self, x, **geometry)

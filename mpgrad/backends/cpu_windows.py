@@ -1,9 +1,6 @@
-"""Convolution and pooling on NumPy: strided window views, matrix products, and loops over taps.
+"""Windows over images on NumPy, and pooling: loops over taps, the positions in a window.
 
 Arrays are (batch, channels, height, width). Pairs such as ``stride`` are (vertical, horizontal).
-The three convolution functions are the three partial applications of one trilinear form, so each
-is the derivative of the others (Dumoulin and Visin, "A guide to convolution arithmetic for deep
-learning", 2016).
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 if TYPE_CHECKING:
     from mpgrad.backends.cpu import CpuBackend
@@ -26,76 +22,6 @@ def output_length(length: int, kernel: int, stride: int, padding: int, dilation:
     return (length + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def conv2d(
-    xp: CpuBackend,
-    x: Array,
-    weight: Array,
-    *,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-) -> Array:
-    """Cross-correlate ``x`` with ``weight`` of shape (out channels, in / groups, kernel)."""
-    n, out_channels = x.shape[0], weight.shape[0]
-    windows = _windows(x, weight.shape[2:], stride, padding, dilation)
-    height, width = windows.shape[-2:]
-    columns = windows.reshape(n, groups, -1, height * width)
-    filters = weight.reshape(groups, out_channels // groups, -1)
-    out = xp.empty((n, out_channels, height, width), x.dtype)
-    pieces = out.reshape(n, groups, out_channels // groups, height * width)
-    np.matmul(filters, columns, out=pieces)
-    return out
-
-
-def conv2d_input_grad(
-    xp: CpuBackend,
-    grad: Array,
-    weight: Array,
-    *,
-    input_shape: tuple[int, ...],
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-) -> Array:
-    """The gradient of ``conv2d`` for its input, of shape ``input_shape``."""
-    n, out_channels, height, width = grad.shape
-    filters = weight.reshape(groups, out_channels // groups, -1)
-    rows = grad.reshape(n, groups, out_channels // groups, height * width)
-    columns = np.matmul(filters.transpose(0, 2, 1), rows)
-    taps = columns.reshape(n, input_shape[1], *weight.shape[2:], height, width)
-    padded = _padded_zeros(input_shape, padding, grad.dtype)
-    for i, j, view in _taps(padded, weight.shape[2:], stride, dilation, (height, width)):
-        view += taps[:, :, i, j]
-    return _inside(xp, padded, input_shape, padding)
-
-
-def conv2d_weight_grad(
-    xp: CpuBackend,
-    x: Array,
-    grad: Array,
-    *,
-    weight_shape: tuple[int, ...],
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-) -> Array:
-    """The gradient of ``conv2d`` for its weight, of shape ``weight_shape``."""
-    n, out_channels = grad.shape[:2]
-    windows = _windows(x, weight_shape[2:], stride, padding, dilation)
-    grouped = windows.reshape(n, groups, weight_shape[1], *windows.shape[2:])
-    columns = grouped.transpose(1, 0, 5, 6, 2, 3, 4).reshape(
-        groups, grad.shape[2] * grad.shape[3] * n, -1
-    )
-    by_image = grad.reshape(n, groups, out_channels // groups, -1)
-    rows = by_image.transpose(1, 2, 0, 3).reshape(groups, out_channels // groups, -1)
-    out = xp.empty(weight_shape, grad.dtype)
-    np.matmul(rows, columns, out=out.reshape(groups, out_channels // groups, columns.shape[2]))
-    return out
-
-
 def max_pool2d(
     xp: CpuBackend, x: Array, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> tuple[Array, Array]:
@@ -106,8 +32,8 @@ def max_pool2d(
     size = tuple(
         output_length(x.shape[2 + k], kernel[k], stride[k], padding[k], dilation[k]) for k in (0, 1)
     )
-    padded = _pad(x, padding, _lowest(x.dtype))
-    taps = [tap for _, _, tap in _taps(padded, kernel, stride, dilation, size)]
+    padded = pad(x, padding, _lowest(x.dtype))
+    taps = [tap for _, _, tap in each_tap(padded, kernel, stride, dilation, size)]
     values = xp.empty((*x.shape[:2], *size), x.dtype)
     np.copyto(values, taps[0])
     for tap in taps[1:]:
@@ -136,8 +62,8 @@ def _taps_inside(
     size = tuple(
         output_length(shape[2 + k], kernel[k], stride[k], padding[k], dilation[k]) for k in (0, 1)
     )
-    image = _pad(np.ones((1, 1, *shape[2:]), bool), padding, False)
-    return [tap for _, _, tap in _taps(image, kernel, stride, dilation, size)]
+    image = pad(np.ones((1, 1, *shape[2:]), bool), padding, False)
+    return [tap for _, _, tap in each_tap(image, kernel, stride, dilation, size)]
 
 
 def _flat_positions(
@@ -167,7 +93,7 @@ def avg_pool2d(
     size = tuple(output_length(x.shape[2 + k], kernel[k], stride[k], padding[k]) for k in (0, 1))
     out = xp.empty((*x.shape[:2], *size), x.dtype)
     out.fill(0)
-    for _, _, tap in _taps(_pad(x, padding, 0), kernel, stride, (1, 1), size):
+    for _, _, tap in each_tap(pad(x, padding, 0), kernel, stride, (1, 1), size):
         out += tap
     out /= _window_counts(x.shape, kernel, stride, padding, count_include_pad, x.dtype)
     return out
@@ -186,33 +112,16 @@ def avg_pool2d_input_grad(
     """The gradient of ``avg_pool2d`` for its input, of shape ``input_shape``."""
     counts = _window_counts(input_shape, kernel, stride, padding, count_include_pad, grad.dtype)
     share = grad / counts
-    padded = _padded_zeros(input_shape, padding, grad.dtype)
-    for _, _, view in _taps(padded, kernel, stride, (1, 1), grad.shape[2:]):
+    padded = padded_zeros(input_shape, padding, grad.dtype)
+    for _, _, view in each_tap(padded, kernel, stride, (1, 1), grad.shape[2:]):
         view += share
-    return _inside(xp, padded, input_shape, padding)
+    return xp.copy(without_padding(padded, input_shape, padding))
 
 
 # ---------------------------------------------------------------------- windows
 
 
-def _windows(
-    x: Array, kernel: tuple[int, ...], stride: Pair, padding: Pair, dilation: Pair
-) -> Array:
-    """A read-only view of shape (batch, channels, *kernel, out height, out width)."""
-    size = tuple(
-        output_length(x.shape[2 + k], kernel[k], stride[k], padding[k], dilation[k]) for k in (0, 1)
-    )
-    x = _pad(x, padding, 0)
-    sn, sc, sh, sw = x.strides
-    return as_strided(
-        x,
-        (*x.shape[:2], *kernel, *size),
-        (sn, sc, sh * dilation[0], sw * dilation[1], sh * stride[0], sw * stride[1]),
-        writeable=False,
-    )
-
-
-def _taps(
+def each_tap(
     padded: Array,
     kernel: tuple[int, ...],
     stride: Pair,
@@ -227,15 +136,15 @@ def _taps(
                 i,
                 j,
                 padded[
-                    :,
-                    :,
+                    ...,
                     top : top + stride[0] * (size[0] - 1) + 1 : stride[0],
                     left : left + stride[1] * (size[1] - 1) + 1 : stride[1],
                 ],
             )
 
 
-def _pad(x: Array, padding: Pair, value: Any) -> Array:
+def pad(x: Array, padding: Pair, value: Any) -> Array:
+    """Images with ``value`` around them; ``x`` itself if there is no padding."""
     if padding == (0, 0):
         return x
     (top, left), (n, c, h, w) = padding, x.shape
@@ -244,15 +153,16 @@ def _pad(x: Array, padding: Pair, value: Any) -> Array:
     return padded
 
 
-def _padded_zeros(shape: tuple[int, ...], padding: Pair, dtype: Any) -> Array:
+def padded_zeros(shape: tuple[int, ...], padding: Pair, dtype: Any) -> Array:
+    """Zeros for images of ``shape`` and what is around them."""
     n, c, h, w = shape
     return np.zeros((n, c, h + 2 * padding[0], w + 2 * padding[1]), dtype)
 
 
-def _inside(xp: CpuBackend, padded: Array, shape: tuple[int, ...], padding: Pair) -> Array:
-    """``padded`` without its padding, where the caller wants it."""
+def without_padding(padded: Array, shape: tuple[int, ...], padding: Pair) -> Array:
+    """A view of ``padded`` without its padding."""
     top, left = padding
-    return xp.copy(padded[:, :, top : top + shape[2], left : left + shape[3]])
+    return padded[:, :, top : top + shape[2], left : left + shape[3]]
 
 
 def _window_counts(
@@ -267,9 +177,9 @@ def _window_counts(
     size = tuple(output_length(shape[2 + k], kernel[k], stride[k], padding[k]) for k in (0, 1))
     if count_include_pad:
         return np.full((1, 1, 1, 1), kernel[0] * kernel[1], dtype)
-    inside = _pad(np.ones((1, 1, *shape[2:]), dtype), padding, 0)
+    inside = pad(np.ones((1, 1, *shape[2:]), dtype), padding, 0)
     counts = np.zeros((1, 1, *size), dtype)
-    for _, _, tap in _taps(inside, kernel, stride, (1, 1), size):
+    for _, _, tap in each_tap(inside, kernel, stride, (1, 1), size):
         counts += tap
     return counts
 

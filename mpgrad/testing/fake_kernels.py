@@ -51,10 +51,10 @@ def _avg_pool(images: Array, *rest: Any) -> None:
 def _avg_pool_grad(shares: Array, *rest: Any) -> None:
     *sizes, out = rest
     kernel, stride, padding = _pairs(sizes[4:])
-    padded = cpu_windows._padded_zeros(out.shape, padding, out.dtype)
-    for _, _, view in cpu_windows._taps(padded, kernel, stride, (1, 1), shares.shape[2:]):
+    padded = cpu_windows.padded_zeros(out.shape, padding, out.dtype)
+    for _, _, view in cpu_windows.each_tap(padded, kernel, stride, (1, 1), shares.shape[2:]):
         view += shares
-    out[...] = cpu_windows._inside(_cpu, padded, out.shape, padding)
+    out[...] = cpu_windows.without_padding(padded, out.shape, padding)
 
 
 def _columns_to_image(columns: Array, *rest: Any) -> None:
@@ -62,10 +62,10 @@ def _columns_to_image(columns: Array, *rest: Any) -> None:
     size = (sizes[2], sizes[3])
     kernel, stride, padding, dilation = _pairs(sizes[4:])
     taps = columns.reshape(*out.shape[:2], *kernel, *size)
-    padded = cpu_windows._padded_zeros(out.shape, padding, out.dtype)
-    for i, j, view in cpu_windows._taps(padded, kernel, stride, dilation, size):
+    padded = cpu_windows.padded_zeros(out.shape, padding, out.dtype)
+    for i, j, view in cpu_windows.each_tap(padded, kernel, stride, dilation, size):
         view += taps[:, :, i, j]
-    out[...] = cpu_windows._inside(_cpu, padded, out.shape, padding)
+    out[...] = cpu_windows.without_padding(padded, out.shape, padding)
 
 
 def _add_runs(

@@ -47,10 +47,12 @@ def nodes_behind(out: Any) -> Iterator[OperatorNode]:
             yield node
 
 
-def assert_same(ours: Any, expected: np.ndarray, driver: CudaDriver) -> None:
+def assert_same(
+    ours: Any, expected: np.ndarray, driver: CudaDriver, *, is_exact: bool = True
+) -> None:
     found = driver.namespace.asnumpy(ours)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    if driver.name == "fake":
+    if driver.name == "fake" and is_exact:
         assert found.tobytes() == expected.tobytes()
     else:
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
@@ -78,7 +80,9 @@ def test_formulas_give_the_same(case: Case, xp: CudaBackend, driver: CudaDriver)
         for ours, theirs in zip(found, expected, strict=True):
             assert (ours is None) == (theirs is None)
             if ours is not None:
-                assert_same(ours, theirs, driver)
+                # Each backend adds up a convolution's products in an order of its own.
+                is_exact = not node.operator.name.startswith("conv2d")
+                assert_same(ours, theirs, driver, is_exact=is_exact)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -19,10 +19,10 @@ from tests.ops.cases import CASES, Case
 from tests.ops.test_operators import _Names, cotangent_for
 
 
-def assert_equal(found: Tensor, expected: Tensor, gpus: str) -> None:
+def assert_equal(found: Tensor, expected: Tensor, gpus: str, *, is_exact: bool = True) -> None:
     found, expected = (t.detach().cpu().numpy() for t in (found, expected))
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    if gpus.startswith("fake"):
+    if gpus.startswith("fake") and is_exact:
         assert found.tobytes() == expected.tobytes()
     else:
         np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
@@ -58,7 +58,8 @@ def test_every_operator_and_its_gradients(case: Case, gpus: str) -> None:
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:
             assert ours.device == mg.device("cuda", 0)
-            assert_equal(ours, theirs, gpus)
+            # Each backend adds up a convolution's products in an order of its own.
+            assert_equal(ours, theirs, gpus, is_exact="conv2d" not in case.name)
 
 
 # ---------------------------------------------------------------------- ways between devices

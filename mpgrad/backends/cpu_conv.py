@@ -1,0 +1,232 @@
+"""Convolution on NumPy: products with columns, a few images at a time.
+
+Arrays are (batch, channels, height, width). Pairs such as ``stride`` are (vertical, horizontal).
+The three functions are the three partial applications of one trilinear form, so each is the
+derivative of the others (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning",
+2016).
+
+Columns are what each window meets, copied side by side, so that a convolution is one product
+(Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
+processing", 2006). They take as many times the memory of the images as a kernel has elements: those
+of a few images stay in the cache, and the next ones lie in the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from mpgrad.backends.cpu_windows import (
+    Array,
+    Pair,
+    each_tap,
+    output_length,
+    pad,
+    padded_zeros,
+    without_padding,
+)
+
+if TYPE_CHECKING:
+    from mpgrad.backends.cpu import CpuBackend
+
+#: How large the columns of a few images become: they should stay in a core's own cache. (More where
+#: the weight is larger, which each product goes through once.)
+BLOCK_BYTES = 2 * 2**20
+
+#: From so many channels per group on their order decides: what is copied or added at once is then
+#: one window's channels, and a few elements of an image's row otherwise.
+CHANNELS_MIN = 16
+
+#: Orders of the axes (batch, group, channel, kernel, kernel, out height, out width) in columns.
+_CHANNELS_FIRST = (1, 2, 3, 4, 0, 5, 6)
+_CHANNELS_LAST = (1, 0, 5, 6, 3, 4, 2)
+
+
+def conv2d(
+    xp: CpuBackend,
+    x: Array,
+    weight: Array,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> Array:
+    """Cross-correlate ``x`` with ``weight`` of shape (out channels, in / groups, kernel)."""
+    padded = pad(x, padding, 0)
+    windows = _windows(padded, weight.shape[2:], stride, dilation, groups)
+    n, out_channels, (height, width) = x.shape[0], weight.shape[0], windows.shape[-2:]
+    filters = weight.reshape(groups, out_channels // groups, -1)
+    out = xp.empty((n, out_channels, height, width), x.dtype)
+    pieces = out.reshape(n, groups, out_channels // groups, height * width)
+    if _has_one_tap(weight):
+        np.matmul(filters, windows.reshape(n, groups, -1, height * width), out=pieces)
+        return out
+    for images, columns in _blocks(windows, _CHANNELS_FIRST, weight.nbytes):
+        product = np.matmul(filters, columns.reshape(groups, filters.shape[2], -1))
+        by_image = product.reshape(groups, out_channels // groups, -1, height * width)
+        pieces[images] = by_image.transpose(2, 0, 1, 3)
+    return out
+
+
+def conv2d_weight_grad(
+    xp: CpuBackend,
+    x: Array,
+    grad: Array,
+    *,
+    weight_shape: tuple[int, ...],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> Array:
+    """The gradient of ``conv2d`` for its weight, of shape ``weight_shape``."""
+    out = xp.empty(weight_shape, grad.dtype)
+    is_last = not _has_one_tap(out)
+    padded = _with_channels_last(x, padding) if is_last else pad(x, padding, 0)
+    windows = _windows(padded, weight_shape[2:], stride, dilation, groups)
+    order = _CHANNELS_LAST if is_last else _CHANNELS_FIRST
+    n, out_channels, *size = grad.shape
+    by_image = grad.reshape(n, groups, out_channels // groups, math.prod(size))
+    total = None
+    for images, columns in _blocks(windows, order, 2 * out.nbytes):
+        rows = by_image[images].transpose(1, 2, 0, 3).reshape(groups, by_image.shape[2], -1)
+        length = rows.shape[2]
+        product = np.matmul(
+            rows,
+            columns.reshape(groups, length, -1)
+            if is_last
+            else columns.reshape(groups, -1, length).transpose(0, 2, 1),
+        )
+        total = product if total is None else np.add(total, product, out=total)
+    if total is None:  # no images
+        out.fill(0)
+        return out
+    channels, *kernel = weight_shape[1:]
+    out[...] = total.reshape(out_channels, *kernel, channels).transpose(0, 3, 1, 2)
+    return out
+
+
+def conv2d_input_grad(
+    xp: CpuBackend,
+    grad: Array,
+    weight: Array,
+    *,
+    input_shape: tuple[int, ...],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> Array:
+    """The gradient of ``conv2d`` for its input, of shape ``input_shape``."""
+    if _has_one_tap(weight) or weight.shape[1] < CHANNELS_MIN:
+        return _input_grad_at_once(xp, grad, weight, input_shape, stride, padding, dilation, groups)
+    n, out_channels, *size = grad.shape
+    channels, *kernel = weight.shape[1:]
+    filters = weight.reshape(groups, out_channels // groups, channels, *kernel)
+    by_tap = filters.transpose(0, 1, 3, 4, 2).reshape(groups, out_channels // groups, -1)
+    by_image = grad.reshape(n, groups, out_channels // groups, *size)
+    out = xp.empty(input_shape, grad.dtype)
+    per_image = math.prod((*size, *weight.shape[1:], groups)) * grad.itemsize
+    for images in _slices(n, per_image, weight.nbytes):
+        pixels = by_image[images].transpose(1, 0, 3, 4, 2)
+        columns = np.matmul(pixels.reshape(groups, -1, pixels.shape[4]), by_tap)
+        of_taps = columns.reshape(*pixels.shape[:4], *kernel, channels).transpose(
+            1, 0, 6, 4, 5, 2, 3
+        )
+        padded = _with_channels_last(out[images], padding, is_empty=True)
+        split = padded.reshape(-1, groups, channels, *padded.shape[2:])
+        for i, j, view in each_tap(split, tuple(kernel), stride, dilation, tuple(size)):
+            view += of_taps[:, :, :, i, j]
+        out[images] = without_padding(padded, input_shape, padding)
+    return out
+
+
+def _input_grad_at_once(
+    xp: CpuBackend,
+    grad: Array,
+    weight: Array,
+    input_shape: tuple[int, ...],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> Array:
+    """The same with images in their own order, for few channels."""
+    n, out_channels, height, width = grad.shape
+    filters = weight.reshape(groups, out_channels // groups, -1)
+    rows = grad.reshape(n, groups, out_channels // groups, height * width)
+    columns = np.matmul(filters.transpose(0, 2, 1), rows)
+    of_taps = columns.reshape(n, input_shape[1], *weight.shape[2:], height, width)
+    padded = padded_zeros(input_shape, padding, grad.dtype)
+    for i, j, view in each_tap(padded, weight.shape[2:], stride, dilation, (height, width)):
+        view += of_taps[:, :, i, j]
+    return xp.copy(without_padding(padded, input_shape, padding))
+
+
+# ---------------------------------------------------------------------- columns
+
+
+def _has_one_tap(weight: Array) -> bool:
+    """A kernel of one element: images are columns already."""
+    return weight.shape[2:] == (1, 1)
+
+
+def _windows(
+    padded: Array, kernel: tuple[int, ...], stride: Pair, dilation: Pair, groups: int
+) -> Array:
+    """A read-only view: (batch, group, channel, kernel, kernel, out height, out width)."""
+    n, channels, *lengths = padded.shape
+    size = [output_length(lengths[k], kernel[k], stride[k], 0, dilation[k]) for k in (0, 1)]
+    sn, sc, sh, sw = padded.strides
+    per_group = channels // groups
+    return as_strided(
+        padded,
+        (n, groups, per_group, *kernel, *size),
+        (
+            sn,
+            sc * per_group,
+            sc,
+            sh * dilation[0],
+            sw * dilation[1],
+            sh * stride[0],
+            sw * stride[1],
+        ),
+        writeable=False,
+    )
+
+
+def _with_channels_last(x: Array, padding: Pair, *, is_empty: bool = False) -> Array:
+    """``x`` with padding, or zeros of that shape, in memory that has the channels of a pixel."""
+    (n, channels, height, width), (top, left) = x.shape, padding
+    padded = np.zeros((n, height + 2 * top, width + 2 * left, channels), x.dtype)
+    view = padded.transpose(0, 3, 1, 2)
+    if not is_empty:
+        without_padding(view, x.shape, padding)[...] = x
+    return view
+
+
+def _blocks(
+    windows: Array, order: tuple[int, ...], bytes_min: int
+) -> Iterator[tuple[slice, Array]]:
+    """The columns of a few images at a time, in the same memory: which images, and a copy."""
+    per_image = math.prod(windows.shape[1:])
+    memory = None
+    for images in _slices(windows.shape[0], per_image * windows.itemsize, bytes_min):
+        block = windows[images].transpose(order)
+        if memory is None:
+            memory = np.empty(block.size, block.dtype)
+        columns = memory[: block.size].reshape(block.shape)
+        np.copyto(columns, block)
+        yield images, columns
+
+
+def _slices(n: int, bytes_per_image: int, bytes_min: int) -> Iterator[slice]:
+    """Images that are taken together."""
+    together = max(1, max(BLOCK_BYTES, bytes_min) // max(bytes_per_image, 1))
+    for first in range(0, n, together):
+        yield slice(first, min(first + together, n))
