@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -138,7 +138,7 @@ def conv2d_input_grad(
         of_taps = columns.reshape(*pixels.shape[:4], *kernel, channels).transpose(
             1, 0, 6, 4, 5, 2, 3
         )
-        padded = _with_channels_last(out[images], padding, is_empty=True)
+        padded = _zeros_with_channels_last(out[images].shape, padding, grad.dtype)
         split = padded.reshape(-1, groups, channels, *padded.shape[2:])
         for i, j, view in each_tap(split, tuple(kernel), stride, dilation, tuple(size)):
             view += of_taps[:, :, :, i, j]
@@ -200,14 +200,18 @@ def _windows(
     )
 
 
-def _with_channels_last(x: Array, padding: Pair, *, is_empty: bool = False) -> Array:
-    """``x`` with padding, or zeros of that shape, in memory that has the channels of a pixel."""
-    (n, channels, height, width), (top, left) = x.shape, padding
-    padded = np.zeros((n, height + 2 * top, width + 2 * left, channels), x.dtype)
-    view = padded.transpose(0, 3, 1, 2)
-    if not is_empty:
-        without_padding(view, x.shape, padding)[...] = x
-    return view
+def _with_channels_last(x: Array, padding: Pair) -> Array:
+    """``x`` with padding, in memory that has all channels of a pixel side by side."""
+    padded = _zeros_with_channels_last(x.shape, padding, x.dtype)
+    without_padding(padded, x.shape, padding)[...] = x
+    return padded
+
+
+def _zeros_with_channels_last(shape: tuple[int, ...], padding: Pair, dtype: Any) -> Array:
+    """Zeros for images of ``shape`` and what is around them, in such memory."""
+    (n, channels, height, width), (top, left) = shape, padding
+    memory = np.zeros((n, height + 2 * top, width + 2 * left, channels), dtype)
+    return memory.transpose(0, 3, 1, 2)
 
 
 def _blocks(
