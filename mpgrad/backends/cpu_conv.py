@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 #: the weight is larger, which each product goes through once.)
 BLOCK_BYTES = 2 * 2**20
 
-#: From so many channels per group on their order decides: what is copied or added at once is then
-#: one window's channels, and a few elements of an image's row otherwise.
+#: With so many channels per group the gradient of the input is added up with channels last: all
+#: channels of a pixel at once, and not a few elements of a row of one channel.
 CHANNELS_MIN = 16
 
 #: Orders of the axes (batch, group, channel, kernel, kernel, out height, out width) in columns.
@@ -172,7 +172,7 @@ def _input_grad_at_once(
 
 
 def _has_one_tap(weight: Array) -> bool:
-    """A kernel of one element: images are columns already."""
+    """Whether a kernel has one element: then images are columns already."""
     return weight.shape[2:] == (1, 1)
 
 
