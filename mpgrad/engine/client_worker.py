@@ -14,7 +14,7 @@ from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.local import blame_for_nan, output_metadata
+from mpgrad.engine.local import blame_for_nan, output_metadata, passes_on
 from mpgrad.engine.stale_saved import StaleSaved
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
@@ -172,6 +172,7 @@ class ClientWorker:
             ],
             member.captures,
             takes_undefined=node.takes_undefined,
+            passes_on=passes_on(node),
         )
         rule = rule_of(node) if self._frozen.runs[member.node] else None
         return Step(wiring, rule, None if self._frozen.keep_graph else node.release_saved)

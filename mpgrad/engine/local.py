@@ -104,7 +104,7 @@ def _wired(frozen: FrozenGraph) -> _Wired:
             ],
             captures.get(node, ()),
             takes_undefined=frozen.nodes[node].takes_undefined,
-            passes_on=_passes_on(frozen.nodes[node]),
+            passes_on=passes_on(frozen.nodes[node]),
         )
         for node in frozen.spec.order
     ]
@@ -114,7 +114,8 @@ def _wired(frozen: FrozenGraph) -> _Wired:
     return wired
 
 
-def _passes_on(node: Node) -> bool:
+def passes_on(node: Node) -> bool:
+    """See ``Wiring``."""
     return isinstance(node, OperatorNode) and node.operator.name in PASSING_ON
 
 
