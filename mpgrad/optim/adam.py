@@ -37,7 +37,7 @@ class Adam(Optimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: in ``step``, a parameter is complex.
+        NotImplementedError: a parameter is complex.
     """
 
     #: Whether weight decay shrinks the parameter itself instead of adding to the gradient.
@@ -76,14 +76,15 @@ class Adam(Optimizer):
         for index, beta in enumerate(group["betas"]):
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+        for parameter in group["params"]:
+            if parameter.is_complex():
+                raise NotImplementedError(
+                    f"{type(self).__name__}: a parameter is {parameter.dtype}; let its real and "
+                    "its imaginary part be parameters instead"
+                )
 
     def _update(self, parameter: Tensor, grad: Tensor, group: ParamGroup) -> None:
         array = parameter._array
-        if array.dtype.kind == "c":
-            raise NotImplementedError(
-                f"{type(self).__name__}: a parameter is {parameter.dtype}; let its real and its "
-                "imaginary part be parameters instead"
-            )
         kept = self._kept(parameter, group)
         kept["step"] += 1
         self._decay(array, group)

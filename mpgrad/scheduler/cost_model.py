@@ -13,7 +13,7 @@ SURPRISE_MAX = 4.0
 ENTRIES_MAX = 100_000
 #: A graph suddenly takes another time if that is so many times more or less than usual, and the
 #: difference is more than a message costs. (Compared with what was usual, not with what was
-#: expected: very short Nodes are never learned, and would be a surprise for ever.)
+#: expected: graphs of very short Nodes alone are never learned, and would be a surprise for ever.)
 FAR_OFF = 2.0
 FAR_OFF_US = 1000.0
 
