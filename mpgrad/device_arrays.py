@@ -226,12 +226,13 @@ def copied(array: Any) -> Any:
 def is_writable(array: Any) -> bool:
     """Whether ``array`` may be written to, each element having its own memory.
 
-    CuPy marks no array as read-only; those that repeat an element tell by their strides.
+    CuPy marks no array as read-only; those that repeat an element tell by their strides, which are
+    zeros where there is no element, too.
     """
     if isinstance(array, np.ndarray):
         return array.flags.writeable
     repeated = zip(array.shape, array.strides, strict=True)
-    return not any(length > 1 and step == 0 for length, step in repeated)
+    return array.size == 0 or not any(length > 1 and step == 0 for length, step in repeated)
 
 
 def address(array: Any) -> int:

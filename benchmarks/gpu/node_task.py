@@ -12,7 +12,8 @@ ROUNDS = 10
 def main() -> None:
     """Compare a chain in one worker with the same chain in this process."""
     length = 50 if is_small() else 500
-    for bound in ("FUSE_NODE_BELOW_US", "CHAIN_MIN_US", "CHAIN_MAX_US"):
+    bounds = ("FUSE_NODE_BELOW_US", "FUSE_GROUP_BELOW_US", "CHAIN_MIN_US", "CHAIN_MAX_US")
+    for bound in bounds:
         setattr(fusion, bound, 0.0)
 
     def step() -> None:

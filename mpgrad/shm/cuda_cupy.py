@@ -176,7 +176,8 @@ class CupyDriver:
     @_translated
     def open_ipc_event(self, handle: bytes) -> Any:
         # CuPy has no constructor for it. An Event destroys its ptr when it dies, which is what
-        # CUDA wants of an opened event, too.
+        # CUDA wants of an opened event, too; one without a ptr could not die.
+        opened = _runtime.ipcOpenEventHandle(handle)
         event = object.__new__(cupy.cuda.Event)
-        event.ptr = _runtime.ipcOpenEventHandle(handle)
+        event.ptr = opened
         return event

@@ -112,7 +112,8 @@ class ndarray:
     size = property(lambda self: self._host.size)
     nbytes = property(lambda self: self._host.nbytes)
     itemsize = property(lambda self: self._host.itemsize)
-    strides = property(lambda self: self._host.strides)
+    # CuPy's are zeros where there is no element.
+    strides = property(lambda self: self._host.strides if self.size else (0,) * self.ndim)
     flags = property(lambda self: Flags(self._host, self._base is None))
     device = property(lambda self: Device(self._driver, self.data.device_id))
     base = property(lambda self: self._base)
@@ -279,6 +280,11 @@ def view_of(source: ndarray, host: Host) -> ndarray:
     """``host``, which lies in the memory of ``source``, as an array."""
     base = source if source._base is None else source._base
     return _made(source._driver, host, base, source.data.mem, source.data.device_id)
+
+
+def alias_of(source: ndarray, host: Host) -> ndarray:
+    """The same as an array of its own, without a base."""
+    return _made(source._driver, host, None, source.data.mem, source.data.device_id)
 
 
 def _made(driver: Any, host: Host, base: ndarray | None, mem: Chunk, device: int) -> ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.testing.fake_cuda_arrays import (
+    alias_of,
     Device,
     Host,
     empty,
@@ -128,7 +129,8 @@ class ArrayNamespace:
 
     def broadcast_to(self, x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
         """A view in which ``x`` is repeated; writable, as CuPy's."""
-        return _as_strided(x, shape, np.broadcast_to(x._host, shape).strides)
+        strides = np.broadcast_to(x._host, shape).strides
+        return view_of(x, np.lib.stride_tricks.as_strided(x._host, shape, strides))
 
     def diagonal(
         self, x: DeviceArray, offset: int = 0, axis1: int = 0, axis2: int = 1
@@ -228,4 +230,5 @@ def _sign(x: Host, **given: Any) -> Any:
 
 
 def _as_strided(x: DeviceArray, shape: Any = None, strides: Any = None) -> DeviceArray:
-    return view_of(x, np.lib.stride_tricks.as_strided(x._host, shape, strides))
+    """As CuPy's: the result has no base."""
+    return alias_of(x, np.lib.stride_tricks.as_strided(x._host, shape, strides))

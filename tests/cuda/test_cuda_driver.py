@@ -148,6 +148,12 @@ def test_an_event_orders_processes(driver: CudaDriver, start_peer: StartPeer) ->
     assert peer("driver.namespace.asnumpy(array).tolist()") == [5] * 4
 
 
+def test_a_handle_of_no_event_is_refused(driver: CudaDriver) -> None:
+    """With nothing left behind that could not be destroyed."""
+    with pytest.raises(CudaError):
+        driver.open_ipc_event(bytes(IPC_HANDLE_BYTES))
+
+
 def test_the_fork_of_a_process_with_cuda_is_told(start_peer: StartPeer) -> None:
     """Only the fake is sure to notice; CUDA's own error comes later and says less."""
     peer = start_peer()

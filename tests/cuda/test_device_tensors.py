@@ -239,6 +239,25 @@ def test_gradients_accumulate_in_place(gpus: str) -> None:
     assert first.tolist() == [9, 9, 9]
 
 
+def test_gradients_without_elements_accumulate(gpus: str) -> None:
+    """CuPy's strides of such arrays are zeros, as where an element is repeated."""
+    x = mg.ones(0, 3, device="cuda", requires_grad=True)
+    for _ in range(2):
+        (x * 2).sum().backward()
+    assert x.grad.shape == (0, 3)
+
+
+def test_complex_numbers_as_real_ones_are_a_view(gpus: str) -> None:
+    """The results of CuPy's as_strided are views that do not say so."""
+    x, w = (mg.ones(3, dtype=d, device="cuda") for d in (mg.complex64, mg.float32))
+    for leaf in (x, w):
+        leaf.requires_grad_()
+    for z in (x * 1, (x * 1)[::2]):
+        mg.view_as_real(z)[0].add_(w[:2])
+        (grad,) = mg.grad((z * z.conj()).real.sum(), [w])
+        assert (z[0].item(), grad.tolist()) == (2 + 1j, [4, 2, 0])
+
+
 def test_copies_and_pickles_stay_on_their_device(gpus: str) -> None:
     x = mg.tensor([1.0, 2.0], device="cuda", requires_grad=True)
     for twin in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
