@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from mpgrad.testing.fake_cuda_arrays import (
-    alias_of,
     Device,
     Host,
+    alias_of,
     empty,
     operate,
     to_device,
