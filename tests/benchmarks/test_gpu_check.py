@@ -12,12 +12,13 @@ import pytest
 
 from benchmarks.gpu.__main__ import BENCHMARKS
 from benchmarks.gpu.report import WANTED, Part, written
+from tests.python_path import path_to
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(arguments: list[str], driver: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPGRAD_CUDA_DRIVER": driver}
+    environment = {**os.environ, "PYTHONPATH": path_to(ROOT), "MPGRAD_CUDA_DRIVER": driver}
     return subprocess.run(
         [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True
     )
@@ -43,10 +44,10 @@ def test_a_benchmark_runs_to_its_end(name: str) -> None:
 
 
 def test_the_report_tells_failures_and_rehearsals() -> None:
-    tests = Part("tests", False, "1 failed | 3 passed", {"failures": ["FAILED a"]})
     parts = [Part(name, True, f"as {name}", {"text": "a picture"}) for name in WANTED]
-    page = written(tests, parts, "some GPU", 7.0, is_rehearsal=True)
+    parts[0] = Part("tests", False, "1 failed | 3 passed", {"trace": "FAILED a"})
+    page = written(parts, "some GPU", 7.0, is_rehearsal=True)
     assert "**failed**: 1 failed \\| 3 passed" in page
     assert "rehearsal" in page
     assert all(WANTED[name] in page for name in BENCHMARKS)
-    assert "rehearsal" not in written(tests, parts, "some GPU", 7.0, is_rehearsal=False)
+    assert "rehearsal" not in written(parts, "some GPU", 7.0, is_rehearsal=False)

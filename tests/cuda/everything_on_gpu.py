@@ -22,14 +22,15 @@ from mpgrad.tensor import Tensor
 from mpgrad.tensor_methods import numpy_functions
 from tests.semantics import paired
 
-#: Tests of what is otherwise on a GPU (whose kernels know nothing of NumPy's error state), or in
-#: another thread than the one whose default device is.
+#: Tests of what is otherwise on a GPU (whose kernels know nothing of NumPy's error state), of no
+#: tensor, or in another thread than the one whose default device is.
 NOT_ON_GPUS = (
     "test_numpy_shares_memory",
     "test_repr_tells_of_the_graph",
     "test_what_numpy_computed_counts_as_constant",
     "test_jvp_refuses_a_backward_that_numpy_computed",
     "test_numpys_error_state_is_the_callers",
+    "test_the_document_is_what_the_tests_show",
     "test_multithreading_can_be_switched_off",
     "test_names_metadata_and_numbers",
     "test_a_shared_leaf_gets_the_sum",

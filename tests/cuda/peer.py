@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.python_path import path_to
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 _LOOP = """
@@ -47,7 +49,7 @@ class Peer:
             stdout=subprocess.PIPE,
             env={
                 **os.environ,
-                "PYTHONPATH": str(_ROOT),
+                "PYTHONPATH": path_to(_ROOT),
                 "MPGRAD_CUDA_DRIVER": "fake:2" if name == "fake" else name,
             },
         )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from tests.python_path import path_to
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +30,7 @@ def run_on_gpu(gpus: str, files: str, marks: str, **environment: str) -> None:
         env={
             **os.environ,
             "MPGRAD_CUDA_DRIVER": gpus,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": path_to(ROOT),
             **environment,
         },
         capture_output=True,

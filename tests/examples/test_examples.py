@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_path import path_to
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -59,7 +61,7 @@ def what_prints(script: Path, *arguments: str) -> str:
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": path_to(ROOT)},
         check=False,
     )
     assert done.returncode == 0, done.stderr

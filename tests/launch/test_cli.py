@@ -11,6 +11,7 @@ import pytest
 
 import mpgrad
 from mpgrad.launch import cli, script
+from tests.python_path import path_to
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +93,7 @@ def test_run_through_worker_processes(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(mpgrad.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": path_to(Path(mpgrad.__file__).parents[1])},
     )
     assert done.stdout == "[2.0, 2.0] process ['--fast']\n", done.stderr
     assert done.returncode == 3
