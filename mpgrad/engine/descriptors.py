@@ -1,6 +1,7 @@
-"""require_descriptors(): refuses beforehand what would run out of file descriptors halfway.
+"""What an engine needs of the kernel: enough file descriptors, and some for processes.
 
-libzmq ends the whole process (``abort``) if the kernel refuses it one, so nobody could tell then.
+What would run out halfway is refused beforehand: libzmq ends the whole process (``abort``) if the
+kernel refuses it one, so nobody could tell then.
 """
 
 from __future__ import annotations
@@ -46,6 +47,22 @@ def require_hard_limit(cpu_workers: int) -> None:
             f"an engine with {cpu_workers} workers needs {count} file descriptors in its "
             f"coordinator, and the hard limit is {limit} (`ulimit -Hn`); use fewer workers",
         )
+
+
+def require_pidfds() -> None:
+    """Make sure that the kernel tells of the death of other processes by descriptors.
+
+    Raises:
+        OSError: (ENOSYS) it has none for processes.
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"worker processes cannot be watched here: pidfd_open: {error.strerror} (Linux has it "
+            'since 5.3, some sandboxes have not); Engine(mode="local") needs none',
+        ) from error
 
 
 def _open_descriptors() -> int:

@@ -11,7 +11,12 @@ from mmap import PAGESIZE
 from typing import TYPE_CHECKING
 
 from mpgrad import config
-from mpgrad.engine.descriptors import FOR_ENGINE, require_descriptors, require_hard_limit
+from mpgrad.engine.descriptors import (
+    FOR_ENGINE,
+    require_descriptors,
+    require_hard_limit,
+    require_pidfds,
+)
 from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
 from mpgrad.kill_points import Passages, kill_points
@@ -66,6 +71,7 @@ class CoordinatorProcess:
         self.is_closed = False
         require_descriptors(FOR_ENGINE, "an engine")
         require_hard_limit(cpu_workers)
+        require_pidfds()
         with contextlib.ExitStack() as undo:
             self._directory = SocketDirectory()
             undo.callback(self._directory.remove)

@@ -120,7 +120,8 @@ class Segment:
     def punch(self, offset: int, nbytes: int) -> None:
         """Give the pages of the range back to the kernel; it reads as zeros afterwards.
 
-        Both must be multiples of the page size.
+        Both must be multiples of the page size. A kernel that cannot take pages back (gVisor's)
+        leaves them, and what is in them, where they are.
 
         Raises:
             ValueError: the range leaves the segment, or is not made of whole pages.
@@ -128,8 +129,13 @@ class Segment:
         self._check_range(offset, nbytes)
         if offset % mmap.PAGESIZE or nbytes % mmap.PAGESIZE:
             raise ValueError(f"cannot punch {nbytes} bytes at {offset}: not whole pages")
-        if nbytes and not self.is_private:
+        if not nbytes or self.is_private:
+            return
+        try:
             self._mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
 
     def close(self, _close: Callable[[int], None] = os.close) -> None:
         """Close the descriptor; the mapping stays for as long as something refers to it."""

@@ -137,6 +137,19 @@ def test_only_whole_pages_can_be_punched(offset, nbytes):
         Segment.create(MIB, "test").punch(offset, nbytes)
 
 
+def test_a_kernel_that_takes_no_pages_back_leaves_them():
+    class Mapping:
+        def madvise(self, advice, offset, nbytes):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    segment = Segment.create(2 * PAGE, "test")
+    segment.buffer[PAGE] = 9
+    segment._mapping, mapping = Mapping(), segment._mapping
+    segment.punch(PAGE, PAGE)
+    segment._mapping = mapping
+    assert segment.buffer[PAGE] == 9
+
+
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
 def test_a_machine_without_memory_is_a_python_error(monkeypatch, number):
     # The kernel's answer is imitated: filling the machine's memory would take the tests with it.
