@@ -132,9 +132,11 @@ def is_dense(array: Any) -> bool:
 def is_exclusive(array: Any) -> bool:
     """Whether the caller's variable is the only way to ``array`` and its memory."""
     if not isinstance(array, np.ndarray):
+        # What was reshaped has a base, of which every view of the same memory is one, too.
+        base = array.base
         return (
             sys.getrefcount(array) <= _SOLE
-            and array.base is None
+            and (base is None or (base.nbytes == array.nbytes and sys.getrefcount(base) <= _SOLE))
             and sys.getrefcount(array.data.mem) <= _sole_references_to_gpu_memory()
         )
     if not array.flags.writeable or sys.getrefcount(array) > _SOLE:

@@ -290,7 +290,10 @@ def alias_of(source: ndarray, host: Host) -> ndarray:
 def _made(driver: Any, host: Host, base: ndarray | None, mem: Chunk, device: int) -> ndarray:
     array = ndarray()
     array._driver, array._host, array._base = driver, host, base
-    array.data = MemoryPointer(mem, host.ctypes.data, device)
+    if base is not None and base.data.ptr == host.ctypes.data:
+        array.data = base.data
+    else:
+        array.data = MemoryPointer(mem, host.ctypes.data, device)
     return array
 
 

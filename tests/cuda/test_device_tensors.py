@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad import device_arrays
 from mpgrad.nn import functional
+from mpgrad.storage import is_exclusive
 from mpgrad.tensor import Tensor
 from tests.cuda.conftest import forget_driver
 from tests.ops.cases import CASES, Case
@@ -256,6 +258,19 @@ def test_complex_numbers_as_real_ones_are_a_view(gpus: str) -> None:
         mg.view_as_real(z)[0].add_(w[:2])
         (grad,) = mg.grad((z * z.conj()).real.sum(), [w])
         assert (z[0].item(), grad.tolist()) == (2 + 1j, [4, 2, 0])
+
+
+def test_a_gradient_that_was_reshaped_is_not_copied(gpus: str) -> None:
+    whole = device_arrays.cuda_namespace().zeros((2, 3), np.dtype("f4"))
+    array = whole.reshape(6)
+    assert not is_exclusive(array)
+    del whole
+    assert is_exclusive(array)
+    for view in (array[:6], array.reshape(3, 2)):
+        assert not is_exclusive(array)
+        assert not is_exclusive(view)
+    del view
+    assert is_exclusive(array)
 
 
 def test_copies_and_pickles_stay_on_their_device(gpus: str) -> None:
