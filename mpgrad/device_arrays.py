@@ -37,7 +37,8 @@ def cuda_namespace() -> CudaBackend:
     """The array namespace of all GPUs."""
     from mpgrad.backends.cuda import CudaBackend  # not needed on most machines
 
-    return CudaBackend(cuda_driver.driver().namespace)
+    driver = cuda_driver.driver()
+    return CudaBackend(driver.namespace, driver.special)
 
 
 @functools.cache

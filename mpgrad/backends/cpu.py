@@ -389,14 +389,10 @@ class CpuBackend:
     def conv2d_weight_grad(self, x: Array, grad: Array, **geometry: Any) -> Array:
         return cpu_conv.conv2d_weight_grad(self, x, grad, **geometry)
 
-    def max_pool2d(self, x: Array, **geometry: Any) -> tuple[Array, Array]:
-        return cpu_windows.max_pool2d(self, x, **geometry)
-
-    def avg_pool2d(self, x: Array, **geometry: Any) -> Array:
-        return cpu_windows.avg_pool2d(self, x, **geometry)
-
-    def avg_pool2d_input_grad(self, grad: Array, **geometry: Any) -> Array:
-        return cpu_windows.avg_pool2d_input_grad(self, grad, **geometry)
+    max_pool2d = cpu_windows.max_pool2d
+    max_pool2d_input_grad = cpu_windows.max_pool2d_input_grad
+    avg_pool2d = cpu_windows.avg_pool2d
+    avg_pool2d_input_grad = cpu_windows.avg_pool2d_input_grad
 
     # ------------------------------------------------------------------ placement
 

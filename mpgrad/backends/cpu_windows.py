@@ -42,6 +42,24 @@ def max_pool2d(
     return values, _flat_positions(xp, winners, x.shape, kernel, stride, padding, dilation)
 
 
+def max_pool2d_input_grad(
+    xp: Any, grad: Any, positions: Any, *, input_shape: tuple[int, ...], **geometry: Any
+) -> Any:
+    """The gradient of ``max_pool2d`` for its input, of shape ``input_shape``.
+
+    Each element goes where the maximum came from; windows that overlap there add up.
+
+    Args:
+        xp: any array namespace.
+        positions: as ``max_pool2d`` gives them, and so independent of the ``geometry``.
+    """
+    flat = (*grad.shape[:2], grad.shape[2] * grad.shape[3])
+    spread = xp.scatter_along_axis(
+        xp.reshape(grad, flat), xp.reshape(positions, flat), 2, input_shape[2] * input_shape[3]
+    )
+    return xp.reshape(spread, input_shape)
+
+
 def _first_equal(taps: list[Array], values: Array, inside: list[Array]) -> Array:
     """For each window the number of the first tap that equals its value, without branches."""
     missed = np.ones(values.shape, bool)

@@ -15,6 +15,7 @@ import numpy as np
 
 from mpgrad.backends import cpu_views, cuda_windows
 from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of
+from mpgrad.backends.cuda_fusion import Fusion
 from mpgrad.backends.cuda_kernels import Kernels
 from mpgrad.backends.matmul_precision import matmul as matmul_precision
 
@@ -28,6 +29,19 @@ LINES_MIN = 1024
 
 #: Keys of rows, picked by an array.
 _ROWS = ((INDEX,), (INDEX, Ellipsis))
+
+
+#: Elements from which on a sum over axes apart from each other is taken in two steps.
+SPLIT_SUM_MIN = 1 << 16
+
+
+def _last_and_first(axis: Axis, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes at the end, without a gap, and the other ones of ``axis``."""
+    if axis is None or isinstance(axis, int):
+        return (), ()
+    axes = {each % ndim for each in axis}
+    inner = next(end for end in range(ndim, -1, -1) if end - 1 not in axes)
+    return tuple(range(inner, ndim)), tuple(sorted(each for each in axes if each < inner))
 
 
 def _same(name: str) -> Callable[..., Any]:
@@ -48,17 +62,23 @@ def _reduction(name: str) -> Callable[..., Any]:
     return apply
 
 
+def _sigmoid(xp: Any, x: Any) -> Any:
+    return xp.multiply(xp.add(xp.tanh(xp.multiply(x, 0.5)), 1), 0.5)
+
+
 class CudaBackend:
     """The array namespace ``xp`` for an array module like CuPy (the list is in
     ``mpgrad.backends``).
 
     Args:
         arrays: CuPy, or the module of the fake driver.
+        special: its special functions.
     """
 
-    def __init__(self, arrays: Any) -> None:
-        self.arrays = arrays
+    def __init__(self, arrays: Any, special: Any) -> None:
+        self.arrays, self._special = arrays, special
         self.kernels = Kernels(arrays)
+        self._fusion = Fusion(self)
         matmul_precision.serve(arrays)
 
     def __getattr__(self, name: str) -> Any:
@@ -100,17 +120,12 @@ class CudaBackend:
 
     def sigmoid(self, x: Any) -> Any:
         """``1 / (1 + exp(-x))`` as ``(1 + tanh(x / 2)) / 2``, which cannot overflow."""
-        half = self.arrays.multiply(x, 0.5)
-        self.arrays.tanh(half, out=half)
-        half += 1
-        half *= 0.5
-        return half
+        return self._fusion(_sigmoid, (x,), None)
 
     def erf(self, x: Any) -> Any:
         """The error function."""
-        out = self.arrays.empty(x.shape, x.dtype)
-        self.kernels["mpgrad_erf"](x, out)
-        return out
+        found = self._special.erf(x)
+        return found if found.dtype == x.dtype else found.astype(x.dtype)
 
     def astype(self, x: Any, dtype: Any) -> Any:
         return x.astype(dtype)
@@ -125,9 +140,9 @@ class CudaBackend:
         *rest: Any,
         axes: tuple[int, ...] | None = None,
     ) -> Any:
-        """``formula(self, first, *rest)``, or with ``axes`` ``formula(self, axes, first, *rest)``:
-        there is no cache that pieces would have to fit into."""
-        return formula(self, first, *rest) if axes is None else formula(self, axes, first, *rest)
+        """``formula(self, first, *rest)``, or with ``axes`` ``formula(self, axes, first, *rest)``,
+        in few kernels."""
+        return self._fusion(formula, (first, *rest), axes)
 
     # ------------------------------------------------------------------ complex numbers
 
@@ -157,15 +172,23 @@ class CudaBackend:
 
     # ------------------------------------------------------------------ reduction
 
-    sum, prod, max, min = (
-        _reduction("sum"),
-        _reduction("prod"),
-        _reduction("max"),
-        _reduction("min"),
-    )
+    prod, max, min = _reduction("prod"), _reduction("max"), _reduction("min")
     argmax, argmin = _reduction("argmax"), _reduction("argmin")
     any, all = _reduction("any"), _reduction("all")
     sum_to = CpuBackend.sum_to
+
+    def sum(self, x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Over the last axes first, then over those in front of them.
+
+        CuPy has one block of threads for each sum: over both at once, as of a channel, there would
+        be few, and most of the GPU idle.
+        """
+        last, first = _last_and_first(axis, x.ndim)
+        if first and last and x.size >= SPLIT_SUM_MIN and x.dtype.kind in "fc" and x.itemsize > 2:
+            inner = self.arrays.sum(x, axis=last, keepdims=True)
+            total = self.arrays.sum(inner, axis=first, keepdims=True)
+            return total if keepdims else total.squeeze((*first, *last))
+        return self.arrays.sum(x, axis=axis, keepdims=keepdims)
 
     def cumsum(self, x: Any, axis: int) -> Any:
         dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
@@ -315,6 +338,7 @@ class CudaBackend:
     # ------------------------------------------------------------------ linear and pooling
 
     def matmul(self, a: Any, b: Any) -> Any:
+        matmul_precision.prepare(self.arrays)
         return self.arrays.matmul(self._blas_layout(a), self._blas_layout(b))
 
     def _blas_layout(self, x: Any) -> Any:
@@ -327,5 +351,6 @@ class CudaBackend:
     conv2d_input_grad = cuda_windows.conv2d_input_grad
     conv2d_weight_grad = cuda_windows.conv2d_weight_grad
     max_pool2d = cuda_windows.max_pool2d
+    max_pool2d_input_grad = cuda_windows.max_pool2d_input_grad
     avg_pool2d = cuda_windows.avg_pool2d
     avg_pool2d_input_grad = cuda_windows.avg_pool2d_input_grad

@@ -67,10 +67,17 @@ def _filled(template: str, body: str, dilated: bool) -> str:
     return template.replace("%(body)s", body)
 
 
+def _taps_backwards(template: str) -> str:
+    """Windows that begin later meet an element with an earlier tap."""
+    for tap, length in (("a", "kernel_h"), ("b", "kernel_w")):
+        ahead = f"{tap} = 0; {tap} < {length}; ++{tap}"
+        template = template.replace(ahead, f"{tap} = {length} - 1; {tap} >= 0; --{tap}")
+    return template
+
+
 _DILATED = f"{_WINDOW}, int64 dilation_h, int64 dilation_w"
 
 SOURCES: dict[str, Source] = {
-    "mpgrad_erf": Source("T x", "T out", "out = erf(x)"),
     "mpgrad_complex_sign": Source(
         "T x", "T out", "auto size = abs(x); out = size == 0 ? x : x / size;"
     ),
@@ -89,6 +96,18 @@ SOURCES: dict[str, Source] = {
                 position = place;
                 found = true;
             }""",
+            True,
+        ),
+    ),
+    # Windows overlap where a maximum belongs to several; they add up in their order in memory.
+    "mpgrad_max_pool_grad": Source(
+        f"raw T grads, raw int64 positions, {_DILATED}",
+        "T out",
+        _filled(
+            _taps_backwards(_EACH_WINDOW),
+            """
+            long long window = (image * out_height + y) * out_width + x;
+            if (positions[window] == row * width + column) total += grads[window];""",
             True,
         ),
     ),

@@ -31,7 +31,7 @@ def conv2d(
     height, width = windows.shape[-2:]
     columns = windows.reshape(n, groups, _per_group(weight.shape), height * width)
     filters = weight.reshape(groups, out_channels // groups, _per_group(weight.shape))
-    return xp.arrays.matmul(filters, columns).reshape(n, out_channels, height, width)
+    return xp.matmul(filters, columns).reshape(n, out_channels, height, width)
 
 
 def conv2d_input_grad(
@@ -49,7 +49,7 @@ def conv2d_input_grad(
     n, out_channels, height, width = grad.shape
     filters = weight.reshape(groups, out_channels // groups, _per_group(weight.shape))
     rows = grad.reshape(n, groups, out_channels // groups, height * width)
-    columns = xp.arrays.matmul(filters.transpose(0, 2, 1), rows)
+    columns = xp.matmul(filters.transpose(0, 2, 1), rows)
     sizes = (*input_shape[2:], height, width, *weight.shape[2:], *stride, *padding, *dilation)
     out = xp.empty(input_shape, grad.dtype)
     xp.kernels["mpgrad_columns_to_image"](columns, *sizes, out)
@@ -78,7 +78,7 @@ def conv2d_weight_grad(
     rows = by_image.transpose(1, 2, 0, 3).reshape(
         groups, out_channels // groups, height * width * n
     )
-    return xp.arrays.matmul(rows, columns).reshape(weight_shape)
+    return xp.matmul(rows, columns).reshape(weight_shape)
 
 
 def max_pool2d(
@@ -91,6 +91,25 @@ def max_pool2d(
     sizes = (*x.shape[2:], *size, *kernel, *stride, *padding, *dilation)
     xp.kernels["mpgrad_max_pool"](xp.ascontiguousarray(x), *sizes, values, positions)
     return values, positions
+
+
+def max_pool2d_input_grad(
+    xp: CudaBackend,
+    grad: Any,
+    positions: Any,
+    *,
+    input_shape: tuple[int, ...],
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+) -> Any:
+    """The gradient of ``max_pool2d`` for its input, of shape ``input_shape``."""
+    out = xp.empty(input_shape, grad.dtype)
+    sizes = (*input_shape[2:], *grad.shape[2:], *kernel, *stride, *padding, *dilation)
+    grad, positions = (xp.ascontiguousarray(each) for each in (grad, positions))
+    xp.kernels["mpgrad_max_pool_grad"](grad, positions, *sizes, out)
+    return out
 
 
 def avg_pool2d(

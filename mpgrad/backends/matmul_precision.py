@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-#: PyTorch's name of a precision -> CuPy's name of what cuBLAS computes in.
+#: PyTorch's name of a precision -> CuPy's name of what cuBLAS computes in. (CuPy 14 has a name for
+#: bfloat16 factors, too, but computes in float32 then.)
 _COMPUTE_TYPES = {
     "highest": "COMPUTE_TYPE_DEFAULT",
     "high": "COMPUTE_TYPE_TF32",
-    "medium": "COMPUTE_TYPE_BF16",
+    "medium": "COMPUTE_TYPE_TF32",
 }
 
+#: cuBLAS's ``CUBLAS_DEFAULT_MATH`` and ``CUBLAS_TF32_TENSOR_OP_MATH``.
+DEFAULT_MATH, TF32_MATH = 0, 3
 
 #: In the order of the numbers that stand for them between processes.
 PRECISIONS = tuple(_COMPUTE_TYPES)
@@ -22,7 +25,7 @@ PRECISIONS = tuple(_COMPUTE_TYPES)
 class MatmulPrecision:
     """One setting for all GPUs of this process; an engine's workers get it with each backward.
 
-    TF32 keeps 10 bits of each factor's mantissa, bfloat16 7; sums stay in float32.
+    TF32 keeps 10 bits of each factor's mantissa; sums stay in float32.
     """
 
     def __init__(self) -> None:
@@ -32,7 +35,7 @@ class MatmulPrecision:
 
     @property
     def allow_tf32(self) -> bool:
-        """Whether float32 factors may be rounded to TF32 (or further)."""
+        """Whether float32 factors may be rounded to TF32."""
         return self._chosen != "highest"
 
     @allow_tf32.setter
@@ -42,7 +45,7 @@ class MatmulPrecision:
         self.choose("high" if value else "highest")
 
     def choose(self, precision: str) -> None:
-        """Set it to ``"highest"`` (float32), ``"high"`` (TF32) or ``"medium"`` (bfloat16).
+        """Set it to ``"highest"`` (float32), ``"high"`` (TF32) or ``"medium"`` (as yet TF32, too).
 
         Raises:
             RuntimeError: it is none of those.
@@ -66,6 +69,12 @@ class MatmulPrecision:
         self._modules.add(arrays)
         if self._chosen != "highest":
             self._apply(arrays)
+
+    def prepare(self, arrays: Any) -> None:
+        """Tell the current thread's cuBLAS: what ``_apply`` sets is for products of two matrices,
+        and CuPy multiplies batches by other routines."""
+        mode = TF32_MATH if self.allow_tf32 else DEFAULT_MATH
+        arrays.cuda.cublas.setMathMode(arrays.cuda.get_cublas_handle(), mode)
 
     def _apply(self, arrays: Any) -> None:
         # CuPy's only public way is CUPY_TF32, read once and before anything is multiplied.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.autograd.views import in_place
+from mpgrad.backends import cpu_windows
 from mpgrad.dispatch import call
 from mpgrad.ops import (
     arithmetic,
@@ -141,6 +142,12 @@ def conv2d(x: Tensor, weight: Tensor, **geometry: Any) -> Tensor:
 def avg_pool2d(x: Tensor, *, kernel: Any, **geometry: Any) -> Tensor:
     """The mean of each window."""
     return pooling.avg_pool2d(x, kernel, **geometry)
+
+
+def max_pool2d_input_grad(grad: Tensor, positions: Tensor, **geometry: Any) -> Tensor:
+    """``grad`` where the maxima came from."""
+    xp = sys.modules[__name__]
+    return cpu_windows.max_pool2d_input_grad(xp, grad, positions, **geometry)
 
 
 def blockwise(formula: Any, *operands: Any, axes: tuple[int, ...] | None = None) -> Any:

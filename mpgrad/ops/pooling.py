@@ -10,25 +10,22 @@ from mpgrad.ops.convolution import Pair, pair
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
 
-
-def _max_pool2d_grad(xp: Any, grad: Any, results: Any, input_shape: tuple[int, ...]) -> Any:
-    """Each element goes where the maximum came from; windows that overlap there add up."""
-    flat = (*grad.shape[:2], grad.shape[2] * grad.shape[3])
-    spread = xp.scatter_along_axis(
-        xp.reshape(grad, flat),
-        xp.reshape(results[1], flat),
-        2,
-        input_shape[2] * input_shape[3],
-    )
-    return xp.reshape(spread, input_shape)
-
-
 _max_pool2d = operator(
     "max_pool2d",
     lambda xp, input, *, kernel, stride, padding, dilation: xp.max_pool2d(
         input, kernel=kernel, stride=stride, padding=padding, dilation=dilation
     ),
-    input=_max_pool2d_grad,
+    input=lambda xp, grad, results, input_shape, kernel, stride, padding, dilation: (
+        xp.max_pool2d_input_grad(
+            grad,
+            results[1],
+            input_shape=input_shape,
+            kernel=kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+        )
+    ),
 )
 
 

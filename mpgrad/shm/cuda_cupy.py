@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import cupy
+import cupyx.scipy.special
 
 from mpgrad.shm.cuda_driver import CudaError, DeviceProperties
 
@@ -42,6 +43,7 @@ class CupyDriver:
     name = "cupy"
     errors = (CudaError, _runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
     namespace = cupy
+    special = cupyx.scipy.special
 
     def device_count(self) -> int:
         try:

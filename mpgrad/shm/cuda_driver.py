@@ -101,11 +101,13 @@ class CudaDriver(Protocol):
         errors: what its calls, and those of its streams and events, may raise. A context in which a
             kernel has failed raises such a one for ever.
         namespace: the array library: CuPy's names and meanings.
+        special: its special functions, of which ``erf`` is used.
     """
 
     name: str
     errors: tuple[type[Exception], ...]
     namespace: Any
+    special: Any
 
     # ------------------------------------------------------------------------------- devices
 

@@ -35,7 +35,7 @@ from mpgrad.testing.fake_cuda_memory import (
     PrivateMemory,
     Window,
 )
-from mpgrad.testing.fake_cuda_namespace import ArrayNamespace
+from mpgrad.testing.fake_cuda_namespace import ArrayNamespace, SpecialFunctions
 from mpgrad.testing.fake_cuda_streams import (
     EventCounters,
     EventService,
@@ -89,6 +89,7 @@ class FakeCudaDriver:
         self._made: list[FakeStream] = list(self._default_streams)
         self._allocator: Callable[[int], tuple[int, Any]] | None = None
         self.namespace: Any = ArrayNamespace(self)
+        self.special: Any = SpecialFunctions(self)
 
     # ------------------------------------------------------------------------------- devices
 

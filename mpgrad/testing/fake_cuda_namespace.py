@@ -6,12 +6,14 @@ compares both where CuPy is installed, which needs no GPU.
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from mpgrad.backends import cpu_special
 from mpgrad.testing.fake_cuda_arrays import (
     Device,
     Host,
@@ -52,7 +54,9 @@ class ArrayNamespace:
         self.lib = types.SimpleNamespace(
             stride_tricks=types.SimpleNamespace(as_strided=_as_strided)
         )
-        self.cuda = types.SimpleNamespace(Device=self._device)
+        self.cuda = types.SimpleNamespace(
+            Device=self._device, get_cublas_handle=threading.get_ident, cublas=_Cublas()
+        )
         #: What products are computed in, by dtype; it changes nothing here.
         self.compute_types: dict[np.dtype[Any], str] = {}
         self._core = types.SimpleNamespace(_routines_linalg=_Linalg(self.compute_types))
@@ -144,6 +148,10 @@ class ArrayNamespace:
         """Where arrays get their memory unless told otherwise."""
         return _Pool(self._driver)
 
+    def fuse(self, kernel_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What CuPy makes one kernel of is computed step by step."""
+        return lambda function: function
+
     def ElementwiseKernel(
         self, in_params: str, out_params: str, operation: str, name: str
     ) -> Kernel:
@@ -151,10 +159,33 @@ class ArrayNamespace:
         return Kernel(self._driver, in_params, out_params, name)
 
 
+class SpecialFunctions:
+    """The part of ``cupyx.scipy.special`` that is used."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def erf(self, x: DeviceArray) -> Any:
+        """The error function; of half precision in double, as CuPy's."""
+        return operate(self._driver, _erf, x)
+
+
+class _Cublas:
+    """The part of ``cupy.cuda.cublas`` that sets the precision of batches of products."""
+
+    def __init__(self) -> None:
+        #: By thread; it changes nothing here.
+        self.math_modes: dict[int, int] = {}
+
+    def setMathMode(self, handle: int, mode: int) -> None:
+        """Compute so with ``handle`` from now on."""
+        self.math_modes[handle] = mode
+
+
 class _Linalg:
     """The part of ``cupy._core._routines_linalg`` that sets the precision of products."""
 
-    COMPUTE_TYPE_DEFAULT, COMPUTE_TYPE_TF32, COMPUTE_TYPE_BF16 = "default", "TF32", "BF16"
+    COMPUTE_TYPE_DEFAULT, COMPUTE_TYPE_TF32 = "default", "TF32"
 
     def __init__(self, chosen: dict[np.dtype[Any], str]) -> None:
         self._chosen = chosen
@@ -221,6 +252,11 @@ class Ufunc:
     def reduce(self, array: DeviceArray, axis: Any = 0, keepdims: bool = False) -> Any:
         """Along an axis."""
         return operate(self._driver, self._function.reduce, array, axis=axis, keepdims=keepdims)
+
+
+def _erf(x: Host) -> Host:
+    wide = np.float64 if x.dtype == np.float16 else x.dtype
+    return cpu_special.erf(np.ascontiguousarray(x), np.empty(x.shape, wide))
 
 
 def _sign(x: Host, **given: Any) -> Any:

@@ -10,16 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import cpu_special, cpu_windows
+from mpgrad.backends import cpu_windows
 from mpgrad.backends.cpu import CpuBackend
 
 Array = np.ndarray[Any, Any]
 
 _cpu = CpuBackend(np.empty)
-
-
-def _erf(x: Array, out: Array) -> None:
-    out[...] = cpu_special.erf(x, np.empty(x.shape, x.dtype))
 
 
 def _complex_sign(x: Array, out: Array) -> None:
@@ -33,6 +29,11 @@ def _max_pool(images: Array, *rest: Any) -> None:
     values[...], positions[...] = cpu_windows.max_pool2d(
         _cpu, images, kernel=kernel, stride=stride, padding=padding, dilation=dilation
     )
+
+
+def _max_pool_grad(grads: Array, positions: Array, *rest: Any) -> None:
+    out = rest[-1]
+    out[...] = cpu_windows.max_pool2d_input_grad(_cpu, grads, positions, input_shape=out.shape)
 
 
 def _avg_pool(images: Array, *rest: Any) -> None:
@@ -91,9 +92,9 @@ def _pairs(numbers: Any) -> list[tuple[int, int]]:
 
 
 KERNELS: dict[str, Callable[..., None]] = {
-    "mpgrad_erf": _erf,
     "mpgrad_complex_sign": _complex_sign,
     "mpgrad_max_pool": _max_pool,
+    "mpgrad_max_pool_grad": _max_pool_grad,
     "mpgrad_avg_pool": _avg_pool,
     "mpgrad_avg_pool_grad": _avg_pool_grad,
     "mpgrad_columns_to_image": _columns_to_image,

@@ -21,7 +21,7 @@ from tests.ops.test_operators import cotangent_for, run
 
 @pytest.fixture
 def xp(driver: CudaDriver) -> CudaBackend:
-    return CudaBackend(driver.namespace)
+    return CudaBackend(driver.namespace, driver.special)
 
 
 def on_device(xp: Any, value: Any) -> Any:
@@ -128,7 +128,8 @@ def test_windows(xp: CudaBackend, driver: CudaDriver, padding: Any, stride: Any)
 
 
 def test_an_array_of_the_host_is_refused() -> None:
-    xp = CudaBackend(FakeCudaDriver(1).namespace)
+    driver = FakeCudaDriver(1)
+    xp = CudaBackend(driver.namespace, driver.special)
     with pytest.raises(TypeError, match="Unsupported type"):
         xp.add(xp.arrays.ones(2), np.ones(2))
     with pytest.raises(TypeError, match="Implicit conversion"):

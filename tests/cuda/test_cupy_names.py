@@ -11,7 +11,14 @@ import pytest
 from mpgrad.backends.cuda_kernels import SOURCES
 from mpgrad.testing.fake_cuda import FakeCudaDriver
 from mpgrad.testing.fake_cuda_arrays import ndarray
-from mpgrad.testing.fake_cuda_namespace import CREATION, FUNCTIONS, LIKE, UFUNCS, ArrayNamespace
+from mpgrad.testing.fake_cuda_namespace import (
+    CREATION,
+    FUNCTIONS,
+    LIKE,
+    UFUNCS,
+    ArrayNamespace,
+    SpecialFunctions,
+)
 from mpgrad.testing.fake_kernels import KERNELS
 
 
@@ -26,6 +33,9 @@ def test_cupy_has_every_name_of_the_fake() -> None:
     assert {name for name in names if not hasattr(cupy, name)} == set()
     methods = {name for name in dir(ndarray) if not name.startswith("_")}
     assert {name for name in methods if not hasattr(cupy.ndarray, name)} == set()
+    special = pytest.importorskip("cupyx.scipy.special")
+    names = {name for name in vars(SpecialFunctions) if not name.startswith("_")}
+    assert all(isinstance(getattr(special, name), cupy.ufunc) for name in names)
     assert all(isinstance(getattr(cupy, name), cupy.ufunc) for name in UFUNCS.split())
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import device_arrays
-from mpgrad.backends.matmul_precision import matmul
+from mpgrad.backends.matmul_precision import DEFAULT_MATH, TF32_MATH, matmul
 from mpgrad.nn import parallel
 from mpgrad.shm import cuda_driver
 from mpgrad.tensor import Tensor
@@ -74,13 +74,17 @@ def test_the_precision_of_products(gpus: str) -> None:
         mg.set_float32_matmul_precision("medium")
         assert mg.backends.cuda.matmul.allow_tf32
         if gpus.startswith("fake"):
-            assert set(chosen.compute_types.values()) == {"BF16"}
+            assert set(chosen.compute_types.values()) == {"TF32"}
         x = mg.rand(64, 64, device="cuda")
         np.testing.assert_allclose((x @ x).tolist(), (x.cpu() @ x.cpu()).tolist(), rtol=0.05)
+        if gpus.startswith("fake"):
+            assert chosen.cuda.cublas.math_modes == {threading.get_ident(): TF32_MATH}
     finally:
         mg.set_float32_matmul_precision("highest")
+    x @ x
     if gpus.startswith("fake"):
         assert set(chosen.compute_types.values()) == {"default"}
+        assert chosen.cuda.cublas.math_modes == {threading.get_ident(): DEFAULT_MATH}
     with pytest.raises(RuntimeError, match="not one of 'highest'"):
         mg.set_float32_matmul_precision("low")
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from mpgrad.backends import cpu_windows
+from mpgrad.backends.cpu import CpuBackend
 from mpgrad.backends.cuda_kernels import SOURCES, Source
 from mpgrad.testing.fake_kernels import KERNELS
 
@@ -82,9 +84,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def _takes(name: str, ending: str) -> bool:
     is_complex = ending == "c16"
     return name not in (
-        ("mpgrad_erf", "mpgrad_max_pool", "mpgrad_avg_pool")
-        if is_complex
-        else ("mpgrad_complex_sign",)
+        ("mpgrad_max_pool", "mpgrad_avg_pool") if is_complex else ("mpgrad_complex_sign",)
     )
 
 
@@ -144,6 +144,18 @@ def test_max_pool(library: Any, geometry: Any) -> None:
     compare(library, "mpgrad_max_pool", outputs[0].size, inputs, *outputs)
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_max_pool_grad(library: Any, geometry: Any) -> None:
+    given = sizes(*geometry)
+    (kernel, stride, padding, dilation), images = geometry, np.round(draw(2, 3, 7, 6), 1)
+    _, positions = cpu_windows.max_pool2d(
+        CpuBackend(np.empty), images, kernel=kernel, stride=stride, padding=padding,
+        dilation=dilation,
+    )  # fmt: skip
+    inputs = [draw(*positions.shape), positions, *given, *(n for pair in geometry for n in pair)]
+    compare(library, "mpgrad_max_pool_grad", images.size, inputs, np.empty_like(images))
+
+
 @pytest.mark.parametrize("counts_padding", [True, False])
 @pytest.mark.parametrize("geometry", GEOMETRIES[:2])
 def test_avg_pool(library: Any, geometry: Any, counts_padding: bool) -> None:
@@ -188,11 +200,3 @@ def test_complex_sign(library: Any) -> None:
     out, expected = np.empty_like(x), np.sign(x)
     run(library, "mpgrad_complex_sign", x.size, x, out)
     np.testing.assert_allclose(out, expected, rtol=1e-15)
-
-
-def test_erf(library: Any) -> None:
-    x = np.linspace(-5, 5, 101)
-    out, expected = np.empty_like(x), np.empty_like(x)
-    KERNELS["mpgrad_erf"](x, expected)
-    run(library, "mpgrad_erf", x.size, x, out)
-    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-15)
