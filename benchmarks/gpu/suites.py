@@ -46,7 +46,8 @@ class Suite(NamedTuple):
 
 
 SUITES = (
-    Suite("tests", ("-m", "gpu", "tests/cuda"), {}),
+    # The slow ones run parts of the other two suites.
+    Suite("tests", ("-m", "gpu and not slow", "tests/cuda"), {}),
     Suite(
         "front_end",
         (*_FRONT_END, "-m", "not process and not gpu", "tests/semantics"),
