@@ -5,7 +5,7 @@ from __future__ import annotations
 # Layers hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.nn import functional, init, parallel
+from mpgrad.nn import functional, init, parallel, utils
 from mpgrad.nn.activations import GELU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d
 from mpgrad.nn.containers import ModuleList, Sequential
@@ -19,6 +19,7 @@ __all__ = [
     "functional",
     "init",
     "parallel",
+    "utils",
     "Module",
     "Parameter",
     "Sequential",

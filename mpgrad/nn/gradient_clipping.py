@@ -1,0 +1,87 @@
+"""Gradients that are too long are clipped: in place, not recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.ops.creation import tensor as new_tensor
+from mpgrad.ops.norms import norm
+from mpgrad.ops.shape import stack
+from mpgrad.tensor import Tensor
+
+#: Keeps the factor finite where all gradients are 0; PyTorch's.
+_EPSILON = 1e-6
+
+
+@no_grad()
+def get_total_norm(
+    tensors: Iterable[Tensor] | Tensor, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """The norm of all elements as if they were one vector: 0-d, on the first one's device.
+
+    Args:
+        tensors: one, or several; of none the norm is 0.
+        norm_type: p of the p-norm; infinity is the largest size.
+        error_if_nonfinite: raise where it is infinite or NaN.
+
+    Raises:
+        RuntimeError: it is, and ``error_if_nonfinite``.
+    """
+    listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    if not listed:
+        return new_tensor(0.0)
+    device = listed[0].device
+    each = [norm(tensor.detach(), norm_type).to(device) for tensor in listed]
+    total = norm(stack(each), norm_type)
+    if error_if_nonfinite and not total.isfinite().item():
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so"
+            " it cannot be clipped. To disable this error and scale the gradients by the "
+            "non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+    return total
+
+
+@no_grad()
+def clip_grad_norm_(
+    parameters: Iterable[Tensor] | Tensor,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scale all gradients by one factor, so that their norm is at most ``max_norm``.
+
+    Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013.
+
+    Args:
+        parameters: those without a ``.grad`` are passed over.
+        max_norm: of all gradients together.
+        norm_type: as for :func:`get_total_norm`.
+        error_if_nonfinite: likewise.
+
+    Returns:
+        The norm before.
+
+    Raises:
+        RuntimeError: as :func:`get_total_norm` does.
+    """
+    grads = _gradients(parameters)
+    total = get_total_norm(grads, norm_type, error_if_nonfinite)
+    factor = (max_norm / (total + _EPSILON)).clamp(max=1.0)
+    if grads and not (factor.is_cpu and factor.item() == 1.0):  # on a GPU nobody waits to know
+        for grad in grads:
+            grad.mul_(factor.to(grad.device))
+    return total
+
+
+@no_grad()
+def clip_grad_value_(parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+    """Clamp each element of each gradient to ``[-clip_value, clip_value]``."""
+    for grad in _gradients(parameters):
+        grad.clamp_(-clip_value, clip_value)
+
+
+def _gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
+    listed = [parameters] if isinstance(parameters, Tensor) else parameters
+    return [parameter.grad for parameter in listed if parameter.grad is not None]
