@@ -124,17 +124,17 @@ class _Kernel:
             return value
 
     def _computed(self, *given: Any) -> Any:
-        values = dict(zip(self._sources, given, strict=True))
+        return _value_of(self._xp, self._term, dict(zip(self._sources, given, strict=True)))
 
-        def value_of(term: Any) -> Any:
-            if not isinstance(term, _Term):
-                return term  # a number
-            if term not in values:
-                arguments = [value_of(argument) for argument in term.arguments]
-                values[term] = getattr(self._xp, term.function)(*arguments)
-            return values[term]
 
-        return value_of(self._term)
+def _value_of(xp: CudaBackend, term: Any, values: dict[_Term, Any]) -> Any:
+    """``term`` from ``values``, to which what was computed on the way is added."""
+    if not isinstance(term, _Term):
+        return term  # a number
+    if term not in values:
+        arguments = [_value_of(xp, argument, values) for argument in term.arguments]
+        values[term] = getattr(xp, term.function)(*arguments)
+    return values[term]
 
 
 def _terms_of(terms: Sequence[Any], known: set[_Term] | None = None) -> list[_Term]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,20 @@ def test_arrays_without_elements_and_without_dimensions(xp: CudaBackend) -> None
     for shape in ((0, 3), ()):
         (x,) = drawn(xp, 1, "f4", *shape)
         assert_same(xp.blockwise(activation._gelu_values, x), activation._gelu_values(xp, x))
+
+
+def test_a_formula_holds_no_array_until_garbage_is_collected(xp: CudaBackend) -> None:
+    """A cycle would, and with it memory that others want back."""
+    (x,) = drawn(xp, 1, "f4", 3, 4)
+    xp.blockwise(activation._softmax_values, x, axes=(1,))
+    gc.collect()
+    gc.disable()
+    try:
+        before = sys.getrefcount(x)
+        xp.blockwise(activation._softmax_values, x, axes=(1,))
+        assert sys.getrefcount(x) == before
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_fused_runs_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
