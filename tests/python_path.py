@@ -8,4 +8,5 @@ from pathlib import Path
 
 def path_to(root: Path) -> str:
     """``root`` first, then what this process was given: mpgrad's packages may lie there alone."""
+    # An empty entry would be the working directory.
     return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))

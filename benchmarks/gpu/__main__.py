@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import Part, written
-from benchmarks.gpu.suites import LIMIT_S, REHEARSAL, SUITES, run_suites
+from benchmarks.gpu.suites import LIMIT_S, REHEARSAL, SUITES, end, run_suites
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,21 +89,25 @@ def _run_benchmark(name: str, environment: dict[str, str], is_rehearsal: bool) -
     command = [sys.executable, "-m", f"benchmarks.gpu.{name}"]
     if is_rehearsal:
         command.append("--small")
+    run = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        run = subprocess.run(
-            command,
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=BENCHMARK_S,
-        )
+        output, errors = run.communicate(timeout=BENCHMARK_S)
     except subprocess.TimeoutExpired:
-        return Part(name, False, f"not over after {BENCHMARK_S:.0f} s", {})
+        end(run)  # with what it has started, which would disturb the next one
+        _, errors = run.communicate()
+        return Part(name, False, f"not over after {BENCHMARK_S:.0f} s", {"trace": errors[-4000:]})
     if run.returncode != 0:
-        said = run.stderr.strip().splitlines() or [f"exit status {run.returncode}"]
-        return Part(name, False, said[-1], {"trace": run.stderr[-4000:]})
-    figures: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
+        said = errors.strip().splitlines() or [f"exit status {run.returncode}"]
+        return Part(name, False, said[-1], {"trace": errors[-4000:]})
+    figures: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return Part(name, True, figures.pop("summary"), figures)
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.gpu.report import Part
 
@@ -87,7 +87,7 @@ def run_suites(
         running = []
         for suite, output in zip(suites, outputs, strict=True):
             running.append(_start(suite, root, environment, output))
-            stack.callback(_end, running[-1])
+            stack.callback(end, running[-1])
         for suite, process, output in zip(suites, running, outputs, strict=True):
             yield _found(suite.name, process, output, deadline)
 
@@ -108,8 +108,8 @@ def _start(
         )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """With the workers that its tests have started."""
+def end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that leads a session, with all that it has started there."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -120,7 +120,7 @@ def _found(name: str, process: subprocess.Popen[bytes], output: Path, deadline: 
         status: int | None = process.wait(max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
         status = None
-        _end(process)
+        end(process)
     text = output.read_text(errors="replace")
     if status == 0:
         return Part(name, True, _last_line(text), {})

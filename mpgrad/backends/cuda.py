@@ -27,12 +27,11 @@ Axis = int | tuple[int, ...] | None
 #: From so many independent lines on, a thread for each of them beats sorting all indices.
 LINES_MIN = 1024
 
-#: Keys of rows, picked by an array.
-_ROWS = ((INDEX,), (INDEX, Ellipsis))
-
-
 #: Elements from which on a sum over axes apart from each other is taken in two steps.
 SPLIT_SUM_MIN = 1 << 16
+
+#: Keys of rows, picked by an array.
+_ROWS = ((INDEX,), (INDEX, Ellipsis))
 
 
 def _last_and_first(axis: Axis, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

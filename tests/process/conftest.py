@@ -16,6 +16,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.engine.engine import _stack
 from mpgrad.testing.leftovers import Leftovers, left_since
+from tests.python_path import path_to
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,8 +129,7 @@ def script_environment() -> dict[str, str]:
     """Lets a script find this very mpgrad, in process mode with two workers."""
     return {
         **os.environ,
-        # An empty entry would be the working directory.
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": path_to(ROOT),
         "MPGRAD_ENGINE": "process",
         "MPGRAD_CPU_WORKERS": "2",
     }

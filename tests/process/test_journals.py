@@ -15,6 +15,7 @@ from mpgrad.errors import CoordinatorLost, InvariantViolated, WorkerLost
 from mpgrad.launch import replay
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.instructions import CompleteGraph
+from tests.python_path import path_to
 
 pytestmark = pytest.mark.process
 
@@ -55,8 +56,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def plant(where: str) -> None:
         (tmp_path / "sitecustomize.py").write_text(PLANTED.replace("{where}", where))
-        path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+        monkeypatch.setenv("PYTHONPATH", path_to(tmp_path))
 
     return plant
 
@@ -69,10 +69,10 @@ def backward() -> None:
 
 def run_replay(file: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """``mpgrad replay`` in a process of its own."""
-    path = [str(Path(mg.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = path_to(Path(mg.__file__).parents[1])
     return subprocess.run(
         [sys.executable, "-m", "mpgrad", "replay", file],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
+        env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
         timeout=30,
