@@ -167,14 +167,19 @@ def _copied_between_gpus(array: Any, source: Device, target: Device) -> Any:
     so that the memory is not given away and overwritten before they are read."""
     driver = cuda_driver.driver()
     with on(source):
-        written, source_stream = driver.event(), driver.current_stream()
+        if not array.flags.c_contiguous:
+            # CuPy would do so behind the event, and copy before that is done.
+            array = array.copy()
+        written = driver.event()
         written.record()
     with on(target):
         driver.current_stream().wait_event(written)
         copy = array.copy()
         read = driver.event()
         read.record()
-        source_stream.wait_event(read)
+    with on(source):
+        # Not before: the default stream is that of the current device.
+        driver.current_stream().wait_event(read)
     return copy
 
 

@@ -37,6 +37,7 @@ from mpgrad.testing.fake_cuda_memory import (
 )
 from mpgrad.testing.fake_cuda_namespace import ArrayNamespace, SpecialFunctions
 from mpgrad.testing.fake_cuda_streams import (
+    DefaultStream,
     EventCounters,
     EventService,
     FakeEvent,
@@ -84,9 +85,9 @@ class FakeCudaDriver:
         self.reachable: set[tuple[int, int]] = set()
         # By thread: the current device, and the current stream of each device.
         self._current: dict[int, int] = {}
-        self._streams: dict[tuple[int, int], FakeStream] = {}
-        self._default_streams = [FakeStream(self, device) for device in range(devices)]
-        self._made: list[FakeStream] = list(self._default_streams)
+        self._streams: dict[tuple[int, int], FakeStream | DefaultStream] = {}
+        self._made = [FakeStream(self, device) for device in range(devices)]
+        self._default_stream = DefaultStream(self, tuple(self._made))
         self._allocator: Callable[[int], tuple[int, Any]] | None = None
         self.namespace: Any = ArrayNamespace(self)
         self.special: Any = SpecialFunctions(self)
@@ -236,14 +237,13 @@ class FakeCudaDriver:
         return made
 
     def current_stream(self) -> Any:
-        device = self.current_device()
-        key = (threading.get_ident(), device)
-        return self._streams.get(key, self._default_streams[device])
+        key = (threading.get_ident(), self.current_device())
+        return self._streams.get(key, self._default_stream)
 
-    def use_stream(self, stream: FakeStream) -> FakeStream:
-        """Make ``stream`` this thread's current one of its device; the one before."""
-        key = (threading.get_ident(), stream.device)
-        before = self._streams.get(key, self._default_streams[stream.device])
+    def use_stream(self, device: int, stream: FakeStream | DefaultStream) -> Any:
+        """Make ``stream`` this thread's current one of ``device``; the one before."""
+        key = (threading.get_ident(), device)
+        before = self._streams.get(key, self._default_stream)
         self._streams[key] = stream
         return before
 

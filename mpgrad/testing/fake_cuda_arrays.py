@@ -7,10 +7,13 @@ is refused by ``np.asarray``, does not mix with arrays of the host, lies on one 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+from mpgrad.testing.fake_cuda_streams import Operation
 
 Host = np.ndarray[Any, Any]
 
@@ -141,7 +144,8 @@ class ndarray:
 
     def get(self, stream: Any = None, order: str = "C", out: Host | None = None) -> Host:
         """A copy on the host, of what is there after all that is in the stream."""
-        (stream or self._driver.current_stream()).synchronize()
+        with self._driver.device(self.data.device_id):
+            (stream or self._driver.current_stream()).synchronize()
         if out is None:
             return self._host.copy()
         if not out.flags.c_contiguous or out.shape != self.shape or out.dtype != self.dtype:
@@ -200,9 +204,14 @@ class ndarray:
 
     def copy(self, order: str = "C") -> ndarray:
         """A copy on the *current* device, as CuPy's: ``self`` may lie on another one."""
-        with self._driver.device(self.data.device_id):
-            self._driver.before_kernel(self.data.device_id)
-        return to_device(self._driver, self._host, order=order)
+        driver, here = self._driver, self.data.device_id
+        if here == driver.current_device():
+            return to_device(driver, self._host, order=order)
+        with driver.device(here):
+            whole = self if self.flags.c_contiguous else to_device(driver, self._host, "C")
+        out = empty(driver, self.shape, self.dtype)
+        driver.current_stream().put(Operation(functools.partial(_copy_late, out, whole)))
+        return out
 
     def fill(self, value: Any) -> None:
         """Overwrite all elements with a number."""
@@ -316,6 +325,10 @@ def to_device(driver: Any, host: Any, order: str = "K") -> ndarray:
     plain = packed._host.transpose(np.argsort(axes))
     plain[...] = host
     return _made(driver, plain, None, packed.data.mem, packed.data.device_id)
+
+
+def _copy_late(target: ndarray, source: ndarray) -> None:
+    target._host[...] = source._host
 
 
 # ---------------------------------------------------------------------- operations

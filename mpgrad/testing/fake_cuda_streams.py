@@ -15,7 +15,7 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,11 +65,16 @@ class FakeStream:
         self._entered: list[Any] = []
 
     def __enter__(self) -> FakeStream:
-        self._entered.append(self._driver.use_stream(self))
+        self._entered.append(self._driver.use_stream(self.device, self))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._driver.use_stream(self._entered.pop())
+        self._driver.use_stream(self.device, self._entered.pop())
+
+    @property
+    def queue(self) -> FakeStream:
+        """Where what is asked of this stream goes."""
+        return self
 
     @property
     def done(self) -> bool:
@@ -134,6 +139,23 @@ class FakeStream:
         return event
 
 
+class DefaultStream:
+    """The default stream, whose number is 0 on every device: that of the *current* one is meant."""
+
+    ptr = 0
+
+    def __init__(self, driver: Any, streams: Sequence[FakeStream]) -> None:
+        self._driver, self._streams = driver, streams
+
+    @property
+    def queue(self) -> FakeStream:
+        """That of the current device."""
+        return self._streams[self._driver.current_device()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.queue, name)
+
+
 class EventCounters:
     """Shared memory with the counters of a process's interprocess events."""
 
@@ -179,8 +201,8 @@ class FakeEvent:
             self.step(self.recorded)
         return self._has_reached(self.recorded)
 
-    def record(self, stream: FakeStream | None = None) -> None:
-        queue = self._driver.current_stream() if stream is None else stream
+    def record(self, stream: FakeStream | DefaultStream | None = None) -> None:
+        queue = (self._driver.current_stream() if stream is None else stream).queue
         if queue.device != self.device:
             raise CudaError("cudaErrorInvalidResourceHandle", "event and stream on two devices")
         number = self.recorded + 1

@@ -82,6 +82,16 @@ def test_a_gradient_goes_back_where_its_tensor_came_from(gpus: str) -> None:
     assert w.grad.device == w.device
 
 
+def test_a_copy_to_another_gpu_has_what_was_there_when_it_was_asked_for(two: None) -> None:
+    x = mg.ones(4, device="cuda:0")
+    copy = x.to("cuda:1")
+    x.add_(1)  # the GPUs may not have copied yet
+    assert copy.tolist() == [1] * 4
+    # One with gaps is packed on its own GPU first.
+    turned = (mg.arange(6.0).to("cuda:0") * 2).reshape(2, 3).T.to("cuda:1")
+    assert turned.tolist() == [[0, 6], [2, 8], [4, 10]]
+
+
 @pytest.mark.row("N7")
 def test_a_continuation_from_cpu_to_gpu_to_cpu_to_gpu(two: None) -> None:
     x = mg.tensor([1.0, 2.0], requires_grad=True)
