@@ -44,7 +44,10 @@ def main() -> None:
         handle = memory.handle(array, link, event)
         pickle.dump(handle, child.stdin)
         child.stdin.flush()
-        arrived, total = pickle.load(child.stdout)
+        reply = pickle.load(child.stdout)
+        if isinstance(reply, str):
+            raise SystemExit(f"CUDA IPC does not work here: {reply}")
+        arrived, total = reply
         memory.end_handover(event)
         took.append(arrived - started)
         if total != elements:
@@ -66,12 +69,22 @@ def _child() -> None:
             handle: TensorHandle = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        array: Any = reader.open(handle)
-        arrived = time.perf_counter()
-        total = float(device.namespace.asnumpy(array.sum(dtype="float64")))
-        del array
-        pickle.dump((arrived, total), sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+        try:
+            _tell(_read(reader, handle))
+        except device.errors as error:
+            _tell(str(error))
+
+
+def _read(reader: DeviceReader, handle: TensorHandle) -> tuple[float, float]:
+    """When the tensor was there, and the sum of its elements."""
+    array: Any = reader.open(handle)
+    arrived = time.perf_counter()
+    return arrived, float(array.sum(dtype="float64").get())
+
+
+def _tell(reply: tuple[float, float] | str) -> None:
+    pickle.dump(reply, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

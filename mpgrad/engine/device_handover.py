@@ -10,11 +10,11 @@ from mpgrad.device_arrays import device_of, on
 from mpgrad.errors import WorkerLost
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
 from mpgrad.shm.cuda_driver import driver
+from mpgrad.shm.device_memory import NO_EVENT, DeviceMemory
 from mpgrad.shm.device_roster import ExporterLost
 
 if TYPE_CHECKING:
     from mpgrad.shm.client_devices import ClientDevices
-    from mpgrad.shm.device_memory import DeviceMemory
 
 
 class DeviceHandover:
@@ -41,7 +41,7 @@ class DeviceHandover:
             memory = self._memory(array)
             if array.nbytes and not self._link.is_shared(memory.arena):
                 return self._on_host(memory, array)
-            event = self._event(memory)
+            event = self._event(memory) if array.nbytes else NO_EVENT
             found = memory.handle(array, self._link, event)
             if found is None:
                 array = array.copy(order="K")  # in exported memory, with these strides if possible

@@ -87,9 +87,10 @@ class DeviceMemory:
             place = self._place_of(array)
         if place is None:
             raise ProtocolError("a new array does not lie in the memory that is exported")
+        event = NO_EVENT
         if array.nbytes:
             self._show(place.segment, link)
-        event = self._next_event(link)
+            event = self._next_event(link)
         if event != NO_EVENT:
             self._users[event] += 1
         generation = self._next_generation(event)

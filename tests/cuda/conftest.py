@@ -11,7 +11,14 @@ from mpgrad import device_arrays
 from mpgrad.shm import client_devices, cuda_driver
 from mpgrad.shm.cuda_driver import CudaDriver
 from mpgrad.testing.fake_cuda import FakeCudaDriver
+from tests.cuda.ipc import skip_or_be_silent
 from tests.cuda.peer import Peer
+
+
+@pytest.fixture(autouse=True)
+def gpus_may_be_private(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu"):
+        skip_or_be_silent(request.node, monkeypatch)
 
 
 @pytest.fixture(params=["fake", pytest.param("cupy", marks=pytest.mark.gpu)])

@@ -18,8 +18,10 @@ import pytest
 import mpgrad as mg
 from mpgrad.device_arrays import on_host
 from mpgrad.ops import creation
+from mpgrad.shm import cuda_driver
 from mpgrad.tensor import Tensor
 from mpgrad.tensor_methods import numpy_functions
+from tests.cuda.ipc import skip_or_be_silent
 from tests.semantics import paired
 
 #: Tests of what is otherwise on a GPU (whose kernels know nothing of NumPy's error state), of no
@@ -65,7 +67,11 @@ _plain_seen = paired._tensor
 
 
 @pytest.fixture(autouse=True)
-def tensors_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tensors_on_the_gpu(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    if cuda_driver.driver().name == "cupy":
+        skip_or_be_silent(request.node, monkeypatch)
     monkeypatch.setenv("MPGRAD_ENGINE", "local")
     monkeypatch.setattr(Tensor, "numpy", _as_numpy)
     monkeypatch.setattr(numpy_functions, "as_numpy", _as_numpy)

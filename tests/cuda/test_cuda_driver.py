@@ -110,6 +110,7 @@ def test_pageable_host_memory_may_change_after_a_copy_was_asked_for(driver: Cuda
 # ------------------------------------------------------------------------ between processes
 
 
+@pytest.mark.ipc
 def test_a_handle_opens_the_whole_allocation(driver: CudaDriver, start_peer: StartPeer) -> None:
     pointer = to_device(driver, np.arange(8, dtype=np.float32))
     # The handle of an inner address is that of the whole, as CUDA has it.
@@ -132,6 +133,7 @@ def test_the_exporter_cannot_open_its_own_handle(driver: CudaDriver) -> None:
     driver.free(pointer)
 
 
+@pytest.mark.ipc
 def test_an_event_orders_processes(driver: CudaDriver, start_peer: StartPeer) -> None:
     source = to_device(driver, np.full(4, 5, np.float32))
     target = to_device(driver, np.zeros(4, np.float32))

@@ -69,6 +69,7 @@ def read_there(peer: Peer, place: Place, n: int) -> list[float]:
 # ------------------------------------------------------------------------ sharing
 
 
+@pytest.mark.ipc
 def test_a_segment_is_opened_once_for_all_tensors_in_it(
     driver: CudaDriver, exporter: Exporter, importer: Peer
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_segment_is_opened_once_for_all_tensors_in_it(
     assert importer("importer.open_count") == 1
 
 
+@pytest.mark.ipc
 def test_what_is_written_there_is_seen_here(
     driver: CudaDriver, exporter: Exporter, importer: Peer
 ) -> None:
@@ -103,6 +105,7 @@ def test_ones_own_references_are_never_opened(driver: CudaDriver, exporter: Expo
         exporter.offer(place.segment, "w0.1")
 
 
+@pytest.mark.ipc
 def test_an_unknown_place_is_refused(
     driver: CudaDriver, exporter: Exporter, importer: Peer
 ) -> None:
@@ -148,6 +151,7 @@ def test_only_the_device_thread_opens_and_closes(driver: CudaDriver) -> None:
 # ------------------------------------------------------------------------ the way out
 
 
+@pytest.mark.ipc
 def test_a_segment_goes_after_its_importer_has_closed_it(
     driver: CudaDriver, exporter: Exporter, importer: Peer
 ) -> None:
@@ -183,6 +187,7 @@ def test_a_segment_that_nobody_was_offered_goes_at_once(
     assert exporter.held_bytes == 0
 
 
+@pytest.mark.ipc
 def test_a_killed_importer_holds_nothing_back(
     driver: CudaDriver, exporter: Exporter, importer: Peer
 ) -> None:
@@ -196,6 +201,7 @@ def test_a_killed_importer_holds_nothing_back(
     assert exporter.held_bytes == 0
 
 
+@pytest.mark.ipc
 def test_a_killed_exporter_is_closed_once_nothing_reads_it(
     driver: CudaDriver, importer: Peer
 ) -> None:
@@ -232,6 +238,7 @@ def test_when_the_device_is_full_idle_segments_are_given_back() -> None:
 # ------------------------------------------------------------------------ events
 
 
+@pytest.mark.ipc
 def test_streams_of_two_processes_in_order(
     driver: CudaDriver, exporter: Exporter, importer: Peer
 ) -> None:

@@ -84,6 +84,7 @@ class Never:
 READ = "seen = reader.open(handle)"
 
 
+@pytest.mark.ipc
 def test_a_pair_that_can_share(client: Client, start_peer: Callable[[], Peer]) -> None:
     assert not client.link.is_shared(CLIENT_DEVICE_ARENA)  # nobody has tried
     peer = start_peer()
@@ -94,6 +95,7 @@ def test_a_pair_that_can_share(client: Client, start_peer: Callable[[], Peer]) -
     assert client.link.failures() == []
 
 
+@pytest.mark.ipc
 def test_one_that_cannot_open_is_enough(client: Client, start_peer: Callable[[], Peer]) -> None:
     client.worker(start_peer())
     peer = start_peer()
@@ -123,6 +125,15 @@ def test_who_cannot_export_says_so() -> None:
     assert "cannot export" in client.link.failures()[0]
 
 
+def test_without_elements_there_is_nothing_to_export() -> None:
+    client = Client(FakeCudaDriver(1, can_share=False))
+    empty = client.driver.namespace.zeros((0, 3), np.float32)
+    block = client.memory.publish(empty, client.link)
+    client.memory.mark()
+    assert client.reader.copy(block, (0, 3), np.float32).shape == (0, 3)
+
+
+@pytest.mark.ipc
 def test_an_idle_segment_is_freed_when_all_have_closed_it(
     client: Client, start_peer: Callable[[], Peer]
 ) -> None:
@@ -158,6 +169,7 @@ def test_a_shortage_is_heard_by_others(client: Client, start_peer: Callable[[], 
     assert peer("memory.exporter.held_bytes") == before - (4 << 22)
 
 
+@pytest.mark.ipc
 def test_a_segment_that_a_dead_process_had_open(
     client: Client, start_peer: Callable[[], Peer]
 ) -> None:
@@ -173,6 +185,7 @@ def test_a_segment_that_a_dead_process_had_open(
     assert client.memory.exporter.held_bytes == held - ELEMENTS * 4
 
 
+@pytest.mark.ipc
 def test_a_dead_process_is_no_proof_against_ipc(
     client: Client, start_peer: Callable[[], Peer]
 ) -> None:
@@ -183,6 +196,7 @@ def test_a_dead_process_is_no_proof_against_ipc(
     assert client.link.failures() == []
 
 
+@pytest.mark.ipc
 def test_what_a_dead_process_exported_is_closed(
     client: Client, start_peer: Callable[[], Peer]
 ) -> None:
@@ -231,6 +245,7 @@ def test_where_memory_is_short_what_others_read_is_waited_for() -> None:
     peer.kill()
 
 
+@pytest.mark.ipc
 def test_marks_go_round(client: Client, start_peer: Callable[[], Peer]) -> None:
     peer = start_peer()
     client.worker(peer)
@@ -245,6 +260,7 @@ def test_marks_go_round(client: Client, start_peer: Callable[[], Peer]) -> None:
     assert client.memory.exporter.used_bytes == before
 
 
+@pytest.mark.ipc
 def test_the_dead_read_nothing(client: Client, start_peer: Callable[[], Peer]) -> None:
     peer = start_peer()
     client.worker(peer)

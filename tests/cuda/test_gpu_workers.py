@@ -29,6 +29,7 @@ from tests.process.test_gpus import (  # noqa: F401
     test_memory_of_the_engine_is_counted,
     test_nothing_is_copied_that_was_made_with_the_engine,
     test_second_derivatives,
+    test_the_caller_may_be_at_work_on_a_stream_of_its_own,
     test_the_death_of_a_gpu_worker_is_an_error_and_the_next_backward_works,
     test_the_precision_of_products_reaches_the_worker,
     test_what_was_made_before_is_copied_and_counted,

@@ -32,12 +32,14 @@ def asked(peer: Peer, test: PairTest):
     return peer("found")
 
 
+@pytest.mark.ipc
 def test_a_pair_that_works(driver: CudaDriver, start_peer: Callable[[], Peer]) -> None:
     test = PairTest(driver, Exporter(driver, "w0.1", 0), "w1.1", seed=5)
     found = asked(start_peer(), test)
     assert found.works, found.reason
 
 
+@pytest.mark.ipc
 def test_wrong_bytes_are_found(driver: CudaDriver, start_peer: Callable[[], Peer]) -> None:
     test = PairTest(driver, Exporter(driver, "w0.1", 0), "w1.1", seed=5)
     test.question = test.question._replace(seed=6)
@@ -46,6 +48,7 @@ def test_wrong_bytes_are_found(driver: CudaDriver, start_peer: Callable[[], Peer
     assert "not those that were written" in found.reason
 
 
+@pytest.mark.ipc
 def test_a_dead_exporter_is_an_answer_too(
     driver: CudaDriver, start_peer: Callable[[], Peer]
 ) -> None:

@@ -144,6 +144,15 @@ def test_a_training_loop(engine: mg.Engine) -> None:
         assert losses() == found
 
 
+@pytest.mark.row("N4")
+def test_the_caller_may_be_at_work_on_a_stream_of_its_own(engine: mg.Engine) -> None:
+    with cuda_driver.driver().stream():
+        found = losses()
+    with mg.Engine("local"):
+        assert losses() == found
+
+
+@pytest.mark.ipc
 def test_nothing_is_copied_that_was_made_with_the_engine(engine: mg.Engine) -> None:
     weight, x = weights(n=128)
     before = engine.statistics().copied_bytes

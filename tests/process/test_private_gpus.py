@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import mpgrad as mg
+from mpgrad.shm import cuda_driver
 from tests.process.test_gpus import Cubed, fingerprints, gpus_of, gradient, weights
 
 pytestmark = pytest.mark.process
@@ -66,3 +67,13 @@ def test_saved_tensors_with_gaps(private_gpus: None) -> None:
         expected = run()
     with mg.Engine("process", cpu_workers=1, gpus=[0]):
         assert run() == expected
+
+
+@pytest.mark.filterwarnings("ignore:CUDA IPC does not work")
+def test_saved_tensors_without_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to wait for those, so it does not matter that no event can be exported either."""
+    monkeypatch.setattr(cuda_driver.driver(), "_can_share", False)
+    x = mg.zeros(0, 3, device="cuda", requires_grad=True)
+    with mg.Engine("process", cpu_workers=1, gpus=[0]):
+        (x * x).sum().backward()
+    assert x.grad.shape == (0, 3)

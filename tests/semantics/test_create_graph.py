@@ -190,6 +190,7 @@ def test_workers_run_derivatives_of_derivatives(process_engine: mg.Engine) -> No
 
 
 @pytest.mark.process
+@pytest.mark.ipc
 def test_gradients_in_workers_memory_are_not_copied_for_the_next_backward(
     process_engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
