@@ -11,9 +11,10 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 from collections import OrderedDict
+from operator import itemgetter
 from typing import Any
 
-from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 
@@ -22,6 +23,12 @@ PLANS_MAX = 64
 #: A plan serves while the costs of all Nodes together differ by no more than this part of the work
 #: from those that it was made for.
 DRIFT_MAX = 0.25
+
+#: The serial order has the sequence numbers in it.
+_NOT_WIRING = ("name", "sequence_nr", "cost_us", "second_half_share")
+_wiring_of = itemgetter(
+    *[at for at, field in enumerate(NodeSpec._fields) if field not in _NOT_WIRING]
+)
 
 
 class PlanCache:
@@ -49,19 +56,7 @@ class PlanCache:
 
 def structure(spec: GraphSpec) -> Any:
     """All of ``spec`` that decides how its tasks are wired: everything but names and costs."""
-    nodes = tuple(
-        (
-            node.edges,
-            node.input_nbytes,
-            node.on_client,
-            node.is_sink,
-            node.is_splittable,
-            node.unpacks,
-            node.part_nbytes,
-        )
-        for node in spec.nodes
-    )
-    return nodes, spec.seeds, spec.captures, spec.order
+    return tuple(map(_wiring_of, spec.nodes)), spec.seeds, spec.captures, spec.order
 
 
 def _costs(spec: GraphSpec) -> list[float]:

@@ -137,6 +137,16 @@ def losses() -> list[float]:
     return found
 
 
+def test_the_same_graph_on_other_devices() -> None:
+    """Nothing but the device tells them apart: no edge, no size."""
+    with mg.Engine("process", cpu_workers=1, gpus=[0, 1]) as engine:
+        for slot, device in enumerate(["cpu", "cuda:0", "cuda:1"]):
+            x = mg.ones(4, device=device, requires_grad=True)
+            (x * 2).sin().backward(mg.ones(4, device=device))
+            assert x.grad.device == x.device
+            assert engine.statistics().tasks[f"worker {slot}"] == 1
+
+
 @pytest.mark.row("N4")
 def test_a_training_loop(engine: mg.Engine) -> None:
     found = losses()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_cache import DRIFT_MAX, PLANS_MAX, PlanCache, structure
 from mpgrad.testing.random_graphs import random_graph
@@ -42,7 +42,19 @@ def test_any_difference_of_structure_is_seen() -> None:
         node._replace(input_nbytes=tuple(n + 10**6 for n in node.input_nbytes)),
         node._replace(on_client=not node.on_client),
         node._replace(is_sink=not node.is_sink),
+        node._replace(is_splittable=not node.is_splittable),
+        node._replace(unpacks=not node.unpacks),
+        node._replace(passes=(at,)),
+        node._replace(device=1),
+        node._replace(device_inputs=(True,) * len(node.input_nbytes)),
+        node._replace(part_nbytes=(1,)),
+        node._replace(parts=(0, 1)),
     ]
+    tried = {
+        f for other in others for f in NodeSpec._fields if getattr(other, f) != getattr(node, f)
+    }
+    not_wiring = {"name", "sequence_nr", "cost_us", "second_half_share"}
+    assert tried == {*NodeSpec._fields} - not_wiring
     variants = [
         spec._replace(nodes=(*spec.nodes[:at], other, *spec.nodes[at + 1 :])) for other in others
     ]
