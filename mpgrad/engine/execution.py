@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ from mpgrad.tensor import Tensor, gradient_edge
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
+    from mpgrad.scheduler.graph_spec import GraphSpec
+    from mpgrad.scheduler.plan_tables import Plan
 
 #: From this size on a local backward of operators holds the garbage collector off.
 HELD_ABOVE_NODES = 1000
@@ -56,7 +60,10 @@ class Execution:
     ) -> None:
         self._gpus = gpus
         self._mode, self._cpu_workers, self._blas_threads = mode, cpu_workers, blas_threads
-        self._new_process = lambda: ProcessEngine(cpu_workers, blas_threads, spawn, recover=recover)
+        self._plan_anew = partial(plan, workers=cpu_workers, gpu_workers=Counter(gpus))
+        self._new_process = lambda: ProcessEngine(
+            cpu_workers, blas_threads, spawn, recover=recover, gpus=gpus
+        )
         self.process = self._new_process()
         self._local_count = self._local_failed = 0
 
@@ -71,7 +78,7 @@ class Execution:
         """Run a frozen graph; see ``autograd.engine_slot``."""
         choice = self._choose(frozen)
         if config.debug():
-            _report(frozen, choice, self._cpu_workers)
+            _report(frozen, choice, self._plan_anew)
         if choice.mode == "process":
             if self._effective_mode() == "process" or self.process.sessions.is_running:
                 with self._timed("process", frozen):
@@ -159,7 +166,7 @@ class Execution:
             )
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return _explain(frozen, self._choose(frozen), self._cpu_workers)
+        return _explain(frozen, self._choose(frozen), self._plan_anew)
 
     def statistics(self) -> EngineStatistics:
         """See ``Engine.statistics``."""
@@ -190,16 +197,18 @@ class Execution:
         )
 
 
-def _explain(frozen: FrozenGraph, choice: Choice, workers: int) -> Explanation:
+def _explain(
+    frozen: FrozenGraph, choice: Choice, make_plan: Callable[[GraphSpec], Plan]
+) -> Explanation:
     placed, _ = place(frozen)
-    return explain(placed, plan(placed.spec, workers=workers), choice.mode, choice.reason)
+    return explain(placed, make_plan(placed.spec), choice.mode, choice.reason)
 
 
-def _report(frozen: FrozenGraph, choice: Choice, workers: int) -> None:
+def _report(frozen: FrozenGraph, choice: Choice, make_plan: Callable[[GraphSpec], Plan]) -> None:
     """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
     text = f"{choice.mode} ({choice.reason})"
     if config.debug() >= 2:
-        text = str(_explain(frozen, choice, workers))
+        text = str(_explain(frozen, choice, make_plan))
     print(f"mpgrad: backward: {text}", file=sys.stderr)
 
 

@@ -68,6 +68,7 @@ class ProcessEngine:
     Args:
         cpu_workers, blas_threads, recover: as of ``Engine``.
         spawn: starts a coordinator, given its kill points.
+        gpus: for each GPU worker the number of its GPU.
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class ProcessEngine:
         spawn: Callable[[str], CoordinatorProcess],
         *,
         recover: str,
+        gpus: tuple[int, ...],
     ) -> None:
         self._blas_threads, self._recover = blas_threads, recover
         self.sessions = SessionPool(spawn)
         self.counters = Counters()
         self._counters_lock = threading.Lock()
-        self._plans = PlanCache(cpu_workers)
+        self._plans = PlanCache(cpu_workers, Counter(gpus))
         self._prepared = PreparedGraphs(self._plans.plan)
         self._plans_lock = threading.Lock()
 

@@ -2,8 +2,8 @@
 
 ``fusion`` follows the edges; behind a fork it leaves each branch a group of its own. A thousand
 tiny branches would be a thousand messages, so here the groups of one *level* are put together, as
-few as still keep all workers busy. The level of a group is the number of groups on the longest path
-that leads to it, so that no path joins two groups of the same level.
+few as still keep all workers of a device busy. The level of a group is the number of groups on the
+longest path that leads to it, so that no path joins two groups of the same level.
 
 The graph of bundles cannot have a cycle. A bundle begins with groups of one level; what joins it
 later gets all its contributions from it. So an edge from bundle to bundle ends in a group that its
@@ -21,10 +21,10 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from mpgrad.scheduler.fusion import CHAIN_MAX_US, Grouping, chain_limit_us
+from mpgrad.scheduler.fusion import CHAIN_MAX_US, Grouping, chain_limit_us, workers_by_device
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
 
 #: Less work than this is not worth a message of its own, even if a worker is free: it costs about
@@ -42,38 +42,47 @@ BUNDLE_CHAINS, SHARED_BUNDLE_CHAINS = 2.0, 1.0
 SHARED_BUNDLE_MIN_US = 3.0 * WORTH_A_MESSAGE_US
 #: Adding up gradients: bytes per microsecond through memory.
 SUM_BYTES_PER_US = 4000.0
+#: No device: the client's bundles are not joined.
+NOBODY = -2
 
 
-def bundle(spec: GraphSpec, grouping: Grouping, workers: int) -> tuple[list[int], list[list[int]]]:
+def bundle(
+    spec: GraphSpec, grouping: Grouping, workers: int, gpu_workers: Mapping[int, int] | None = None
+) -> tuple[list[int], list[list[int]]]:
     """Merge the groups of ``grouping``.
 
     Args:
         spec: the graph.
         grouping: how ``fusion`` grouped it.
         workers: how many bundles of a level should be able to run at once.
+        gpu_workers: the same of those on a GPU, by its number; 1 where it is not said.
 
     Returns:
         For each node its bundle, and for each bundle its nodes in serial order. Bundles are in a
         topological order, those of the client in serial order.
     """
-    bundling = _Bundling(spec, grouping, workers)
+    bundling = _Bundling(spec, grouping, workers_by_device(spec, workers, gpu_workers))
     for level in bundling.levels():
         bundling.place(level)
     return bundling.result()
 
 
+def _limit_us(chain_us: float, workers: int) -> float:
+    """How long a bundle may become, where a chain may be ``chain_us``."""
+    if workers <= 2:
+        return min(BUNDLE_CHAINS * chain_us, CHAIN_MAX_US)
+    return min(max(SHARED_BUNDLE_CHAINS * chain_us, SHARED_BUNDLE_MIN_US), CHAIN_MAX_US)
+
+
 class _Bundling:
     """The bundles so far, while the groups are visited level by level."""
 
-    def __init__(self, spec: GraphSpec, grouping: Grouping, workers: int) -> None:
+    def __init__(self, spec: GraphSpec, grouping: Grouping, workers: Mapping[int, int]) -> None:
         self._spec, self._workers = spec, workers
         self._group_of, self._groups = grouping.group_of, grouping.groups
-        self._chain_us = chain_limit_us(spec, workers)
-        if workers <= 2:
-            limit_us = BUNDLE_CHAINS * self._chain_us
-        else:
-            limit_us = max(SHARED_BUNDLE_CHAINS * self._chain_us, SHARED_BUNDLE_MIN_US)
-        self._limit_us = min(limit_us, CHAIN_MAX_US)
+        #: By device: the longest chain, and the longest bundle.
+        self._chain_us = {at: chain_limit_us(spec, count) for at, count in workers.items()}
+        self._limit_us = {at: _limit_us(self._chain_us[at], count) for at, count in workers.items()}
         heads = [nodes[0] for nodes in self._groups]
         #: Per group: the groups that feed it. Only its first Node gets anything from outside.
         self._feeds = [
@@ -85,12 +94,11 @@ class _Bundling:
             for total, head in zip(grouping.total_us, heads, strict=True)
         ]
         self._on_client = [spec.nodes[head].on_client for head in heads]
-        # Branches on GPUs stay apart: they may overlap there.
-        self._on_device = [spec.nodes[head].device != ON_CPU for head in heads]
         self._stands_alone = [
-            on_client or head in grouping.second or self._on_device[grouping.group_of[head]]
+            on_client or head in grouping.second
             for on_client, head in zip(self._on_client, heads, strict=True)
         ]
+        self._device = [spec.nodes[head].device for head in heads]
         position = {node: at for at, node in enumerate(spec.order)}
         #: Per group: where in the serial order the last Node is that it waits for.
         self._begins_after = [
@@ -107,11 +115,11 @@ class _Bundling:
         #: Per group its bundle.
         self._home = [-1] * len(heads)
         #: Per bundle: its work, the work that joined because it was not worth a message, how often
-        #: groups outside are fed, and whether others may join.
+        #: groups outside are fed, and the device whose groups may join, or NOBODY.
         self._total_us: list[float] = []
         self._joined_us: list[float] = []
         self._waiting: list[int] = []
-        self._is_open: list[bool] = []
+        self._open_to: list[int] = []
 
     def _sums_us(self, head: int, contributions: int) -> float:
         nbytes = self._spec.nodes[head].input_nbytes
@@ -135,12 +143,17 @@ class _Bundling:
 
     def place(self, level: Sequence[int]) -> None:
         """Give the groups of the next level their bundles."""
+        for device in self._workers:
+            self._place([group for group in level if self._device[group] == device], device)
+
+    def _place(self, level: Sequence[int], device: int) -> None:
+        """The same for the groups of one device."""
         level_us = sum([self._costs[group] for group in level])
-        at_once = max(1, min(self._workers, int(level_us // WORTH_A_MESSAGE_US)))
+        at_once = self._count_worth_it(level_us, device)
         behind: dict[int, list[int]] = {}
         apart: list[int] = []
         for group in level:
-            home = self._only_home(self._feeds[group])
+            home = self._only_home(self._feeds[group], device)
             if self._stands_alone[group]:
                 self._open([group])
             elif home >= 0:
@@ -152,11 +165,12 @@ class _Bundling:
                 self._join(home, groups)
             else:
                 apart += groups
-        parts = self._parts(apart)
+        parts = self._parts(apart, device)
         # Tasks are handed over in their order: the most urgent ones first.
         parts.sort(key=lambda groups: -max([self._path_us[group] for group in groups]))
         for groups in parts:
-            home = self._only_home([feed for group in groups for feed in self._feeds[group]])
+            feeds = [feed for group in groups for feed in self._feeds[group]]
+            home = self._only_home(feeds, device)
             cost = self._cost(groups)
             if home >= 0 and len(parts) == 1 and self._joined_us[home] + cost < WORTH_A_MESSAGE_US:
                 self._joined_us[home] += cost
@@ -164,12 +178,22 @@ class _Bundling:
             else:
                 self._open(groups)
 
-    def _only_home(self, feeds: Sequence[int]) -> int:
-        """The bundle that all of ``feeds`` are in, or -1."""
+    def _count_worth_it(self, work_us: float, device: int, rounds: int = 1) -> int:
+        """Into how many tasks for each of a device's workers ``work_us`` may be cut.
+
+        What a Node on a GPU takes there cannot be seen, for its worker does not wait for it:
+        branches that could overlap are shared by all of its workers.
+        """
+        workers = self._workers[device]
+        least = 1 if device == ON_CPU else workers
+        return max(least, min(int(work_us // WORTH_A_MESSAGE_US), workers * rounds))
+
+    def _only_home(self, feeds: Sequence[int], device: int) -> int:
+        """The bundle that all of ``feeds`` are in, if groups of ``device`` may join it; or -1."""
         if not feeds:
             return -1
         home = self._home[feeds[0]]
-        if not self._is_open[home] or any(self._home[feed] != home for feed in feeds):
+        if self._open_to[home] != device or any(self._home[feed] != home for feed in feeds):
             return -1
         return home
 
@@ -185,24 +209,25 @@ class _Bundling:
         cost = self._cost(groups)
         return (
             self._waiting[home] == sum([len(self._feeds[group]) for group in groups])
-            and self._total_us[home] + cost <= self._chain_us
+            and self._total_us[home] + cost <= self._chain_us[self._device[groups[0]]]
             and (len(groups) == 1 or cost <= share_us)
         )
 
-    def _parts(self, groups: list[int]) -> list[list[int]]:
+    def _parts(self, groups: list[int], device: int) -> list[list[int]]:
         """Share ``groups`` out: as many parts as are worth it, of about the same cost.
 
         What is fed by the same bundle stays together.
         """
-        parts = [[group] for group in groups if self._costs[group] > self._limit_us / 2]
-        small = [group for group in groups if self._costs[group] <= self._limit_us / 2]
+        workers, limit_us = self._workers[device], self._limit_us[device]
+        parts = [[group] for group in groups if self._costs[group] > limit_us / 2]
+        small = [group for group in groups if self._costs[group] <= limit_us / 2]
         work_us = self._cost(small)
-        rounds = math.ceil(work_us / max(self._workers * self._limit_us, 1.0))
-        if rounds == self._workers == 2:
+        rounds = math.ceil(work_us / max(workers * limit_us, 1.0))
+        if rounds == workers == 2:
             # The second would be prefetched with the first, and balance nothing: bundles of up to
             # twice the limit.
             rounds = 1
-        count = max(1, min(int(work_us // WORTH_A_MESSAGE_US), self._workers * rounds))
+        count = self._count_worth_it(work_us, device, rounds)
         if count >= len(small):
             return parts + [[group] for group in small]
         small.sort(key=self._place_of)
@@ -222,8 +247,8 @@ class _Bundling:
 
     def _open(self, groups: Sequence[int]) -> None:
         """Begin a bundle with ``groups``."""
-        is_elsewhere = self._on_client[groups[0]] or self._on_device[groups[0]]
-        self._is_open.append(not is_elsewhere)
+        first = groups[0]
+        self._open_to.append(NOBODY if self._on_client[first] else self._device[first])
         self._total_us.append(0.0)
         self._joined_us.append(0.0)
         self._waiting.append(0)

@@ -21,8 +21,9 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
+from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec
 
 #: Nodes cheaper than this join while what has joined so far stays under the second figure.
 FUSE_NODE_BELOW_US = 100.0
@@ -56,9 +57,30 @@ def chain_limit_us(spec: GraphSpec, workers: int = 2) -> float:
     return min(max(math.sqrt(2.0 * work_us * message_us), CHAIN_MIN_US), CHAIN_MAX_US)
 
 
-def group(spec: GraphSpec, *, fuse: bool, workers: int = 2) -> Grouping:
+def workers_by_device(
+    spec: GraphSpec, workers: int, gpu_workers: Mapping[int, int] | None
+) -> dict[int, int]:
+    """How many workers each device of ``spec`` has, the CPU under ``ON_CPU``.
+
+    Args:
+        spec: the graph.
+        workers: those of the CPU.
+        gpu_workers: those of a GPU, by its number; 1 where it is not said.
+    """
+    by_device = {ON_CPU: workers, **(gpu_workers or {})}
+    devices = sorted({node.device for node in spec.nodes})
+    return {device: by_device.get(device, 1) for device in devices}
+
+
+def group(
+    spec: GraphSpec,
+    *,
+    fuse: bool,
+    workers: int = 2,
+    gpu_workers: Mapping[int, int] | None = None,
+) -> Grouping:
     """Assign each node to a group; groups and their nodes are in serial order."""
-    grouping = Grouping(spec, workers)
+    grouping = Grouping(spec, workers_by_device(spec, workers, gpu_workers))
     for index in spec.order:
         grouping.place(index, grouping.home_for(index) if fuse else -1)
     return grouping
@@ -66,6 +88,10 @@ def group(spec: GraphSpec, *, fuse: bool, workers: int = 2) -> Grouping:
 
 class Grouping:
     """The groups so far, while the nodes are visited in serial order.
+
+    Args:
+        spec: the graph.
+        workers: how many each of its devices has.
 
     Attributes:
         group_of: for each node its group.
@@ -75,9 +101,9 @@ class Grouping:
         second: second halves and parts of Nodes, which are there to run beside the first.
     """
 
-    def __init__(self, spec: GraphSpec, workers: int) -> None:
+    def __init__(self, spec: GraphSpec, workers: Mapping[int, int]) -> None:
         self._spec = spec
-        self._chain_limit_us = chain_limit_us(spec, workers)
+        self._chain_limit_us = {at: chain_limit_us(spec, count) for at, count in workers.items()}
         self.producers: list[list[int]] = [[] for _ in spec.nodes]
         for index, node in enumerate(spec.nodes):
             for target in node.edges:
@@ -151,7 +177,7 @@ class Grouping:
         nothing_waits = self._waiting[home] == len(self.producers[index])
         if nothing_waits or (index in self._goes_on and node.cost_us >= PUBLISH_BEFORE_US):
             is_spine = node.passes or self._passes[home]
-            limit_us = SPINE_MAX_US if is_spine else self._chain_limit_us
+            limit_us = SPINE_MAX_US if is_spine else self._chain_limit_us[node.device]
             # What is not worth a message is no piece to cut off.
             is_piece = self.total_us[home] >= FUSE_GROUP_BELOW_US
             if not is_piece or self.total_us[home] + node.cost_us <= limit_us:

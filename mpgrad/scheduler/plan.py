@@ -9,7 +9,7 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from mpgrad.scheduler.bundling import bundle
@@ -26,7 +26,14 @@ from mpgrad.scheduler.wiring import Wiring
 SHORT_TASK_US = 150.0
 
 
-def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: int = 1) -> Plan:
+def plan(
+    spec: GraphSpec,
+    *,
+    fuse: bool = True,
+    bundles: bool = True,
+    workers: int = 1,
+    gpu_workers: Mapping[int, int] | None = None,
+) -> Plan:
     """Group the nodes of ``spec`` into NodeTasks and wire them up.
 
     Args:
@@ -35,6 +42,7 @@ def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: i
         bundles: False makes a task of every group that ``fusion`` finds.
         workers: how many could run at once; where they are more than two, or the graph has too few
             branches for them, expensive Nodes are split.
+        gpu_workers: how many there are on a GPU, by its number; 1 where it is not said.
     """
     halved, origin = split(spec)
     # Many workers are glad of second halves in every graph: short work to fill the end with (64
@@ -43,10 +51,10 @@ def plan(spec: GraphSpec, *, fuse: bool = True, bundles: bool = True, workers: i
         halved, origin = spec, ()
     elif not has_branches_for(halved, workers):
         halved, origin = split(spec, sharers=sharers_among(workers))
-    grouping = group(halved, fuse=fuse, workers=workers)
+    grouping = group(halved, fuse=fuse, workers=workers, gpu_workers=gpu_workers)
     group_of, groups = grouping.group_of, grouping.groups
     if fuse and bundles:
-        group_of, groups = bundle(halved, grouping, workers)
+        group_of, groups = bundle(halved, grouping, workers, gpu_workers)
     return _plan(halved, group_of, groups, origin, workers)
 
 

@@ -11,6 +11,8 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -32,10 +34,14 @@ _wiring_of = itemgetter(
 
 
 class PlanCache:
-    """Plans by the structure of their graph. Not thread-safe by itself."""
+    """Plans by the structure of their graph. Not thread-safe by itself.
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    Args:
+        workers, gpu_workers: as of ``plan``.
+    """
+
+    def __init__(self, workers: int, gpu_workers: Mapping[int, int] | None = None) -> None:
+        self._plan = partial(plan, workers=workers, gpu_workers=gpu_workers)
         self._plans: OrderedDict[Any, tuple[list[float], Plan]] = OrderedDict()
 
     def plan(self, spec: GraphSpec) -> Plan:
@@ -44,7 +50,7 @@ class PlanCache:
         found = self._plans.get(key)
         costs = _costs(spec)
         if found is None or not _are_near(costs, found[0]):
-            found = self._plans[key] = (costs, plan(spec, workers=self._workers))
+            found = self._plans[key] = (costs, self._plan(spec))
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)

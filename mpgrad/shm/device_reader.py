@@ -42,6 +42,8 @@ class DeviceReader:
         self._copy_streams: dict[int, Any] = {}
         #: Whether something was read since the last mark.
         self._has_read = False
+        #: (memory, event, GPU) that the current stream of the GPU waits for since then.
+        self._waited: set[tuple[int, int, int]] = set()
 
     def open(self, handle: TensorHandle) -> Any:
         """A strided array over memory that its exporter keeps meanwhile, on the GPU where it lies.
@@ -66,10 +68,13 @@ class DeviceReader:
             self._from_host(handle.arena, place, span)
             return self._driver.array(self._driver.pointer(span) + first, *layout, span)
         pointer, device, use = self._pointer(handle.arena, place, high - low)
-        # Both the stream of the GPU where it lies, and the one of the GPU that is at work.
-        self._wait(handle.arena, handle.generation, self._driver.current_stream())
+        here = self._driver.current_device()
+        self._wait_once(handle, here)
+        if device == here:
+            return self._driver.array(pointer + first, *layout, use)
+        # The stream of the GPU where it lies, too.
         with self._driver.device(device):
-            self._wait(handle.arena, handle.generation, self._driver.current_stream())
+            self._wait_once(handle, device)
             return self._driver.array(pointer + first, *layout, use)
 
     def copy(self, block: Block, shape: Sequence[int], dtype: Any) -> Any:
@@ -123,6 +128,7 @@ class DeviceReader:
         if self._has_read:
             self._link.mark_reads(arena)
             self._has_read = False
+            self._waited.clear()
 
     def _from_host(self, arena: int, place: Place, target: Any) -> None:
         """Copy it up, and wait: if its process dies, the next one in its slot writes there."""
@@ -138,6 +144,13 @@ class DeviceReader:
         if device not in self._copy_streams:
             self._copy_streams[device] = self._driver.stream()
         return self._copy_streams[device]
+
+    def _wait_once(self, handle: TensorHandle, device: int) -> None:
+        """Most of a task's saved tensors follow the same event, which stays as it is meanwhile."""
+        key = (handle.arena, handle.generation, device)
+        if key not in self._waited:
+            self._wait(handle.arena, handle.generation, self._driver.current_stream())
+            self._waited.add(key)
 
     def _wait(self, arena: int, event: int, stream: Any) -> None:
         if event == NO_EVENT or arena in self._own:

@@ -14,7 +14,7 @@ import pytest
 
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
 from mpgrad.shm import device_roster
-from mpgrad.shm.cuda_driver import CudaDriver
+from mpgrad.shm.cuda_driver import DEVICE_TO_DEVICE, CudaDriver
 from mpgrad.shm.device_board import DeviceBoard
 from mpgrad.shm.device_link import DeviceLink
 from mpgrad.shm.device_memory import DeviceMemory
@@ -243,6 +243,28 @@ def test_where_memory_is_short_what_others_read_is_waited_for() -> None:
         del client.array
     assert client.memory.exporter.held_bytes <= 3 * ELEMENTS * 4
     peer.kill()
+
+
+@pytest.mark.ipc
+def test_an_event_that_was_recorded_anew_is_waited_for_anew(
+    client: Client, start_peer: Callable[[], Peer]
+) -> None:
+    peer, events = start_peer(), set()
+    client.worker(peer)
+    for value in (1.0, 2.0):
+        source = client.driver.namespace.full(ELEMENTS, value, np.float32)
+        client.array = client.driver.namespace.zeros(ELEMENTS, np.float32)
+        client.driver.synchronize()
+        pointers = client.driver.pointer(client.array), client.driver.pointer(source)
+        client.driver.copy(*pointers, source.nbytes, DEVICE_TO_DEVICE)  # which runs late
+        event = client.memory.begin_handover(client.link)
+        handle = client.memory.handle(client.array, client.link, event)
+        for _ in range(2):  # two saved tensors of one task
+            assert peer("float(reader.open(handle)[-1])", handle=handle) == value
+        peer("reader.finish_reads(arena)")
+        client.memory.end_handover(event)
+        events.add(event)
+    assert len(events) == 1
 
 
 @pytest.mark.ipc

@@ -9,7 +9,7 @@ import pytest
 
 from mpgrad.scheduler.bundling import BUNDLE_CHAINS, WORTH_A_MESSAGE_US, bundle
 from mpgrad.scheduler.fusion import CHAIN_MAX_US, MESSAGE_US, chain_limit_us, group
-from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
+from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.testing.random_graphs import random_graph
@@ -45,10 +45,10 @@ def nodes_of(planned: Plan) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(150))
 def test_bundles_of_any_graph_are_sound(seed: int) -> None:
     rng = Random(seed)
-    spec = random_graph(rng, client_share=0.3).spec
+    spec = random_graph(rng, client_share=0.3, devices=(0, 1) if seed % 3 == 0 else ()).spec
     grouping = group(spec, fuse=True)
     workers = rng.choice((1, 2, 8))
-    bundle_of, bundles = bundle(spec, grouping, workers)
+    bundle_of, bundles = bundle(spec, grouping, workers, {0: 1, 1: rng.choice((1, 2))})
     position = {node: at for at, node in enumerate(spec.order)}
     assert sorted(node for nodes in bundles for node in nodes) == list(range(len(spec.nodes)))
     on_client = []
@@ -56,6 +56,9 @@ def test_bundles_of_any_graph_are_sound(seed: int) -> None:
         assert all(bundle_of[node] == number for node in nodes)
         assert nodes == sorted(nodes, key=position.__getitem__)
         on_client += [number for node in nodes[:1] if spec.nodes[node].on_client]
+        # (Sinks are nowhere.)
+        shared = [spec.nodes[node] for node in nodes if not spec.nodes[node].is_sink]
+        assert len({(node.device, node.on_client) for node in shared}) <= 1
         # Parts need not be equal, and what is not worth a message may join beyond the limit.
         groups = {grouping.group_of[node] for node in nodes}
         largest = max(grouping.total_us[group] for group in groups)
@@ -74,7 +77,7 @@ def test_bundles_of_any_graph_are_sound(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_an_input_gets_all_from_outside_or_all_from_inside(seed: int) -> None:
     """But for seeds, which come first anyway: so the sum is that of the serial engine."""
-    spec = random_graph(Random(seed), client_share=0.2).spec
+    spec = random_graph(Random(seed), client_share=0.2, devices=(0, 1)[: seed % 3]).spec
     planned = plan(spec, workers=2)
     feeds: dict[tuple[int, int], set[bool]] = {}
     for producer, node in enumerate(spec.nodes):
@@ -108,6 +111,26 @@ def test_no_task_is_made_that_is_not_worth_a_message() -> None:
     assert len(planned.tasks) == 1
     planned = plan(fan(16, WORTH_A_MESSAGE_US / 2), workers=64)
     assert [len(nodes) for nodes in nodes_of(planned)] == [1] + [2] * 8
+
+
+def test_branches_on_a_gpu_are_shared_by_its_workers() -> None:
+    """All of them: how long a Node is at work on the GPU is not in what it costs the worker."""
+    spec = fan(16, 150.0, links=3)
+    spec = spec._replace(nodes=tuple(node._replace(device=1) for node in spec.nodes))
+    assert [len(nodes) for nodes in nodes_of(plan(spec, workers=8))] == [1, 24, 24]
+    planned = plan(spec, workers=1, gpu_workers={0: 4, 1: 2})
+    assert [len(nodes) for nodes in nodes_of(planned)] == [1, 24, 24]
+
+
+def test_branches_on_two_devices_share_nothing() -> None:
+    spec = fan(8, 100.0)
+    devices = [ON_CPU, *[0, 1] * 4]
+    nodes = [node._replace(device=at) for node, at in zip(spec.nodes, devices, strict=True)]
+    assert nodes_of(plan(spec._replace(nodes=tuple(nodes)), workers=2)) == [
+        [0],
+        [1, 3, 5, 7],
+        [2, 4, 6, 8],
+    ]
 
 
 def test_expensive_branches_stay_apart() -> None:

@@ -84,7 +84,7 @@ def run_in_any_order(traced: TracedGraph, planned: Plan, rng: Random) -> list[Va
 @pytest.mark.parametrize("seed", range(60))
 def test_any_ready_order_gives_the_serial_sums(seed: int) -> None:
     rng = Random(seed)
-    traced = random_graph(rng, client_share=0.3)
+    traced = random_graph(rng, client_share=0.3, devices=(0, 1) if seed % 3 == 0 else ())
     expected = run_serially(traced)
     for fuse, workers in ((True, 1), (False, 1), (True, 3), (True, 64)):
         planned = plan(traced.spec, fuse=fuse, workers=workers)
