@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import partial
-from operator import itemgetter
 from typing import Any
 
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
@@ -28,9 +26,7 @@ DRIFT_MAX = 0.25
 
 #: The serial order has the sequence numbers in it.
 _NOT_WIRING = ("name", "sequence_nr", "cost_us", "second_half_share")
-_wiring_of = itemgetter(
-    *[at for at, field in enumerate(NodeSpec._fields) if field not in _NOT_WIRING]
-)
+_WIRING = [at for at, field in enumerate(NodeSpec._fields) if field not in _NOT_WIRING]
 
 
 class PlanCache:
@@ -41,7 +37,7 @@ class PlanCache:
     """
 
     def __init__(self, workers: int, gpu_workers: Mapping[int, int] | None = None) -> None:
-        self._plan = partial(plan, workers=workers, gpu_workers=gpu_workers)
+        self._workers, self._gpu_workers = workers, gpu_workers
         self._plans: OrderedDict[Any, tuple[list[float], Plan]] = OrderedDict()
 
     def plan(self, spec: GraphSpec) -> Plan:
@@ -50,7 +46,8 @@ class PlanCache:
         found = self._plans.get(key)
         costs = _costs(spec)
         if found is None or not _are_near(costs, found[0]):
-            found = self._plans[key] = (costs, self._plan(spec))
+            made = plan(spec, workers=self._workers, gpu_workers=self._gpu_workers)
+            found = self._plans[key] = (costs, made)
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
@@ -62,7 +59,8 @@ class PlanCache:
 
 def structure(spec: GraphSpec) -> Any:
     """All of ``spec`` that decides how its tasks are wired: everything but names and costs."""
-    return tuple(map(_wiring_of, spec.nodes)), spec.seeds, spec.captures, spec.order
+    nodes = tuple([tuple([node[at] for at in _WIRING]) for node in spec.nodes])
+    return nodes, spec.seeds, spec.captures, spec.order
 
 
 def _costs(spec: GraphSpec) -> list[float]:
