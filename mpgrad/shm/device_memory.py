@@ -8,7 +8,6 @@ pinned host memory.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, NamedTuple
 
 from mpgrad.errors import ProtocolError
@@ -57,8 +56,6 @@ class DeviceMemory:
         self._serial = 0
         #: What others may be reading, by generation; with it its copy on the host, if it has one.
         self._published: dict[int, tuple[Any, ...]] = {}
-        #: Per event those who may still wait for it: blocks, and handovers.
-        self._users: Counter[int] = Counter()
         #: The event that will follow what has been published and not been marked.
         self._event: int | None = None
         #: Whether something was published that is not marked, and of that something on the host.
@@ -91,8 +88,6 @@ class DeviceMemory:
         if array.nbytes:
             self._show(place.segment, link)
             event = self._next_event(link)
-        if event != NO_EVENT:
-            self._users[event] += 1
         generation = self._next_generation(event)
         self._published[generation] = (array,)
         return Block(self.arena, packed(place), array.nbytes, generation)
@@ -103,7 +98,7 @@ class DeviceMemory:
             return
         stream = self._driver.current_stream()
         if self._event is not None and self._ring is not None:
-            self._ring.record_again(self._event, stream)
+            self._ring.record(self._event, stream)
             self.marks += 1
         if self._event is None or self._is_on_host:
             stream.synchronize()
@@ -163,8 +158,6 @@ class DeviceMemory:
     def begin_handover(self, link: DeviceLink) -> int:
         """An event behind all that the current stream has been given: readers wait for it."""
         event = self._next_event(link)
-        if event != NO_EVENT:
-            self._users[event] += 1
         self.mark()
         return event
 
@@ -190,13 +183,14 @@ class DeviceMemory:
             link.segments.show(self.arena, self.exporter.offer(segment, link.segments.name))
 
     def _next_event(self, link: DeviceLink) -> int:
-        """The number of the event that ``mark`` will record, and one more."""
+        """The event that ``mark`` will record, for one more who will wait for it: number + 1."""
+        if self._ring is None:
+            self._ring = EventRing(self._driver)
         if not self._is_unmarked:
-            self._is_unmarked = True
-            if self._ring is None:
-                self._ring = EventRing(self._driver)
-            self._event = self._ring.record(self._driver.current_stream(), waiters=1)
-        if self._event is None or self._ring is None:
+            self._is_unmarked, self._event = True, self._ring.reserve()
+        elif self._event is not None:
+            self._ring.share(self._event)
+        if self._event is None:
             return NO_EVENT
         if link.board.find(EVENT, self.arena, self._event) is None:
             rows = enumerate(self._ring.handles())
@@ -208,9 +202,5 @@ class DeviceMemory:
         return self._serial << EVENT_BITS | event
 
     def _drop_event(self, event: int) -> None:
-        if event == NO_EVENT or self._ring is None:
-            return
-        self._users[event] -= 1
-        if self._users[event] == 0:
-            del self._users[event]
+        if event != NO_EVENT and self._ring is not None:
             self._ring.waited(event - 1)

@@ -30,52 +30,46 @@ class EventRing:
         self._driver = driver
         self._events = [driver.event(interprocess=True) for _ in range(size)]
         self._free = list(range(size - 1, -1, -1))
-        #: Event -> those who have not waited for it yet.
+        #: Event -> how many may still come to wait for it.
         self._waiters: dict[int, int] = {}
-        self.synchronized = 0
 
     def handles(self) -> list[bytes]:
         """For the importers, in order."""
         return [self._driver.ipc_event_handle(event) for event in self._events]
 
-    def record(self, stream: Any, waiters: int) -> int | None:
-        """Mark what is in ``stream`` now, for ``waiters`` processes.
+    def reserve(self) -> int | None:
+        """A free event for one who will wait for it, to be recorded before he hears of it.
 
-        Returns:
-            The number that they wait for; None if there is nothing to wait for. The latter also
-            where no event is free: then this thread has waited itself.
+        None where none is free: then whoever asks waits for his stream himself.
         """
-        if waiters < 1:
-            return None
         if not self._free:
-            stream.synchronize()
-            self.synchronized += 1
             return None
         number = self._free.pop()
-        self._events[number].record(stream)
-        self._waiters[number] = waiters
+        self._waiters[number] = 1
         return number
 
-    def record_again(self, number: int, stream: Any) -> None:
-        """Mark what is in ``stream`` now under a number that ``record`` has given and nobody has
-        been told yet."""
-        if number not in self._waiters:
-            raise InvariantViolated(f"event {number} is free and cannot be recorded again")
+    def share(self, number: int) -> None:
+        """One more will wait for it."""
+        self._check(number)
+        self._waiters[number] += 1
+
+    def record(self, number: int, stream: Any) -> None:
+        """Mark what is in ``stream`` now."""
+        self._check(number)
         self._events[number].record(stream)
 
     def waited(self, number: int) -> None:
-        """One process has put its wait into its stream, or is dead.
-
-        Raises:
-            InvariantViolated: nobody was to wait for that one.
-        """
-        left = self._waiters.get(number, 0) - 1
-        if left < 0:
-            raise InvariantViolated(f"nobody is to wait for event {number}")
-        self._waiters[number] = left
-        if left == 0:
+        """One of them will not come to wait any more: he has, or is dead."""
+        self._check(number)
+        self._waiters[number] -= 1
+        if self._waiters[number] == 0:
             del self._waiters[number]
             self._free.append(number)
+
+    def _check(self, number: int) -> None:
+        """Raise InvariantViolated where nobody is to wait for it."""
+        if number not in self._waiters:
+            raise InvariantViolated(f"event {number} is free: nobody is to wait for it")
 
     @property
     def free_count(self) -> int:

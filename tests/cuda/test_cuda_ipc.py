@@ -18,7 +18,9 @@ from mpgrad.shm.cuda_driver import CudaDriver, CudaError
 from mpgrad.shm.cuda_export import Exporter, NotExportable, SegmentOffer
 from mpgrad.shm.cuda_import import Importer
 from mpgrad.shm.device_board import EVENT, DeviceBoard, Row
-from mpgrad.shm.event_ring import EventRing, OpenedEvents
+from mpgrad.shm.device_link import DeviceLink
+from mpgrad.shm.device_memory import NO_EVENT, DeviceMemory
+from mpgrad.shm.event_ring import EVENTS, EventRing, OpenedEvents
 from mpgrad.shm.segment_pool import Place
 from mpgrad.testing.fake_cuda import FakeCudaDriver
 from tests.cuda.peer import Peer
@@ -253,7 +255,8 @@ def test_streams_of_two_processes_in_order(
     importer("events = OpenedEvents(driver, board)")
     stream = driver.stream()
     driver.copy(driver.pointer(target), driver.pointer(source), 16, 3, stream)
-    number = ring.record(stream, waiters=1)
+    number = ring.reserve()
+    ring.record(number, stream)
     importer("event = events.find(7, number)", number=number)
     importer("driver.current_stream().wait_event(event)")
     assert importer("events.find(7, number) is event")
@@ -265,23 +268,28 @@ def test_streams_of_two_processes_in_order(
 @pytest.mark.row("N3")
 def test_an_event_is_not_recorded_again_before_all_have_waited(driver: CudaDriver) -> None:
     ring, stream = EventRing(driver, 2), driver.stream()
-    first, second = ring.record(stream, 2), ring.record(stream, 1)
+    first, second = ring.reserve(), ring.reserve()
     assert {first, second} == {0, 1}
-    assert ring.record(stream, 1) is None  # none is free: this thread has waited instead
-    assert ring.synchronized == 1
+    ring.share(first)
+    ring.record(first, stream)
+    assert ring.reserve() is None  # none is free
     ring.waited(first)
-    assert ring.record(stream, 1) is None
+    assert ring.reserve() is None
     ring.waited(first)
-    assert ring.record(stream, 1) == first
+    assert ring.reserve() == first
     ring.waited(second)
-    with pytest.raises(InvariantViolated, match="nobody is to wait"):
-        ring.waited(second)
+    for use in (ring.waited, ring.share, lambda number: ring.record(number, stream)):
+        with pytest.raises(InvariantViolated, match="nobody is to wait"):
+            use(second)
 
 
-def test_what_nobody_waits_for_takes_no_event(driver: CudaDriver) -> None:
-    ring = EventRing(driver, 1)
-    assert ring.record(driver.stream(), waiters=0) is None
-    assert ring.free_count == 1
+def test_where_no_event_is_free_the_maker_waits(driver: CudaDriver) -> None:
+    memory, link = DeviceMemory(driver, 7, 0), DeviceLink(driver, DeviceBoard.create(), {})
+    events = [memory.begin_handover(link) for _ in range(EVENTS + 1)]
+    assert events[-1] == NO_EVENT
+    assert len(set(events)) == EVENTS + 1
+    memory.end_handover(events[5])
+    assert memory.begin_handover(link) == events[5]
 
 
 def test_an_event_that_nobody_has_shown(driver: CudaDriver) -> None:
