@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
+from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 
@@ -23,10 +23,6 @@ PLANS_MAX = 64
 #: A plan serves while the costs of all Nodes together differ by no more than this part of the work
 #: from those that it was made for.
 DRIFT_MAX = 0.25
-
-#: The serial order has the sequence numbers in it.
-_NOT_WIRING = ("name", "sequence_nr", "cost_us", "second_half_share")
-_WIRING = [at for at, field in enumerate(NodeSpec._fields) if field not in _NOT_WIRING]
 
 
 class PlanCache:
@@ -58,8 +54,28 @@ class PlanCache:
 
 
 def structure(spec: GraphSpec) -> Any:
-    """All of ``spec`` that decides how its tasks are wired: everything but names and costs."""
-    nodes = tuple([tuple([node[at] for at in _WIRING]) for node in spec.nodes])
+    """All of ``spec`` that decides how its tasks are wired: everything but names and costs.
+
+    (Sequence numbers are in the order.)
+    """
+    nodes = tuple(
+        [
+            (
+                node.edges,
+                node.input_nbytes,
+                node.on_client,
+                node.is_sink,
+                node.is_splittable,
+                node.unpacks,
+                node.passes,
+                node.device,
+                node.device_inputs,
+                node.part_nbytes,
+                node.parts,
+            )
+            for node in spec.nodes
+        ]
+    )
     return nodes, spec.seeds, spec.captures, spec.order
 
 

@@ -49,6 +49,7 @@ class Importer:
         self, driver: CudaDriver, own: Sequence[Exporter] = (), *, is_bound: bool = True
     ) -> None:
         self._driver, self._own = driver, {exporter.device: exporter for exporter in own}
+        self._own_names = {exporter.peer for exporter in own}
         self._opened: dict[tuple[str, int], _Opened] = {}
         self._uses: Counter[tuple[str, int]] = Counter()
         self._ended: deque[tuple[str, int]] = deque()
@@ -65,7 +66,7 @@ class Importer:
         """
         self._check_thread()
         key = (offer.exporter, offer.segment)
-        if self._is_own(offer.exporter):
+        if offer.exporter in self._own_names:
             return
         known = self._opened.get(key)
         if known is None:
@@ -98,7 +99,7 @@ class Importer:
         Raises:
             NotExportable: as for ``array``.
         """
-        if self._is_own(exporter):
+        if exporter in self._own_names:
             return self._own[device].address(place), None
         key = (exporter, place.segment)
         opened = self._opened.get(key)
@@ -150,9 +151,6 @@ class Importer:
     def open_count(self) -> int:
         """Segments that are open."""
         return len(self._opened)
-
-    def _is_own(self, exporter: str) -> bool:
-        return any(own.peer == exporter for own in self._own.values())
 
     def _check_thread(self) -> None:
         if self._thread not in (None, threading.get_ident()):

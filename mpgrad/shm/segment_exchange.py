@@ -61,6 +61,8 @@ class SegmentExchange:
     ) -> None:
         self._driver, self._board, self._roster = driver, board, roster
         self._exporters, self._reader, self._importer = exporters, reader, importer
+        #: Segments of others that are open here.
+        self._open: dict[tuple[int, int], Row] = {}
         #: Segments of this process that others are to close.
         self._retiring: set[tuple[int, int]] = set()
         #: What the others are together, to this process's memory.
@@ -76,10 +78,14 @@ class SegmentExchange:
 
     def open(self, arena: int, segment: int) -> Row | None:
         """Open a segment of another process; its row, None if nobody has shown it."""
+        known = self._open.get((arena, segment))
+        if known is not None:
+            return known
         row = self._board.find(MEMORY, arena, segment)
         if row is not None:
             self._importer.open(SegmentOffer(str(arena), *row[2:]))
             self.note_open(arena, segment)
+            self._open[arena, segment] = row
         return row
 
     def note_open(self, arena: int, segment: int) -> None:
@@ -100,6 +106,7 @@ class SegmentExchange:
             elif self._board.words(MEMORY, arena, segment)[_RETIRING]:
                 self._importer.retire(exporter, segment)
         for exporter, segment in self._importer.close_retired():
+            self._open.pop((int(exporter), segment), None)
             number = packed(Place(segment, int(exporter)))
             self._board.words(OPENED, self._reader, number)[_IS_OPEN] = 0
         if self._retiring:
