@@ -115,14 +115,15 @@ class Template(NamedTuple):
 class Remembered:
     """One graph, and the tables that serve it."""
 
-    __slots__ = ("_usual", "spec", "template", "uses", "wired")
+    __slots__ = ("_usual_here", "_usual_in_workers", "spec", "template", "uses", "wired")
 
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
         #: What the ``local`` engine has made of the tables, for the next time.
         self.wired: Any = None
-        self._usual = UsualTime()
+        # Of the graph, not of its tables: these are renewed when a cost changes.
+        self._usual_here, self._usual_in_workers = UsualTime(), UsualTime()
 
     def is_like(self, nodes: list[Node]) -> bool:
         """Whether ``nodes``, of the same kinds and edges, give the same tables."""
@@ -139,19 +140,25 @@ class Remembered:
         """Whether its costs are still being found out."""
         return self.uses <= YOUNG_USES
 
-    def grow_young(self) -> None:
-        """Its costs have turned out to be wrong."""
-        self.uses = 0
-
     def teaches(self, took_us: float) -> bool:
         """Note what the ``local`` engine took; whether the cost model should hear of it.
 
         Every backward of a graph that is new teaches something, later only some do, or one that
         took far longer or shorter than usual.
         """
-        if self._usual.is_far_from(took_us):
-            self.grow_young()
+        self._note(self._usual_here, took_us)
         return self.is_young or self.uses % LEARN_EVERY == 0
+
+    def is_surprised_by(self, took_us: float) -> bool:
+        """Note what its tasks took in the workers; whether that is far from what was usual."""
+        return self._note(self._usual_in_workers, took_us)
+
+    def _note(self, usual: UsualTime, took_us: float) -> bool:
+        """Where the time is far from what was usual, its costs are wrong: it is young again."""
+        is_surprise = usual.is_far_from(took_us)
+        if is_surprise:
+            self.uses = 0
+        return is_surprise
 
     def looks_up_costs(self) -> bool:
         """Count one use; whether costs should be looked up again this time."""

@@ -17,7 +17,6 @@ from mpgrad.backends.column_parts import shape_of
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.local import output_metadata
-from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import InnerTarget, Member, Plan
 from mpgrad.wire.programs import (
@@ -46,7 +45,6 @@ class PreparedGraph:
         self.experience = Experience()
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
         self._uses = 0
-        self._usual = UsualTime()
 
     def programs(self, frozen: FrozenGraph, task: int) -> list[NodeProgram | bytes]:
         """For each member of a task, in a graph with these tables, its program if nothing in that
@@ -58,12 +56,9 @@ class PreparedGraph:
             self._programs[task] = found
         return found
 
-    def is_surprised_by(self, took_us: float) -> bool:
-        """Note what all tasks of one backward took; whether that is far from what was usual."""
-        is_surprise = self._usual.is_far_from(took_us)
-        if is_surprise:
-            self._uses = 0  # young again
-        return is_surprise
+    def grow_young(self) -> None:
+        """Its costs have turned out to be wrong."""
+        self._uses = 0
 
     def learns(self) -> bool:
         """Count one use; whether the cost model should hear what its tasks took."""

@@ -253,9 +253,10 @@ class ProcessEngine:
             on_client = len(prepared.plan.tasks) - len(outcome.ran)
             if on_client:
                 counters.tasks["client"] += on_client
-            is_surprise = prepared.is_surprised_by(sum([ran[2] for ran in outcome.ran]))
-            if is_surprise and frozen.remembered is not None:
-                frozen.remembered.grow_young()
+            known, took_us = frozen.remembered, sum([ran[2] for ran in outcome.ran])
+            is_surprise = known is not None and known.is_surprised_by(took_us)
+            if is_surprise:
+                prepared.grow_young()
             if is_surprise or handover.learns:
                 learn(frozen, prepared.plan, outcome)
 
