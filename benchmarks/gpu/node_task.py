@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mpgrad as mg
 from benchmarks.gpu.measured import answer, is_small, seconds_of, synchronize
-from mpgrad.scheduler import fusion
+from mpgrad.scheduler import plan_cache
+from mpgrad.scheduler.plan import plan
 
 ROUNDS = 10
 
@@ -12,9 +15,7 @@ ROUNDS = 10
 def main() -> None:
     """Compare a chain in one worker with the same chain in this process."""
     length = 50 if is_small() else 500
-    bounds = ("FUSE_NODE_BELOW_US", "FUSE_GROUP_BELOW_US", "CHAIN_MIN_US", "CHAIN_MAX_US")
-    for bound in bounds:
-        setattr(fusion, bound, 0.0)
+    plan_cache.plan = partial(plan, fuse=False)  # type: ignore[attr-defined]
 
     def step() -> None:
         x = mg.ones(1024, device="cuda", requires_grad=True)
