@@ -60,9 +60,9 @@ class Execution:
     ) -> None:
         self._gpus = gpus
         self._mode, self._cpu_workers, self._blas_threads = mode, cpu_workers, blas_threads
-        self._plan_anew = partial(plan, workers=cpu_workers, gpu_workers=Counter(gpus))
+        self._make_plan = partial(plan, workers=cpu_workers, gpu_workers=Counter(gpus))
         self._new_process = lambda: ProcessEngine(
-            cpu_workers, blas_threads, spawn, recover=recover, gpus=gpus
+            self._make_plan, blas_threads, spawn, recover=recover
         )
         self.process = self._new_process()
         self._local_count = self._local_failed = 0
@@ -78,7 +78,7 @@ class Execution:
         """Run a frozen graph; see ``autograd.engine_slot``."""
         choice = self._choose(frozen)
         if config.debug():
-            _report(frozen, choice, self._plan_anew)
+            _report(frozen, choice, self._make_plan)
         if choice.mode == "process":
             if self._effective_mode() == "process" or self.process.sessions.is_running:
                 with self._timed("process", frozen):
@@ -166,7 +166,7 @@ class Execution:
             )
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return _explain(frozen, self._choose(frozen), self._plan_anew)
+        return _explain(frozen, self._choose(frozen), self._make_plan)
 
     def statistics(self) -> EngineStatistics:
         """See ``Engine.statistics``."""

@@ -36,6 +36,7 @@ from mpgrad.engine.submission import Submission
 from mpgrad.errors import CoordinatorLost, EngineClosed, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
+from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.instructions import CompleteGraph, DispatchNodeTask, FailGraph
 from mpgrad.scheduler.plan_cache import PlanCache
 from mpgrad.scheduler.plan_tables import Plan
@@ -66,25 +67,24 @@ class ProcessEngine:
     """Thread-safe: each calling thread borrows a session of its own.
 
     Args:
-        cpu_workers, blas_threads, recover: as of ``Engine``.
+        make_plan: for as many workers as there are.
+        blas_threads, recover: as of ``Engine``.
         spawn: starts a coordinator, given its kill points.
-        gpus: for each GPU worker the number of its GPU.
     """
 
     def __init__(
         self,
-        cpu_workers: int,
+        make_plan: Callable[[GraphSpec], Plan],
         blas_threads: int,
         spawn: Callable[[str], CoordinatorProcess],
         *,
         recover: str,
-        gpus: tuple[int, ...],
     ) -> None:
         self._blas_threads, self._recover = blas_threads, recover
         self.sessions = SessionPool(spawn)
         self.counters = Counters()
         self._counters_lock = threading.Lock()
-        self._plans = PlanCache(cpu_workers, Counter(gpus))
+        self._plans = PlanCache(make_plan)
         self._prepared = PreparedGraphs(self._plans.plan)
         self._plans_lock = threading.Lock()
 

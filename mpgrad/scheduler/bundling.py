@@ -21,10 +21,10 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from mpgrad.scheduler.fusion import CHAIN_MAX_US, Grouping, chain_limit_us, workers_by_device
+from mpgrad.scheduler.fusion import CHAIN_MAX_US, Grouping
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
 
 #: Less work than this is not worth a message of its own, even if a worker is free: it costs about
@@ -46,28 +46,25 @@ SUM_BYTES_PER_US = 4000.0
 NOBODY = -2
 
 
-def bundle(
-    spec: GraphSpec, grouping: Grouping, workers: int, gpu_workers: Mapping[int, int] | None = None
-) -> tuple[list[int], list[list[int]]]:
+def bundle(spec: GraphSpec, grouping: Grouping) -> tuple[list[int], list[list[int]]]:
     """Merge the groups of ``grouping``.
 
     Args:
         spec: the graph.
-        grouping: how ``fusion`` grouped it.
-        workers: how many bundles of a level should be able to run at once.
-        gpu_workers: the same of those on a GPU, by its number; 1 where it is not said.
+        grouping: how ``fusion`` grouped it, and for how many workers: so many bundles of a level
+            should be able to run at once.
 
     Returns:
         For each node its bundle, and for each bundle its nodes in serial order. Bundles are in a
         topological order, those of the client in serial order.
     """
-    bundling = _Bundling(spec, grouping, workers_by_device(spec, workers, gpu_workers))
+    bundling = _Bundling(spec, grouping)
     for level in bundling.levels():
         bundling.place(level)
     return bundling.result()
 
 
-def _limit_us(chain_us: float, workers: int) -> float:
+def bundle_limit_us(chain_us: float, workers: int) -> float:
     """How long a bundle may become, where a chain may be ``chain_us``."""
     if workers <= 2:
         return min(BUNDLE_CHAINS * chain_us, CHAIN_MAX_US)
@@ -77,12 +74,15 @@ def _limit_us(chain_us: float, workers: int) -> float:
 class _Bundling:
     """The bundles so far, while the groups are visited level by level."""
 
-    def __init__(self, spec: GraphSpec, grouping: Grouping, workers: Mapping[int, int]) -> None:
-        self._spec, self._workers = spec, workers
+    def __init__(self, spec: GraphSpec, grouping: Grouping) -> None:
+        self._spec, self._workers = spec, grouping.workers
         self._group_of, self._groups = grouping.group_of, grouping.groups
         #: By device: the longest chain, and the longest bundle.
-        self._chain_us = {at: chain_limit_us(spec, count) for at, count in workers.items()}
-        self._limit_us = {at: _limit_us(self._chain_us[at], count) for at, count in workers.items()}
+        self._chain_us = grouping.chain_limit_us
+        self._limit_us = {
+            device: bundle_limit_us(self._chain_us[device], count)
+            for device, count in self._workers.items()
+        }
         heads = [nodes[0] for nodes in self._groups]
         #: Per group: the groups that feed it. Only its first Node gets anything from outside.
         self._feeds = [
@@ -179,7 +179,7 @@ class _Bundling:
                 self._open(groups)
 
     def _count_worth_it(self, work_us: float, device: int, rounds: int = 1) -> int:
-        """Into how many tasks for each of a device's workers ``work_us`` may be cut.
+        """Into how many tasks ``work_us`` of a device may be cut, ``rounds`` for each worker.
 
         What a Node on a GPU takes there cannot be seen, for its worker does not wait for it:
         branches that could overlap are shared by all of its workers.

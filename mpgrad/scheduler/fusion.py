@@ -99,11 +99,13 @@ class Grouping:
         total_us: per group the cost of all its nodes.
         producers: for each node those that feed it, once per edge.
         second: second halves and parts of Nodes, which are there to run beside the first.
+        workers: how many each device of the graph has.
+        chain_limit_us: for each device what ``chain_limit_us()`` says.
     """
 
     def __init__(self, spec: GraphSpec, workers: Mapping[int, int]) -> None:
-        self._spec = spec
-        self._chain_limit_us = {at: chain_limit_us(spec, count) for at, count in workers.items()}
+        self._spec, self.workers = spec, workers
+        self.chain_limit_us = {at: chain_limit_us(spec, count) for at, count in workers.items()}
         self.producers: list[list[int]] = [[] for _ in spec.nodes]
         for index, node in enumerate(spec.nodes):
             for target in node.edges:
@@ -177,7 +179,7 @@ class Grouping:
         nothing_waits = self._waiting[home] == len(self.producers[index])
         if nothing_waits or (index in self._goes_on and node.cost_us >= PUBLISH_BEFORE_US):
             is_spine = node.passes or self._passes[home]
-            limit_us = SPINE_MAX_US if is_spine else self._chain_limit_us[node.device]
+            limit_us = SPINE_MAX_US if is_spine else self.chain_limit_us[node.device]
             # What is not worth a message is no piece to cut off.
             is_piece = self.total_us[home] >= FUSE_GROUP_BELOW_US
             if not is_piece or self.total_us[home] + node.cost_us <= limit_us:

@@ -54,7 +54,7 @@ def plan(
     grouping = group(halved, fuse=fuse, workers=workers, gpu_workers=gpu_workers)
     group_of, groups = grouping.group_of, grouping.groups
     if fuse and bundles:
-        group_of, groups = bundle(halved, grouping, workers, gpu_workers)
+        group_of, groups = bundle(halved, grouping)
     return _plan(halved, group_of, groups, origin, workers)
 
 

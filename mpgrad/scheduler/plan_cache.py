@@ -11,11 +11,10 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from mpgrad.scheduler.graph_spec import GraphSpec
-from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 
 #: Plans that are kept, those used last.
@@ -29,11 +28,11 @@ class PlanCache:
     """Plans by the structure of their graph. Not thread-safe by itself.
 
     Args:
-        workers, gpu_workers: as of ``plan``.
+        make_plan: makes one.
     """
 
-    def __init__(self, workers: int, gpu_workers: Mapping[int, int] | None = None) -> None:
-        self._workers, self._gpu_workers = workers, gpu_workers
+    def __init__(self, make_plan: Callable[[GraphSpec], Plan]) -> None:
+        self._make_plan = make_plan
         self._plans: OrderedDict[Any, tuple[list[float], Plan]] = OrderedDict()
 
     def plan(self, spec: GraphSpec) -> Plan:
@@ -42,8 +41,7 @@ class PlanCache:
         found = self._plans.get(key)
         costs = _costs(spec)
         if found is None or not _are_near(costs, found[0]):
-            made = plan(spec, workers=self._workers, gpu_workers=self._gpu_workers)
-            found = self._plans[key] = (costs, made)
+            found = self._plans[key] = (costs, self._make_plan(spec))
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)

@@ -15,7 +15,7 @@ def scaled(spec: GraphSpec, factor: float) -> GraphSpec:
 
 
 def test_a_plan_is_made_once() -> None:
-    cache, spec = PlanCache(1), random_graph(Random(1)).spec
+    cache, spec = PlanCache(plan), random_graph(Random(1)).spec
     first = cache.plan(spec)
     assert first == plan(spec)
     assert cache.plan(scaled(spec, 1.0 + 0.5 * DRIFT_MAX)) is first
@@ -25,7 +25,7 @@ def test_a_plan_is_made_once() -> None:
 def test_costs_that_changed_in_earnest_make_a_new_plan() -> None:
     spec = random_graph(Random(2)).spec
     for factor in (1.0 + 2.0 * DRIFT_MAX, 1.0 / (1.0 + 2.0 * DRIFT_MAX)):
-        cache = PlanCache(1)
+        cache = PlanCache(plan)
         first = cache.plan(spec)
         changed = scaled(spec, factor)
         assert cache.plan(changed) is not first
@@ -68,7 +68,7 @@ def test_any_difference_of_structure_is_seen() -> None:
 
 
 def test_names_do_not_matter_and_the_cache_is_bounded() -> None:
-    cache = PlanCache(1)
+    cache = PlanCache(plan)
     spec = random_graph(Random(4)).spec
     renamed = spec._replace(nodes=tuple(n._replace(name="Other") for n in spec.nodes))
     assert cache.plan(spec) is cache.plan(renamed)
