@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine import execution
 from mpgrad.engine.recovery import RECOVERIES_MAX, repeat_after_loss
 from mpgrad.errors import CoordinatorLost
 from mpgrad.kill_points import PHASES
-from mpgrad.scheduler import plan_cache
+from mpgrad.scheduler.plan import plan
 from mpgrad.testing.leftovers import descendants, is_alive, wait_until
 from tests.process.conftest import check_usable, script_environment
 from tests.process.test_kill_points import gradient, leaf, tree
@@ -58,7 +59,7 @@ def test_with_recover_all_the_backward_is_run_again(
 
 
 def test_in_the_middle_of_many_tasks(monkeypatch: pytest.MonkeyPatch, undisturbed: bytes) -> None:
-    monkeypatch.setattr(plan_cache, "plan", partial(plan_cache.plan, fuse=False))
+    monkeypatch.setattr(execution, "plan", partial(plan, fuse=False))
     with doomed(monkeypatch, "coordinator:answered:3:SEGV", "all") as engine:
         assert gradient() == undisturbed
         assert engine.statistics().recoveries == 1
