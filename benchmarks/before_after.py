@@ -84,8 +84,65 @@ def perceptrons(branches: int, layers: int, width: int) -> Build:
     return build
 
 
+def gil(branches: int, milliseconds: float) -> Build:
+    """So many Functions whose derivative holds the GIL so long."""
+
+    def build(mg: Any, random: Any) -> tuple[list[Any], Callable[[], Any]]:
+        loops = _loops(milliseconds)
+
+        class Busy(mg.Function):  # type: ignore[misc, name-defined]
+            run_on = "worker"
+
+            @staticmethod
+            def forward(ctx: Any, x: Any, loops: int) -> Any:
+                ctx.loops = loops
+                return x.numpy() * 2
+
+            @staticmethod
+            def backward(ctx: Any, grad: Any) -> Any:
+                number = 0
+                for step in range(ctx.loops):
+                    number += step & 1
+                return grad.numpy() * 2, None
+
+        leaves = _leaves(mg, random, *[(8,)] * branches)
+        return leaves, lambda: mg.stack([Busy.apply(leaf, loops) for leaf in leaves]).sum()
+
+    return build
+
+
+def _loops(milliseconds: float) -> int:
+    """Rounds of the loop above in so many milliseconds."""
+    took = []
+    for _ in range(5):
+        number, start = 0, time.perf_counter()
+        for step in range(100_000):
+            number += step & 1
+        took.append(time.perf_counter() - start)
+    return round(100_000 * milliseconds / 1e3 / min(took))
+
+
+def digits(mg: Any, random: Any) -> tuple[list[Any], Callable[[], Any]]:
+    """A perceptron 64-32-10 on 32 images of digits."""
+    functional = mg.nn.functional
+    leaves = _leaves(mg, random, (64, 32), (32,), (32, 10), (10,))
+    images = mg.tensor(random.random((32, 64)).astype("f4"))
+    labels = mg.tensor(random.integers(0, 10, 32))
+    first, first_bias, second, second_bias = leaves
+
+    def loss() -> Any:
+        hidden = mg.relu(images @ first + first_bias)
+        return functional.cross_entropy(hidden @ second + second_bias, labels)
+
+    return leaves, loss
+
+
 #: Name -> mode and what to build.
 WORKLOADS: dict[str, tuple[str, Build]] = {
+    "gil-20ms": ("process", gil(16, 20.0)),
+    "gil-2ms": ("process", gil(16, 2.0)),
+    "gil-0.2ms": ("process", gil(16, 0.2)),
+    "digits": ("auto", digits),
     "wide": ("process", wide(1_000)),
     "wide-local": ("local", wide(10_000)),
     "gelu-local": ("local", gelu),

@@ -19,7 +19,6 @@ from mpgrad.kill_points import parse_kill_points
 T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
-TRANSPORTS = ("unix", "zeromq")
 JOURNAL_MODES = ("errors", "always", "off")
 
 
@@ -121,14 +120,6 @@ def parse_cuda_driver(text: str) -> tuple[str, int]:
     return name, 0 if name == "cupy" else int(match[1] or 1)
 
 
-def parse_transport(text: str) -> str:
-    """``unix`` or ``zeromq``."""
-    transport = text.lower()
-    if transport not in TRANSPORTS:
-        raise ValueError(f"expected one of {', '.join(TRANSPORTS)}")
-    return transport
-
-
 def parse_directory(text: str) -> str:
     """A directory; ``~`` is the user's home."""
     return os.path.abspath(os.path.expanduser(text))
@@ -175,15 +166,6 @@ DEBUG: Setting[int] = Setting(
     "`0`",
 )
 
-TRANSPORT: Setting[str] = Setting(
-    "MPGRAD_TRANSPORT",
-    "unix",
-    parse_transport,
-    "`unix`, `zeromq`",
-    "What carries the messages of an engine: sockets of the system, or ZeroMQ.",
-    "`unix`",
-)
-
 KILL: Setting[str] = Setting(
     "MPGRAD_KILL",
     "",
@@ -228,7 +210,6 @@ SETTINGS: tuple[Setting[Any], ...] = (
     GPUS,
     SHM_LIMIT,
     DEBUG,
-    TRANSPORT,
     JOURNAL,
     JOURNAL_DIR,
     KILL,
@@ -259,11 +240,6 @@ def shm_limit() -> int | None:
 def debug() -> int:
     """MPGRAD_DEBUG, 0 to 3."""
     return DEBUG.get()
-
-
-def transport() -> str:
-    """MPGRAD_TRANSPORT: ``unix`` or ``zeromq``."""
-    return TRANSPORT.get()
 
 
 def kill() -> str:

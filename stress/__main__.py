@@ -14,7 +14,7 @@ from stress.deep import DEEP
 from stress.fuzz import FUZZ
 from stress.oom import OOM
 from stress.page import write_row
-from stress.run import Run, own_temporary_directory, seed_of
+from stress.run import Run, seed_of
 from stress.simulation import SIMULATION
 from stress.soak import SOAK
 from stress.storm import STORM
@@ -47,7 +47,7 @@ def _perform(options: argparse.Namespace, command: str) -> bool:
         options.seed = seed_of(options)
         command += f" --seed {options.seed}"
     # What a forward rounds to depends on BLAS's threads, which a backward of another thread limits.
-    with own_temporary_directory(), blas_limit(1):
+    with blas_limit(1):
         verdict = run.perform(options)
     print(f"{run.name}: {'PASSED' if verdict.passed else 'FAILED'}: {verdict.figures}", flush=True)
     if options.write is not None:

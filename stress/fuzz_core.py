@@ -29,7 +29,7 @@ from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.segment import Segment
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.endpoint import UNIX, Endpoint
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.memory import MemoryHub, MemorySpoke
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Received
@@ -147,7 +147,7 @@ class _Stage:
         self._chance = chance
         segment = Segment.create(1 << 30, "fuzz")
         setup = CoordinatorSetup(
-            endpoint=Endpoint(UNIX, "/nonexistent", TOKEN), listener=-1,
+            endpoint=Endpoint("mpgrad-nowhere", TOKEN),
             client_pid=os.getpid(), cpu_workers=2, shm_limit=1 << 26,
             client_arena_fd=-1, engine_arena_fd=segment.fd, worker_environment=b"", blas_threads=1,
             executable="", python_path="",

@@ -5,20 +5,19 @@ Attackers are threads here; what they know is what a process of the same user co
 
 from __future__ import annotations
 
-import glob
 import os
 import random
+import re
 import socket
-import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import mpgrad as mg
 from mpgrad.testing.leftovers import wait_until
-from mpgrad.wire.endpoint import UNIX, Endpoint
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
-from mpgrad.wire.transport import CLIENT, WORKER_LANES, Spoke
-from mpgrad.wire.unix_hub import NAME
+from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Spoke
 from stress.fuzz_core import Tally, frames_of_honest_peers
 from stress.hostile_frames import HostileFrames
 from stress.load import Training
@@ -46,8 +45,7 @@ def fuzz_engine(
     """
     with mg.Engine("process", cpu_workers=2) as engine:
         workers = engine.worker_pids()
-        [directory] = glob.glob(os.path.join(tempfile.gettempdir(), "mpgrad-*"))
-        attacker = _Attacker(directory, frames, chance, advance)
+        attacker = _Attacker(_name_of_the_sockets(engine.coordinator_pid), frames, chance, advance)
         attacker.start()
         backwards = 0
         while attacker.is_alive():
@@ -76,14 +74,23 @@ def _train(expected: list[str]) -> int:
     return len(expected)
 
 
+def _name_of_the_sockets(coordinator: int | None) -> str:
+    """As every process of this user can find it."""
+    held = {os.readlink(entry) for entry in Path(f"/proc/{coordinator}/fd").iterdir()}
+    rows = Path("/proc/net/unix").read_text().splitlines()
+    found = [re.search(r" (\d+) @(mpgrad-[0-9a-f]{32})/", row) for row in rows]
+    [name] = {row[2] for row in found if row and f"socket:[{row[1]}]" in held}
+    return name
+
+
 class _Attacker(threading.Thread):
     """Talks to every lane under many names."""
 
     def __init__(
-        self, directory: str, frames: int, chance: random.Random, advance: Callable[[int], None]
+        self, name: str, frames: int, chance: random.Random, advance: Callable[[int], None]
     ) -> None:
         super().__init__(name="attacker")
-        self._directory, self._frames, self._chance = directory, frames, chance
+        self._engine, self._frames, self._chance = name, frames, chance
         self._advance = advance
         self._hostile = HostileFrames(chance, frames_of_honest_peers(chance))
         self._spokes: list[Spoke] = []
@@ -104,7 +111,7 @@ class _Attacker(threading.Thread):
             wait_until(lambda: self.refused >= self.sent - BATCH * BATCHES_AHEAD, PATIENCE_S)
 
     def _connect(self, name: str, lane: str) -> Spoke:
-        spoke = Endpoint(UNIX, self._directory, b"guess").spoke(name, (lane,))
+        spoke = Endpoint(self._engine, b"guess").spoke(name, (lane,))
         self._spokes.append(spoke)
         return spoke
 
@@ -112,7 +119,7 @@ class _Attacker(threading.Thread):
         """Bytes that are no frames; the last one is a frame longer than any may be."""
         for _ in range(RAW_CONNECTIONS):
             with socket.socket(socket.AF_UNIX) as raw:
-                raw.connect(os.path.join(self._directory, NAME))
+                raw.connect(f"\0{self._engine}/{self._chance.choice(HUB_LANES)}")
                 raw.sendall(self._chance.randbytes(self._chance.randrange(1, 500)))
         self._connect("c66.2", CLIENT).send([bytes(MESSAGE_BYTES_MAX + 1)])
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rich.console import Console
@@ -65,18 +62,3 @@ def progress_bar() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
-
-
-@contextmanager
-def own_temporary_directory() -> Iterator[None]:
-    """Engines that others start and stop on this machine are not taken for leftovers."""
-    outer, outer_variable = tempfile.tempdir, os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="stress-") as own:
-        tempfile.tempdir = os.environ["TMPDIR"] = own
-        try:
-            yield
-        finally:
-            tempfile.tempdir = outer
-            os.environ.pop("TMPDIR")
-            if outer_variable is not None:
-                os.environ["TMPDIR"] = outer_variable

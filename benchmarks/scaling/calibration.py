@@ -6,7 +6,6 @@ import mmap
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -30,7 +29,7 @@ from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.endpoint import UNIX, Endpoint
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.transport import TASK, Hub
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.task import TaskRunner
@@ -84,27 +83,24 @@ def _one_way_us(*, spins: bool) -> tuple[float, float, tuple[float, float, float
     """From the end of a send to its receiver, and per kilobyte on top; and processor time of
     sending, taking, looking.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        endpoint = Endpoint(UNIX, directory, TOKEN)
-        listener = endpoint.listen()
-        assert listener is not None
-        hub = endpoint.hub(listener.detach())
-        command = [sys.executable, "-m", "benchmarks.scaling.calibration", directory]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        child = subprocess.Popen(
-            command + ["spin"] * spins, cwd=_ROOT, env=environment, stdin=subprocess.PIPE
-        )
-        try:
-            _answer(hub)  # it is there
-            # Where the receiver looks before the send has ended, the message took no time.
-            delays = [max(_ping(hub), 0.0) for _ in range(ROUNDS)]
-            per_kb = _wire_us_per_kb(hub)
-            costs = _processor_us(hub)
-        finally:
-            hub.send(TASK, PEER, b"")
-            hub.flush()
-            child.wait()
-            hub.close()
+    endpoint = Endpoint.create()._replace(token=TOKEN)
+    hub = endpoint.hub()
+    command = [sys.executable, "-m", "benchmarks.scaling.calibration", endpoint.name]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen(
+        command + ["spin"] * spins, cwd=_ROOT, env=environment, stdin=subprocess.PIPE
+    )
+    try:
+        _answer(hub)  # it is there
+        # Where the receiver looks before the send has ended, the message took no time.
+        delays = [max(_ping(hub), 0.0) for _ in range(ROUNDS)]
+        per_kb = _wire_us_per_kb(hub)
+        costs = _processor_us(hub)
+    finally:
+        hub.send(TASK, PEER, b"")
+        hub.flush()
+        child.wait()
+        hub.close()
     return median(delays), per_kb, costs
 
 
@@ -161,9 +157,9 @@ def _processor_us(hub: Hub) -> tuple[float, float, float]:
     return median(sends) * 1e6, max(median(takes) * 1e6 - look_us, 0.0), look_us
 
 
-def echo(directory: str, *, spins: bool) -> None:
+def echo(name: str, *, spins: bool) -> None:
     """The other process: answers each message with the time at which it came."""
-    spoke = Endpoint(UNIX, directory, TOKEN).worker(PEER)
+    spoke = Endpoint(name, TOKEN).worker(PEER)
     spoke.send([b"here"])
     while True:
         spoke.wait(0 if spins else None)

@@ -35,7 +35,7 @@ def main(descriptor: int) -> None:
     if os.getppid() != setup.client_pid:
         return  # the client died before it could be watched
     shared_fds = (setup.client_arena_fd, setup.engine_arena_fd, setup.device_board_fd)
-    for shared in (*shared_fds, setup.listener):
+    for shared in shared_fds:
         if shared >= 0:
             os.set_inheritable(shared, False)  # workers are given what they need by name
     _allow_descriptors()
@@ -48,7 +48,7 @@ def main(descriptor: int) -> None:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
-    hub = setup.endpoint.hub(setup.listener)
+    hub = setup.endpoint.hub()
     if setup.kill:
         hub = _doomed(hub, setup.kill)
     coordinator = Coordinator(setup, hub, supervisor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import hmac
 import os
-import shutil
 import sys
 import time
 from typing import Any
@@ -100,14 +99,13 @@ class Coordinator:
         print(f"{text} {where}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Let the workers go, and remove the socket directory."""
+        """Let the workers go."""
         for peer in self._greeted:
             if self._supervisor.is_current(peer):
                 send_instruction(self._hub, do.ShutDown(peer))
         self._hub.flush()
         self._supervisor.stop_all()
         self._hub.close()
-        shutil.rmtree(self._setup.endpoint.directory, ignore_errors=True)
 
     # ------------------------------------------------------------------ messages
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import subprocess
 import sys
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING
 
 from mpgrad import config
-from mpgrad.engine.descriptors import (
+from mpgrad.engine.kernel_limits import (
     FOR_ENGINE,
     require_descriptors,
     require_hard_limit,
     require_pidfds,
+    require_processes,
 )
 from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
@@ -27,7 +27,6 @@ from mpgrad.shm.segment import Segment
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, send_setup, spawn
-from mpgrad.wire.socket_directory import SocketDirectory
 
 if TYPE_CHECKING:
     from mpgrad.shm.client_devices import ClientDevices
@@ -72,12 +71,9 @@ class CoordinatorProcess:
         require_descriptors(FOR_ENGINE, "an engine")
         require_hard_limit(cpu_workers)
         require_pidfds()
+        require_processes(1 + cpu_workers + len(gpus))
         with contextlib.ExitStack() as undo:
-            self._directory = SocketDirectory()
-            undo.callback(self._directory.remove)
-            self.endpoint = Endpoint(
-                config.transport(), self._directory.path, secrets.token_bytes(32)
-            )
+            self.endpoint = Endpoint.create()
             segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
             undo.callback(segment.close)
             #: Where handles of device memory stand; None without GPU workers.
@@ -103,31 +99,25 @@ class CoordinatorProcess:
     ) -> subprocess.Popen[bytes]:
         client_fd = client_arena().segment.fd
         python_path = _python_path()
-        listener = self.endpoint.listen()
-        with listener or contextlib.nullcontext():
-            board_fd = self.device_board.fd if self.device_board is not None else -1
-            extra = [fd for fd in (listener.fileno() if listener else -1, board_fd) if fd >= 0]
-            inherited = (client_fd, segment.fd, *extra)
-            try:
-                process, writer = spawn(
-                    [sys.executable, "-P", "-m", "mpgrad.coordinator"],
-                    inherited,
-                    {**os.environ, "PYTHONPATH": python_path},
-                )
-            except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"the coordinator process cannot be started: {error.strerror} (`ulimit -u` and "
-                    "the cgroup's pids.max say how many processes there may be; "
-                    'Engine(mode="local") needs none)',
-                ) from error
-            # The child knows it by the same number.
-            listener_fd = listener.fileno() if listener else -1
+        board_fd = self.device_board.fd if self.device_board is not None else -1
+        inherited = (client_fd, segment.fd, *([board_fd] if board_fd >= 0 else []))
+        try:
+            process, writer = spawn(
+                [sys.executable, "-P", "-m", "mpgrad.coordinator"],
+                inherited,
+                {**os.environ, "PYTHONPATH": python_path},
+            )
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the coordinator process cannot be started: {error.strerror} (`ulimit -u` and "
+                "the cgroup's pids.max say how many processes there may be; "
+                'Engine(mode="local") needs none)',
+            ) from error
         send_setup(
             writer,
             CoordinatorSetup(
                 endpoint=self.endpoint,
-                listener=listener_fd,
                 client_pid=os.getpid(),
                 cpu_workers=cpu_workers,
                 gpus=self.gpus,
@@ -177,7 +167,6 @@ class CoordinatorProcess:
             self.devices.close()
         if self.device_board is not None:
             self.device_board.close()
-        self._directory.remove()
         return status
 
     def finish_device_reads(self) -> None:

@@ -54,7 +54,7 @@ class Session:
         self._state = ClientState(peer)
         self._journal = JournalKeeper(coordinator.journal, "client", peer)
         self._recorded = self._journal.keep(self._state.handle_event, self._state)
-        self._spoke: Spoke = self._connect()
+        self._spoke: Spoke = coordinator.endpoint.session(peer)
         if coordinator.passages:
             self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
         self._lookout = lookout.Lookout(coordinator)
@@ -75,15 +75,6 @@ class Session:
         except BaseException:
             self.close()
             raise
-
-    def _connect(self) -> Spoke:
-        try:
-            return self.coordinator.endpoint.session(self.peer)
-        except (ConnectionError, FileNotFoundError) as error:
-            raise CoordinatorLost(
-                f"the coordinator process (pid {self.coordinator.pid}) does not listen any more "
-                f"({error}); no .grad was changed. The next backward starts a new one."
-            ) from None
 
     # ------------------------------------------------------------------ a graph
 

@@ -19,8 +19,8 @@ from mpgrad import config
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.engine.choice import HandoverCost
-from mpgrad.engine.descriptors import FOR_SESSION, require_descriptors
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
+from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed

@@ -5,15 +5,14 @@ Each check tries the thing itself where that is possible, instead of asking for 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import resource
 import shutil
 import signal
-import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from mpgrad import config, machine
 
 Verdict = Literal["ok", "note", "fail"]
 
+#: Milliseconds that a message may take.
+ANSWER_MS = 5_000
 #: Descriptors that an engine with many workers, their pidfds, sockets and arenas may need.
 _DESCRIPTORS_WANTED = 1024
 
@@ -206,13 +207,24 @@ def _pidfd() -> tuple[Verdict, str]:
 
 
 def _local_sockets() -> tuple[Verdict, str]:
-    """ZeroMQ's ipc transport is a Unix socket in a private directory: make one."""
-    with tempfile.TemporaryDirectory(prefix="mpgrad-") as directory:
-        path = os.path.join(directory, "lane")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(path)
-            listener.listen(1)
-    return "ok", f"Unix sockets in {tempfile.gettempdir()}"
+    """Two ends of ZeroMQ, as an engine has them: one frame there and back."""
+    from mpgrad.wire.endpoint import Endpoint
+    from mpgrad.wire.transport import CLIENT
+
+    endpoint = Endpoint.create()
+    with (
+        contextlib.closing(endpoint.hub()) as hub,
+        contextlib.closing(endpoint.session("c0.1")) as session,
+    ):
+        session.send([b"there"])
+        hub.receive(ANSWER_MS)
+        hub.send(CLIENT, "c0.1", b"and back")
+        if hub.flush():
+            return "fail", "a message over ZeroMQ did not arrive"
+        session.wait(ANSWER_MS)
+        if session.receive() != [b"and back"]:
+            return "fail", "an answer over ZeroMQ did not arrive"
+    return "ok", "ZeroMQ over Unix sockets"
 
 
 def _workers() -> tuple[Verdict, str]:

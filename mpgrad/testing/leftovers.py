@@ -1,10 +1,9 @@
-"""Leftovers: what an engine must not leave behind: processes, descriptors, shared memory, files."""
+"""Leftovers: what an engine must not leave behind: processes, descriptors, shared memory."""
 
 from __future__ import annotations
 
 import gc
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,19 +23,15 @@ class Leftovers(NamedTuple):
     #: Open descriptors of this process.
     descriptors: int
     shared_memory: frozenset[str]
-    #: The engines' socket directories.
-    directories: frozenset[str]
 
     @classmethod
     def now(cls) -> Leftovers:
         """Look."""
         gc.collect()
-        temporary = tempfile.gettempdir()
         return cls(
             descendants(os.getpid()),
             len(os.listdir("/proc/self/fd")),
             frozenset(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else frozenset(),
-            frozenset(name for name in os.listdir(temporary) if name.startswith("mpgrad-")),
         )
 
     def beyond(self, before: Leftovers) -> str:
@@ -44,7 +39,6 @@ class Leftovers(NamedTuple):
         found: dict[str, frozenset[int] | frozenset[str]] = {
             "processes": self.processes - before.processes,
             "in /dev/shm": self.shared_memory - before.shared_memory,
-            "directories": self.directories - before.directories,
         }
         words = [f"{what} {sorted(map(str, names))}" for what, names in found.items() if names]
         if self.descriptors > before.descriptors:

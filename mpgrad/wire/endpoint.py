@@ -1,52 +1,36 @@
-"""Endpoint: where the processes of an engine meet, and over which transport they speak."""
+"""Endpoint: where the processes of an engine meet, and what a peer must know to be heard there."""
 
 from __future__ import annotations
 
-import socket
+import secrets
 from typing import NamedTuple
 
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Hub, Spoke
 
-#: ``MPGRAD_TRANSPORT``: sockets of the system, or ZeroMQ over them.
-UNIX, ZEROMQ = "unix", "zeromq"
-
 
 class Endpoint(NamedTuple):
-    """What a peer has to know to find the coordinator and to be heard.
+    """The name of an engine's sockets, and the token of its peers.
 
-    The transports are loaded when they are used: to import ZeroMQ takes a process 15 ms.
+    ZeroMQ is loaded when a socket is made: the import takes 15 ms.
     """
 
-    transport: str
-    #: Private directory of the sockets.
-    directory: str
+    #: The sockets have abstract addresses (unix(7)): they are no files, and end with their owner.
+    name: str
     token: bytes
 
-    def listen(self) -> socket.socket | None:
-        """A socket that the coordinator is to inherit, so that peers find it before it is there.
+    @classmethod
+    def create(cls) -> Endpoint:
+        """A new endpoint, whose name and token nobody can guess."""
+        return cls(f"mpgrad-{secrets.token_hex(16)}", secrets.token_bytes(32))
 
-        Raises:
-            OSError: it cannot be made.
-        """
-        if self.transport == ZEROMQ:
-            return None  # whose peers connect again and again
-        from mpgrad.wire.unix_hub import listen
+    def __repr__(self) -> str:
+        return f"Endpoint({self.name!r}, <token>)"
 
-        return listen(self.directory)
+    def hub(self) -> Hub:
+        """The coordinator's end."""
+        from mpgrad.wire.zeromq import ZmqHub
 
-    def hub(self, listener: int) -> Hub:
-        """The coordinator's end.
-
-        Args:
-            listener: descriptor of what ``listen`` made, -1 for none.
-        """
-        if self.transport == ZEROMQ:
-            from mpgrad.wire.zeromq import ZmqHub
-
-            return ZmqHub(self.directory, self.token)
-        from mpgrad.wire.unix_hub import UnixHub
-
-        return UnixHub(socket.socket(fileno=listener), self.token)
+        return ZmqHub(self)
 
     def worker(self, peer: str) -> Spoke:
         """The end of worker ``peer``."""
@@ -57,15 +41,7 @@ class Endpoint(NamedTuple):
         return self.spoke(peer, (CLIENT,))
 
     def spoke(self, peer: str, lanes: tuple[str, ...]) -> Spoke:
-        """An end for ``lanes``, the most urgent first.
+        """An end for ``lanes``, the most urgent first."""
+        from mpgrad.wire.zeromq import ZmqSpoke
 
-        Raises:
-            OSError: nobody listens any more.
-        """
-        if self.transport == ZEROMQ:
-            from mpgrad.wire.zeromq import ZmqSpoke
-
-            return ZmqSpoke(self.directory, peer, self.token, lanes)
-        from mpgrad.wire.unix_spoke import UnixSpoke
-
-        return UnixSpoke(self.directory, peer, self.token, lanes, is_patient=CLIENT not in lanes)
+        return ZmqSpoke(self, peer, lanes)

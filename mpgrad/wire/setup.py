@@ -33,8 +33,6 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     """For the coordinator."""
 
     endpoint: Endpoint
-    #: Inherited descriptor of the socket where peers connect, or -1.
-    listener: int
     client_pid: int
     cpu_workers: int
     #: Bytes that the engine's arena may hold.

@@ -5,7 +5,7 @@ the dead vanish silently; no high-water mark, because credits bound what is unde
 per incarnation, because a ROUTER refuses a newcomer under the name of a connection that it is still
 tearing down.
 
-A peer's ZeroMQ identity is its name and its proof; what a stranger sends is counted and thrown away
+The identity of a peer is its name and its proof. What a stranger sends is counted and thrown away
 unread.
 """
 
@@ -13,13 +13,18 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import zmq
 
 from mpgrad.wire.identity import identity_of, verified_peer
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import HUB_LANES, Arrival, Received
+
+if TYPE_CHECKING:
+    from mpgrad.wire.endpoint import Endpoint
 
 #: zmq.POLLIN as a plain number: it is asked for a few times per message.
 _READABLE = int(zmq.POLLIN)
@@ -31,34 +36,21 @@ RECONNECT_MS = 5
 IDENTITIES_MAX = 4096
 
 
-def address(directory: str, lane: str) -> str:
-    """The endpoint of ``lane`` in the session's private (0700) directory."""
-    return f"ipc://{directory}/{lane}"
-
-
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
-    socket.linger = 0
-    socket.sndhwm = socket.rcvhwm = 0
-    socket.maxmsgsize = MESSAGE_BYTES_MAX
-    return socket
+def address(name: str, lane: str) -> str:
+    """The address of ``lane`` in the abstract namespace of Unix sockets."""
+    return f"ipc://@{name}/{lane}"
 
 
 class ZmqHub:
-    """The coordinator's end: one ROUTER per lane.
+    """The coordinator's end: one ROUTER per lane."""
 
-    Args:
-        directory: where the sockets are made.
-        token: what a peer has to know.
-    """
-
-    def __init__(self, directory: str, token: bytes) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self._context = zmq.Context()
         self._identity_of = functools.lru_cache(IDENTITIES_MAX)(
-            functools.partial(identity_of, token)
+            functools.partial(identity_of, endpoint.token)
         )
         self._verified_peer = functools.lru_cache(IDENTITIES_MAX)(
-            functools.partial(verified_peer, token)
+            functools.partial(verified_peer, endpoint.token)
         )
         self.ignored = 0
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
@@ -67,10 +59,9 @@ class ZmqHub:
         for lane in HUB_LANES:
             socket = _socket(self._context, zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            # Second line behind the private directory: peers of another user are not heard.
+            # The kernel says who connects: processes of another user are not heard.
             socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-            socket.bind(address(directory, lane))
-            os.chmod(os.path.join(directory, lane), 0o600)
+            socket.bind(address(endpoint.name, lane))
             # Without POLLIN the poller waits for POLLOUT too, and spins.
             self._poller.register(socket, zmq.POLLIN)
             self._sockets[lane] = socket
@@ -126,16 +117,16 @@ class ZmqHub:
 class ZmqSpoke:
     """A worker's end (three lanes) or a session's (the client lane)."""
 
-    def __init__(self, directory: str, peer: str, token: bytes, lanes: Sequence[str]) -> None:
-        self._context = zmq.Context()
+    def __init__(self, endpoint: Endpoint, peer: str, lanes: Sequence[str]) -> None:
+        self._context = _contexts.borrow()
         self._poller = zmq.Poller()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         for lane in lanes:
             socket = _socket(self._context, zmq.DEALER)
-            socket.routing_id = identity_of(token, lane, peer)
+            socket.routing_id = identity_of(endpoint.token, lane, peer)
             # Whoever is up before the coordinator has bound its sockets tries again soon.
             socket.reconnect_ivl = RECONNECT_MS
-            socket.connect(address(directory, lane))
+            socket.connect(address(endpoint.name, lane))
             self._poller.register(socket, zmq.POLLIN)
             self._sockets[lane] = socket
         self._reply_lane = lanes[-1]
@@ -149,18 +140,61 @@ class ZmqSpoke:
     def receive(self) -> list[bytes]:
         frames: list[bytes] = []
         for socket in self._sockets.values():
-            frames.extend(_drain(socket))
+            while int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
+                frames.extend(socket.recv_multipart(zmq.NOBLOCK))
         return frames
 
     def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
         self._sockets[lane or self._reply_lane].send_multipart(frames)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        if not self._sockets:
+            return
+        for socket in self._sockets.values():
+            socket.close(linger=0)
+        self._sockets.clear()
+        _contexts.give_back(self._context)
 
 
-def _drain(socket: zmq.Socket[bytes]) -> list[bytes]:
-    frames: list[bytes] = []
-    while int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
-        frames.extend(socket.recv_multipart(zmq.NOBLOCK))
-    return frames
+class _Contexts:
+    """The context that the spokes of this process share; it ends with the last of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._borrowed = 0
+        #: Contexts of the parent process: a forked child must not touch them.
+        self._of_parents: list[zmq.Context[zmq.Socket[bytes]]] = []
+
+    def borrow(self) -> zmq.Context[zmq.Socket[bytes]]:
+        with self._lock:
+            if self._context is None:
+                self._context = zmq.Context()
+            self._borrowed += 1
+            return self._context
+
+    def give_back(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        with self._lock:
+            if context is not self._context:
+                return  # the parent's
+            self._borrowed -= 1
+            if self._borrowed == 0:
+                self._context = None
+                context.term()
+
+    def start_anew_in_child(self) -> None:
+        if self._context is not None:
+            self._of_parents.append(self._context)
+        self._lock, self._context, self._borrowed = threading.Lock(), None, 0
+
+
+_contexts = _Contexts()
+os.register_at_fork(after_in_child=_contexts.start_anew_in_child)
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.maxmsgsize = MESSAGE_BYTES_MAX
+    return socket

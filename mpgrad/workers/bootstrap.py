@@ -33,9 +33,8 @@ def main(descriptor: int) -> None:
         sys.exit(1)  # the coordinator died before the kernel knew that we follow it
     environment = restore_environment(setup.environment)
     sys.breakpointhook = _no_breakpoint
-    let_others_wake_up()
-
     worker = _worker(setup, environment)
+    let_others_wake_up()  # behind the worker: the threads of its ZeroMQ context stay as they are
     gc.freeze()  # modules stay: the collector need not go through them in the middle of a task
     gc.enable()
     try:

@@ -16,7 +16,7 @@ from mpgrad.coordinator.supervisor import (
     WorkerProcess,
 )
 from mpgrad.scheduler.events import WorkerUnavailable
-from mpgrad.wire.endpoint import UNIX, Endpoint
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
 
 pytestmark = pytest.mark.process
@@ -32,8 +32,7 @@ def supervisor_of(tmp_path: Path) -> Iterator[Callable[[str], Supervisor]]:
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o700)
         setup = CoordinatorSetup(
-            endpoint=Endpoint(UNIX, "", b""), listener=-1,
-            client_pid=os.getpid(), cpu_workers=1, shm_limit=1,
+            endpoint=Endpoint("", b""), client_pid=os.getpid(), cpu_workers=1, shm_limit=1,
             client_arena_fd=0, engine_arena_fd=0, worker_environment=b"", blas_threads=1,
             executable=str(path), python_path="", journal=JournalPlan("off", ""),
         )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from mpgrad.scheduler.events import GraphCancelled, NodeTaskDone
 from mpgrad.testing.leftovers import Leftovers, left_since
 from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX, PROTOCOL_VERSION, EndSession, Hello, StopEngine
-from mpgrad.wire.transport import WORKER_LANES
+from mpgrad.wire.transport import HUB_LANES, WORKER_LANES
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process
@@ -49,18 +48,15 @@ def test_neither_arguments_nor_environment_hold_the_token(engine: mg.Engine) -> 
         for name in ("cmdline", "environ"):
             seen = Path(f"/proc/{pid}/{name}").read_bytes()
             assert not any(form in seen for form in forms), (pid, name)
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert coordinator_of(engine).endpoint.directory.encode() not in command
+    shown = repr(coordinator_of(engine).endpoint).encode("latin-1")
+    assert not any(form in shown for form in forms)
 
 
-def test_directory_and_sockets_are_the_owners_alone(engine: mg.Engine) -> None:
-    directory = Path(coordinator_of(engine).endpoint.directory)
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    paths = [path for path in directory.iterdir() if path.is_socket()]
-    assert paths
-    for path in paths:
-        found = path.stat()
-        assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.getuid())
+def test_the_sockets_are_no_files(engine: mg.Engine) -> None:
+    name = coordinator_of(engine).endpoint.name
+    found = Path("/proc/net/unix").read_text()
+    for lane in HUB_LANES:
+        assert f" @{name}/{lane}\n" in found
 
 
 def test_programs_that_user_code_starts_inherit_nothing(engine: mg.Engine) -> None:
@@ -163,6 +159,6 @@ def test_nothing_is_left_at_the_end() -> None:
     before = Leftovers.now()
     with mg.Engine("process", cpu_workers=2) as own:
         check_usable()
-        directory = coordinator_of(own).endpoint.directory
-    assert not os.path.exists(directory)
+        name = coordinator_of(own).endpoint.name
+    assert name not in Path("/proc/net/unix").read_text()
     assert left_since(before) == ""

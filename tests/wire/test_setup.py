@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from mpgrad.errors import ProtocolError
-from mpgrad.wire.endpoint import UNIX, Endpoint
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
 from mpgrad.wire.setup import (
     CoordinatorSetup,
@@ -24,7 +24,7 @@ from mpgrad.wire.setup import (
 )
 
 SETUP = WorkerSetup(
-    Endpoint(UNIX, "/run/x", b"token"),
+    Endpoint("mpgrad-x", b"token"),
     "w0.1",
     1,
     3,

@@ -1,21 +1,19 @@
-"""All transports keep the contract of ``wire.transport``."""
+"""Both transports keep the contract of ``wire.transport``."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 
-from mpgrad.wire.endpoint import UNIX, ZEROMQ, Endpoint
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.memory import MemoryHub, MemorySpoke
 from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, Arrival, Hub, Spoke
 
 PATIENCE_MS = 5000
-TOKEN = b"of these tests"
 
 
 class Transport(NamedTuple):
@@ -47,12 +45,6 @@ class Transport(NamedTuple):
         return found
 
 
-def made_hub(endpoint: Endpoint) -> Hub:
-    """The coordinator's end, which inherits the listener elsewhere."""
-    listener = endpoint.listen()
-    return endpoint.hub(listener.detach() if listener else -1)
-
-
 def frames(spoke: Spoke, count: int) -> list[bytes]:
     """All that comes to ``spoke`` until there are ``count``."""
     found: list[bytes] = []
@@ -64,7 +56,7 @@ def frames(spoke: Spoke, count: int) -> list[bytes]:
     return found
 
 
-@pytest.fixture(params=["memory", UNIX, ZEROMQ])
+@pytest.fixture(params=["memory", "zeromq"])
 def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     if request.param == "memory":
         hub = MemoryHub()
@@ -74,23 +66,22 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
             lambda peer: MemorySpoke.session(hub, peer),
         )
         return
-    with tempfile.TemporaryDirectory() as directory:
-        endpoint = Endpoint(request.param, directory, TOKEN)
-        hub_there = made_hub(endpoint)
-        spokes: list[Spoke] = []
+    endpoint = Endpoint.create()
+    hub_there = endpoint.hub()
+    spokes: list[Spoke] = []
 
-        def opened(spoke: Spoke) -> Spoke:
-            spokes.append(spoke)
-            return spoke
+    def opened(spoke: Spoke) -> Spoke:
+        spokes.append(spoke)
+        return spoke
 
-        yield Transport(
-            hub_there,
-            lambda peer: opened(endpoint.worker(peer)),
-            lambda peer: opened(endpoint.session(peer)),
-        )
-        for spoke in spokes:
-            spoke.close()
-        hub_there.close()
+    yield Transport(
+        hub_there,
+        lambda peer: opened(endpoint.worker(peer)),
+        lambda peer: opened(endpoint.session(peer)),
+    )
+    for spoke in spokes:
+        spoke.close()
+    hub_there.close()
 
 
 def test_frames_of_a_lane_arrive_in_order_and_once(transport: Transport) -> None:
@@ -226,22 +217,20 @@ def test_a_worker_goes_on_when_all_has_left(transport: Transport) -> None:
     sender.join()
 
 
-@pytest.mark.parametrize("name", [UNIX, ZEROMQ])
-def test_a_watched_descriptor_wakes_both_ends(name: str) -> None:
+def test_a_watched_descriptor_wakes_both_ends() -> None:
     # Only real waiting can be woken, so this is not the memory transport's business.
     reader, writer = os.pipe()
-    with tempfile.TemporaryDirectory() as directory:
-        endpoint = Endpoint(name, directory, TOKEN)
-        hub, spoke = made_hub(endpoint), endpoint.session("c1.1")
-        hub.watch(reader)
-        spoke.watch(reader)
-        os.write(writer, b"x")
-        assert hub.receive(PATIENCE_MS).readable == [reader]
-        assert spoke.wait(PATIENCE_MS) == [reader]
-        hub.unwatch(reader)
-        assert hub.receive(0).readable == []
-        hub.close()
-        spoke.close()
+    endpoint = Endpoint.create()
+    hub, spoke = endpoint.hub(), endpoint.session("c1.1")
+    hub.watch(reader)
+    spoke.watch(reader)
+    os.write(writer, b"x")
+    assert hub.receive(PATIENCE_MS).readable == [reader]
+    assert spoke.wait(PATIENCE_MS) == [reader]
+    hub.unwatch(reader)
+    assert hub.receive(0).readable == []
+    hub.close()
+    spoke.close()
     os.close(reader)
     os.close(writer)
 

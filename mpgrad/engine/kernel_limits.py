@@ -1,7 +1,7 @@
-"""What an engine needs of the kernel: enough file descriptors, and some for processes.
+"""What an engine needs of the kernel: descriptors, pidfds, processes and threads.
 
 What would run out halfway is refused beforehand: libzmq ends the whole process (``abort``) if the
-kernel refuses it one, so nobody could tell then.
+kernel refuses it a descriptor or a thread, and nobody could tell then.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import threading
 
-#: What the client opens for an engine, and for one more calling thread: 13 and 8 are counted, and
+#: What the client opens for an engine, and for one more calling thread: 13 and 3 are counted, and
 #: some more are open while processes start.
-FOR_ENGINE, FOR_SESSION = 24, 12
+FOR_ENGINE, FOR_SESSION = 24, 6
 #: What the coordinator opens by itself and for each worker: 24 and 4 are counted.
 FOR_COORDINATOR, FOR_WORKER = 64, 4
+
+#: Threads of a ZeroMQ context: one for input and output, and one that closes sockets.
+CONTEXT_THREADS = 2
 
 
 def require_descriptors(count: int, what: str) -> None:
@@ -63,6 +67,33 @@ def require_pidfds() -> None:
             f"worker processes cannot be watched here: pidfd_open: {error.strerror} (Linux has it "
             'since 5.3, some sandboxes have not); Engine(mode="local") needs none',
         ) from error
+
+
+def require_processes(count: int) -> None:
+    """Make sure that the system allows ``count`` more processes, each with its ZeroMQ threads.
+
+    Raises:
+        BlockingIOError: (EAGAIN) it does not.
+    """
+    release = threading.Event()
+    threads: list[threading.Thread] = []
+    needed = CONTEXT_THREADS + count * (1 + CONTEXT_THREADS)
+    try:
+        while len(threads) < needed:
+            thread = threading.Thread(target=release.wait)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:
+        raise BlockingIOError(
+            errno.EAGAIN,
+            f"{os.strerror(errno.EAGAIN)}: an engine with {count} child processes needs {needed} "
+            f"more processes and threads, and the system allows {len(threads)} (`ulimit -u` and "
+            'the cgroup\'s pids.max say how many); Engine(mode="local") needs none',
+        ) from None
+    finally:
+        release.set()
+        for thread in threads:
+            thread.join()
 
 
 def _open_descriptors() -> int:
