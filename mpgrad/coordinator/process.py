@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import hmac
 import os
-import shutil
 import sys
 import time
 from typing import Any
@@ -29,6 +28,7 @@ from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
+from mpgrad.wire.socket_directory import remove_directory
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Hub
 
 #: The journal keeps no longer text.
@@ -107,7 +107,7 @@ class Coordinator:
         self._hub.flush()
         self._supervisor.stop_all()
         self._hub.close()
-        shutil.rmtree(self._setup.endpoint.directory, ignore_errors=True)
+        remove_directory(self._setup.endpoint.directory)
 
     # ------------------------------------------------------------------ messages
 

@@ -36,7 +36,9 @@ class Leftovers(NamedTuple):
             descendants(os.getpid()),
             len(os.listdir("/proc/self/fd")),
             frozenset(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else frozenset(),
-            frozenset(name for name in os.listdir(temporary) if name.startswith("mpgrad-")),
+            frozenset(
+                name for name in os.listdir(temporary) if name.startswith(("mpgrad-", ".mpgrad-"))
+            ),
         )
 
     def beyond(self, before: Leftovers) -> str:
