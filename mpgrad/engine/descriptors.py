@@ -10,6 +10,8 @@ import errno
 import os
 import resource
 
+from mpgrad.standard_streams import occupy_standard_streams
+
 #: What the client opens for an engine, and for one more calling thread: 13 and 8 are counted, and
 #: some more are open while processes start.
 FOR_ENGINE, FOR_SESSION = 24, 12
@@ -18,11 +20,12 @@ FOR_COORDINATOR, FOR_WORKER = 64, 4
 
 
 def require_descriptors(count: int, what: str) -> None:
-    """Make sure that this process may open ``count`` more.
+    """Make sure that this process may open ``count`` more, numbered from 3.
 
     Raises:
         OSError: (EMFILE) it may not; ``what`` needs them.
     """
+    occupy_standard_streams()
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = _open_descriptors()
     if limit != resource.RLIM_INFINITY and used + count > limit:

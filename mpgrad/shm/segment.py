@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
+from mpgrad.standard_streams import occupy_standard_streams
 
 #: A segment may never change its size: a shrunk one would kill its readers with SIGBUS.
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -64,6 +65,7 @@ class Segment:
             OSError: the address space or the number of descriptors is limited below that.
         """
         nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        occupy_standard_streams()
         fd = os.memfd_create(f"mpgrad-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
