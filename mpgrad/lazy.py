@@ -81,4 +81,8 @@ def _guarded(public: frozenset[str]) -> type[types.ModuleType]:
                 return
             super().__setattr__(name, value)
 
+        # cloudpickle takes modules by their name, but looks for this type and for no subclass.
+        def __reduce__(self) -> tuple[Callable[[str], types.ModuleType], tuple[str]]:
+            return importlib.import_module, (self.__name__,)
+
     return LazyPackage

@@ -8,7 +8,7 @@ import resource
 import sys
 
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
-from mpgrad.wire.setup import CoordinatorSetup, ignore_interrupts, receive_setup
+from mpgrad.wire.setup import CoordinatorSetup, begin_child, receive_setup
 from mpgrad.wire.transport import Hub
 
 #: New objects between two runs of the garbage collector. The journal holds on to tens of thousands
@@ -23,7 +23,7 @@ DESCRIPTORS = 16_384
 def main(descriptor: int) -> None:
     """Run until the client closes the engine or dies."""
     gc.disable()  # while it would only look through what has just been loaded
-    ignore_interrupts()
+    begin_child()
     try:
         setup = receive_setup(descriptor, CoordinatorSetup)
     except EOFError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import hmac
 import os
-import sys
 import time
 from typing import Any
 
@@ -24,6 +23,7 @@ from mpgrad.scheduler.journal import AllocatorRecorder
 from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.segment import Segment
+from mpgrad.standard_streams import say
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.journal_keeper import JournalKeeper
@@ -95,8 +95,7 @@ class Coordinator:
     def on_error(self, error: BaseException) -> None:
         """Something that must not happen ends this process, or a peer: leave a trace."""
         where = self.journal.on_error(error)
-        text = f"mpgrad: the coordinator (pid {os.getpid()}) met an internal error: {error}."
-        print(f"{text} {where}", file=sys.stderr, flush=True)
+        say(f"the coordinator (pid {os.getpid()}) met an internal error: {error}. {where}")
 
     def close(self) -> None:
         """Let the workers go."""

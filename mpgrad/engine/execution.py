@@ -28,6 +28,7 @@ from mpgrad.engine.process import ProcessEngine
 from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
 from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
+from mpgrad.standard_streams import say
 from mpgrad.tensor import Tensor, gradient_edge
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _report(frozen: FrozenGraph, choice: Choice, make_plan: Callable[[GraphSpec]
     text = f"{choice.mode} ({choice.reason})"
     if config.debug() >= 2:
         text = str(_explain(frozen, choice, make_plan))
-    print(f"mpgrad: backward: {text}", file=sys.stderr)
+    say(f"backward: {text}")
 
 
 def _start_quietly(process: ProcessEngine) -> None:

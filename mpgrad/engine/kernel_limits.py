@@ -11,6 +11,8 @@ import os
 import resource
 import threading
 
+from mpgrad.standard_streams import occupy_standard_streams
+
 #: What the client opens for an engine, and for one more calling thread: 13 and 3 are counted, and
 #: some more are open while processes start.
 FOR_ENGINE, FOR_SESSION = 24, 6
@@ -22,11 +24,12 @@ CONTEXT_THREADS = 2
 
 
 def require_descriptors(count: int, what: str) -> None:
-    """Make sure that this process may open ``count`` more.
+    """Make sure that this process may open ``count`` more, numbered from 3.
 
     Raises:
         OSError: (EMFILE) it may not; ``what`` needs them.
     """
+    occupy_standard_streams()
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = _open_descriptors()
     if limit != resource.RLIM_INFINITY and used + count > limit:

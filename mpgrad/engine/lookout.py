@@ -9,10 +9,9 @@ clock: the time for which this process itself was stopped (Ctrl-Z, a suspended m
 
 from __future__ import annotations
 
-import sys
-
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.exits import is_stopped
+from mpgrad.standard_streams import say
 
 #: Milliseconds that one wait lasts at most.
 WAIT_MS = 1000
@@ -45,10 +44,8 @@ class Lookout:
 
     def _say(self, seconds: float) -> None:
         pid, left_s = self._coordinator.pid, (KILL_AFTER - NOTICE_AFTER) * WAIT_MS / 1000
-        print(
-            f"mpgrad: the coordinator process (pid {pid}) has been stopped (SIGSTOP) for "
-            f"{seconds:g} s, and a backward waits for it. `kill -CONT {pid}` lets it go on; in "
-            f"{left_s:g} s it is killed.",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"the coordinator process (pid {pid}) has been stopped (SIGSTOP) for {seconds:g} s, "
+            f"and a backward waits for it. `kill -CONT {pid}` lets it go on; in {left_s:g} s it is "
+            "killed."
         )

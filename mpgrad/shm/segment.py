@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
+from mpgrad.standard_streams import occupy_standard_streams
 
 #: A segment may never change its size: a shrunk one would kill its readers with SIGBUS.
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -35,7 +36,7 @@ _live_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
 class Segment:
-    """A mapped memfd.
+    """A mapped memfd, which core dumps leave out.
 
     The mapping is never undone by hand: it goes when the segment, every array over it and every
     slice of ``buffer`` are gone. Unmapping under a NumPy array would be a segmentation fault.
@@ -50,6 +51,9 @@ class Segment:
 
     def __init__(self, fd: int, nbytes: int, name: str) -> None:
         self._mapping = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
+        # After a crash the kernel would make every page of a sparse terabyte to write it down.
+        with contextlib.suppress(OSError):
+            self._mapping.madvise(mmap.MADV_DONTDUMP)
         self.fd, self.nbytes, self.name = fd, nbytes, name
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         self.buffer = memoryview(self._mapping)
@@ -64,6 +68,7 @@ class Segment:
             OSError: the address space or the number of descriptors is limited below that.
         """
         nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        occupy_standard_streams()
         fd = os.memfd_create(f"mpgrad-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
@@ -164,6 +169,8 @@ class Segment:
         mapped = _MAP_FAILED
         if self.fd >= 0:
             mapped = libc.mmap(self.address, self.nbytes, protection, flags, self.fd, 0)
+            libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+            libc.madvise(self.address, self.nbytes, mmap.MADV_DONTDUMP)
         if mapped == _MAP_FAILED:
             # No descriptor any more, or strict overcommit: then the child may only read.
             libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

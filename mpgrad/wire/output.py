@@ -54,12 +54,16 @@ def encode_output(output: Output) -> bytes:
 
 
 def show_output(kind: str, data: bytes) -> None:
-    """Print or log in this process what a worker did, saying which worker it was."""
+    """Print or log in this process what a worker did, saying which worker it was.
+
+    Without the stream it goes nowhere, as ``print`` does.
+    """
     output = _decoder.decode(data)
     if isinstance(output, Text):
         stream = sys.stderr if kind == STDERR else sys.stdout
-        stream.write(_prefixed(output))
-        stream.flush()
+        if stream is not None:
+            stream.write(_prefixed(output))
+            stream.flush()
     elif isinstance(output, Record):
         record = logging.LogRecord(
             output.name,

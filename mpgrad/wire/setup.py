@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from mpgrad.errors import ProtocolError
+from mpgrad.standard_streams import occupy_standard_streams
 from mpgrad.wire.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start a child that gets its setup from the descriptor that its last argument names.
 
-    It has SIGINT blocked, until its ``ignore_interrupts``.
+    It has SIGINT blocked, until its ``begin_child``.
 
     Returns:
         The child, and the descriptor for ``send_setup``.
@@ -131,8 +132,10 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_interrupts() -> None:
-    """In the child, first of all: Ctrl-C is the client's affair, which tells the others."""
+def begin_child() -> None:
+    """In the child, first of all: Ctrl-C is the client's affair, which tells the others; and what
+    it opens does not become one of the standard streams, which it may lack as the client does."""
+    occupy_standard_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

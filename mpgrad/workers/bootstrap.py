@@ -11,8 +11,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from mpgrad.standard_streams import say
 from mpgrad.wire.environment import WorkerEnvironment, restore_environment
-from mpgrad.wire.setup import WorkerSetup, ignore_interrupts, receive_setup
+from mpgrad.wire.setup import WorkerSetup, begin_child, receive_setup
 
 if TYPE_CHECKING:
     from mpgrad.workers.process import Worker
@@ -23,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 def main(descriptor: int) -> None:
     """Run a worker until it is told to stop."""
     gc.disable()  # importing makes no garbage, and each time there would be more to look through
-    ignore_interrupts()
+    begin_child()
     die_with_parent()
     try:
         setup = receive_setup(descriptor, WorkerSetup)
@@ -43,7 +44,7 @@ def main(descriptor: int) -> None:
         where = worker.journal.on_error(error)
         sys.stderr = sys.__stderr__  # nobody passes on any more what is written here
         who = f"worker {setup.peer} (pid {os.getpid()})"
-        print(f"mpgrad: {who} met an internal error: {error}. {where}", file=sys.stderr)
+        say(f"{who} met an internal error: {error}. {where}")
         raise
     worker.journal.on_end()
 

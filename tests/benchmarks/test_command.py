@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
+from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -16,26 +20,43 @@ from benchmarks.report import Run, as_json
 from benchmarks.rounds import CaseResult, Point
 from benchmarks.runners import find_torch
 
+MPGRAD, TORCH = {"mpgrad process", "mpgrad local"}, "torch 1 thread"
+
+
+class QuickRun(NamedTuple):
+    """What a quick run of ``overhead`` has left."""
+
+    figures: Path
+    page: Path
+    printed: str
+    processes: set[psutil.Process]
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory):
+    before = set(psutil.Process().children(recursive=True))
+    directory = tmp_path_factory.mktemp("quick")
+    figures, page = directory / "figures.json", directory / "page.md"
+    arguments = ["overhead", "--quick", "--rounds", "1"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main([*arguments, "--json", str(figures), "--write", str(page)]) == 0
+    left = set(psutil.Process().children(recursive=True)) - before
+    return QuickRun(figures, page, printed.getvalue(), left)
+
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_quick_run_of_one_workload(tmp_path, capsys):
-    before = set(psutil.Process().children(recursive=True))
-    figures, page = tmp_path / "figures.json", tmp_path / "page.md"
-    arguments = ["overhead", "--quick", "--rounds", "1"]
-    assert main([*arguments, "--json", str(figures), "--write", str(page)]) == 0
-
-    run = json.loads(figures.read_text())
+def test_a_quick_run_of_one_workload(quick_run):
+    run = json.loads(quick_run.figures.read_text())
     assert list(run["workloads"]) == ["overhead"]
     assert run["machine"]["processor"]
     case = run["workloads"]["overhead"][0]
-    mpgrad, torch = {"mpgrad process", "mpgrad local"}, {"torch 1 thread"}
-    assert set(case["remarks"]) == mpgrad | torch | {"HIPS autograd"}
-    assert set(case["samples"]) >= (mpgrad | torch if find_torch() else mpgrad)
+    assert set(case["remarks"]) == MPGRAD | {TORCH, "HIPS autograd"}
+    assert set(case["samples"]) >= MPGRAD
     assert all(len(samples) == 1 and samples[0] > 0 for samples in case["samples"].values())
-    assert set(case["speed_up"]) == torch
     assert [target["wanted"] for target in case["targets"]]
 
+    page = quick_run.page
     text = page.read_text()
     assert "A quick run" in text
     assert "Before and after" not in text
@@ -43,14 +64,34 @@ def test_a_quick_run_of_one_workload(tmp_path, capsys):
     assert "| mpgrad process |" in text
     assert "## Not reached yet" in text
     assert "- gil_branches: left out of this run." in text
-    assert "mpgrad process" in capsys.readouterr().out
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert "mpgrad process" in quick_run.printed
+    assert quick_run.processes == set()
 
     committed = json.loads(page.with_suffix(".json").read_text())
     assert "samples" not in committed["workloads"]["overhead"][0]
     has_plots = importlib.util.find_spec("matplotlib") is not None
     assert page.with_name("page-time-per-node.png").exists() == has_plots
     assert ("![Time per node against graph size](page-time-per-node.png)" in text) == has_plots
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_quick_run_gives_the_speed_beside_torch(quick_run):
+    pytest.importorskip("torch")
+    case = json.loads(quick_run.figures.read_text())["workloads"]["overhead"][0]
+    assert case["samples"][TORCH][0] > 0
+    assert set(case["speed_up"]) == {TORCH}
+    assert set(case["speed_up"][TORCH]) >= MPGRAD
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_quick_run_without_torch_gives_no_speed_beside_it(quick_run):
+    if find_torch():
+        pytest.skip("PyTorch is installed")
+    case = json.loads(quick_run.figures.read_text())["workloads"]["overhead"][0]
+    assert case["remarks"][TORCH] == "not installed"
+    assert case["speed_up"] == {}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,21 @@ def test_an_error_too_long_for_a_message_kills_no_worker(engine: mg.Engine) -> N
     with pytest.raises(ValueError, match="characters"):
         RaisesMuch.apply(x).sum().backward()
     assert x.grad is None
+
+
+def test_the_directory_for_temporary_files_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directories of users may be called as ours once were, and hold what ours held."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    theirs = tmp_path / "mpgrad-12345678" / "lock"
+    theirs.parent.mkdir(mode=0o700)
+    theirs.touch()
+    with mg.Engine("process", cpu_workers=1):
+        check_usable()
+        assert list(tmp_path.rglob("*")) == [theirs.parent, theirs]
+    assert list(tmp_path.rglob("*")) == [theirs.parent, theirs]
 
 
 def test_nothing_is_left_at_the_end() -> None:

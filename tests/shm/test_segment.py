@@ -50,6 +50,24 @@ def test_a_sparse_terabyte_holds_no_memory():
     assert held_bytes(segment) <= PAGE
 
 
+def flags_of(address: int) -> list[str]:
+    """The kernel's flags of the mapping of this process that begins at ``address``."""
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            if line.startswith(f"{address:x}-"):
+                return next(line.split()[1:] for line in lines if line.startswith("VmFlags:"))
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def test_core_dumps_leave_it_out():
+    segment = Segment.create(1 << 40, "test")
+    other = Segment.attach(os.dup(segment.fd))
+    assert "dd" in flags_of(segment.address)
+    assert "dd" in flags_of(other.address)
+    other.make_private()
+    assert "dd" in flags_of(other.address)
+
+
 def test_the_size_is_rounded_up_to_pages():
     assert Segment.create(1, "test").nbytes == PAGE
 
