@@ -50,10 +50,10 @@ _NAMES_OF = {
         "manual_seed get_rng_state set_rng_state rand randn rand_like randn_like randint randperm"
     ),
     "mpgrad.ops.arithmetic": (
-        "add sub mul div floor_divide remainder pow neg abs sign floor ceil round trunc "
-        "addcmul addcdiv lerp clamp_min clamp_max "
-        "sqrt rsqrt reciprocal square maximum minimum clamp where"
+        "add sub mul div pow neg abs addcmul addcdiv lerp sqrt rsqrt reciprocal square"
     ),
+    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where",
+    "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
         "eq ne gt ge lt le equal isclose allclose logical_and logical_or logical_xor logical_not "
         "bitwise_and bitwise_or bitwise_xor bitwise_not isnan isinf isfinite"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -143,13 +144,28 @@ class AccumulateNow(ClientNode):
         if self.logs:
             _log(self.node, grads)
         if grads[0] is not None:
-            exclusive = not self.shows(0) and is_exclusive(grads[0]._array)
+            # As in PyTorch, post-hooks then see what .grad has become.
+            exclusive = _is_held_by_list_alone(grads) and is_exclusive(grads[0]._array)
             with grad_lock():
                 self.node.check()
                 add_to_grad(self.node, grads[0], exclusive=exclusive)
         run_post_accumulate_hooks(self.node.variable)
         run_post_hooks(self.node, [], grads)
         return ()
+
+
+def _is_held_by_list_alone(grads: list[Tensor | None]) -> bool:
+    """Whether nobody has kept the first of ``grads``: no hook, and not who calls."""
+    return sys.getrefcount(grads[0]) <= _HELD_BY_LIST
+
+
+def _held_by_list() -> int:
+    grads = [object()]
+    return sys.getrefcount(grads[0])
+
+
+#: What ``_is_held_by_list_alone`` counts where that is so (it differs by interpreter).
+_HELD_BY_LIST = _held_by_list()
 
 
 def add_to_grad(accumulator: AccumulateGrad, grad: Tensor, *, exclusive: bool = False) -> None:

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mpgrad.backends import blockwise, cpu_choices, cpu_conv, cpu_special, cpu_views, cpu_windows
+from mpgrad.backends import (
+    blockwise,
+    cpu_choices,
+    cpu_conv,
+    cpu_products,
+    cpu_special,
+    cpu_views,
+    cpu_windows,
+)
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -26,7 +34,13 @@ SMALL_PAIRS = LARGE_BYTES // 16
 INDEX = "index"
 
 
+_INT64 = np.dtype(np.int64)
 _add_reduce: Any = np.add.reduce
+
+
+def total_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Of a sum or a product of elements of ``dtype``: integers and booleans become int64."""
+    return dtype if dtype.kind in "fc" else _INT64
 
 
 def _as_array(value: Any) -> Array:
@@ -53,6 +67,16 @@ def _unary(ufunc: np.ufunc, kinds: str = "fc") -> Callable[..., Array]:
         if x.nbytes >= LARGE_BYTES and x.dtype.kind in kinds:
             return ufunc(x, out=self.empty(x.shape, x.dtype))
         return _as_array(ufunc(x, order="C"))
+
+    return apply
+
+
+def _cumulative(ufunc: np.ufunc) -> Callable[..., Array]:
+    def apply(self: CpuBackend, x: Array, axis: int) -> Array:
+        dtype = total_dtype(x.dtype)
+        if x.ndim == 0:  # where NumPy writes into an array, it ends the process
+            return self.astype(x, dtype)
+        return ufunc.accumulate(x, axis=axis, dtype=dtype, out=self._place(x.shape, dtype))
 
     return apply
 
@@ -124,12 +148,19 @@ class CpuBackend:
     logaddexp = _binary(np.logaddexp)
     sinh = _unary(np.sinh)
     cosh = _unary(np.cosh)
-    sign = _unary(np.sign)
+    _sign = _unary(np.sign)
     floor = _unary(np.floor)
     ceil = _unary(np.ceil)
     rint = _unary(np.rint)
     trunc = _unary(np.trunc)
     conj = _unary(np.conjugate)
+
+    def sign(self, x: Array) -> Array:
+        """-1, 0 or 1, and of NaN 0; of complex numbers ``x / |x|``."""
+        out = self._sign(x)
+        if x.dtype.kind == "f":
+            np.copyto(out, 0, where=np.isnan(x))
+        return out
 
     def real(self, x: Array) -> Array:
         """A view of the real parts of complex numbers."""
@@ -216,7 +247,6 @@ class CpuBackend:
 
     # ------------------------------------------------------------------ reduction
 
-    prod = _reduction(np.prod)
     max = _reduction(np.max)
     min = _reduction(np.min)
     argmax = _reduction(np.argmax)
@@ -224,7 +254,12 @@ class CpuBackend:
     any = _reduction(np.any)
     all = _reduction(np.all)
 
+    def prod(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+        return _as_array(np.prod(x, axis=axis, keepdims=keepdims, dtype=total_dtype(x.dtype)))
+
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+        if x.dtype.kind == "u":
+            return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims, dtype=np.int64))
         if axis is None or x.nbytes < LARGE_BYTES or x.dtype.kind not in "fc":
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
         shape = _reduced_shape(x.shape, axis, keepdims)
@@ -241,13 +276,8 @@ class CpuBackend:
         stretched = [lead + i for i, n in enumerate(shape) if n == 1 and x.shape[lead + i] != 1]
         return self.sum(x, (*range(lead), *stretched)).reshape(shape)
 
-    def cumsum(self, x: Array, axis: int) -> Array:
-        dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
-        return np.cumsum(x, axis=axis, out=self._place(x.shape, dtype))
-
-    def cumprod(self, x: Array, axis: int) -> Array:
-        dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
-        return np.cumprod(x, axis=axis, out=self._place(x.shape, dtype))
+    cumsum = _cumulative(np.add)
+    cumprod = _cumulative(np.multiply)
 
     # ------------------------------------------------------------------ shape
 
@@ -278,7 +308,7 @@ class CpuBackend:
         return np.stack(arrays, axis, out=out)
 
     def flip(self, x: Array, axis: Axis) -> Array:
-        return self.copy(np.flip(x, axis))
+        return self.copy(np.flip(x, axis) if x.ndim else x)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
         out = self._place(shape, np.dtype(dtype))
@@ -366,29 +396,11 @@ class CpuBackend:
 
     # ------------------------------------------------------------------ linear and pooling
 
-    def matmul(self, a: Array, b: Array) -> Array:
-        a, b = _blas_layout(a), _blas_layout(b)
-        if np.may_share_memory(a, b):
-            # NumPy multiplies an array with its own transpose by another BLAS routine (syrk), whose
-            # bits differ, and whether two operands share memory depends on where the rule runs.
-            b = b.copy(order="K")
-        if a.ndim != 2 or b.ndim != 2 or a.shape[0] * b.shape[1] * a.itemsize < LARGE_BYTES:
-            if a.ndim > 2 and b.ndim > 1 and a.dtype == b.dtype and a.dtype.kind in "fc":
-                batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-                return np.matmul(a, b, out=self._place((*batch, a.shape[-2], b.shape[-1]), a.dtype))
-            return _as_array(np.matmul(a, b))
-        out = self.empty((a.shape[0], b.shape[1]), np.result_type(a, b))
-        return np.matmul(a, b, out=out)
+    matmul = cpu_products.matmul
 
-    def conv2d(self, x: Array, weight: Array, **geometry: Any) -> Array:
-        return cpu_conv.conv2d(self, x, weight, **geometry)
-
-    def conv2d_input_grad(self, grad: Array, weight: Array, **geometry: Any) -> Array:
-        return cpu_conv.conv2d_input_grad(self, grad, weight, **geometry)
-
-    def conv2d_weight_grad(self, x: Array, grad: Array, **geometry: Any) -> Array:
-        return cpu_conv.conv2d_weight_grad(self, x, grad, **geometry)
-
+    conv2d = cpu_conv.conv2d
+    conv2d_input_grad = cpu_conv.conv2d_input_grad
+    conv2d_weight_grad = cpu_conv.conv2d_weight_grad
     max_pool2d = cpu_windows.max_pool2d
     max_pool2d_input_grad = cpu_windows.max_pool2d_input_grad
     avg_pool2d = cpu_windows.avg_pool2d
@@ -428,13 +440,6 @@ def _reduced_shape(shape: tuple[int, ...], axis: Axis, keepdims: bool) -> tuple[
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(shape))
     return tuple(n for i, n in enumerate(shape) if i not in axes)
-
-
-def _blas_layout(x: Array) -> Array:
-    """``x``, copied if neither of its last two axes is contiguous (NumPy would not use BLAS)."""
-    if x.ndim < 2 or x.itemsize in (x.strides[-1], x.strides[-2]):
-        return x
-    return np.ascontiguousarray(x)
 
 
 def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:

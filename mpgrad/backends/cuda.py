@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends import cpu_views, cuda_windows
-from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of
+from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of, total_dtype
 from mpgrad.backends.cuda_fusion import Fusion
 from mpgrad.backends.cuda_kernels import Kernels
 from mpgrad.backends.matmul_precision import matmul as matmul_precision
@@ -56,6 +56,17 @@ def _same(name: str) -> Callable[..., Any]:
 def _reduction(name: str) -> Callable[..., Any]:
     def apply(self: CudaBackend, x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
         return getattr(self.arrays, name)(x, axis=axis, keepdims=keepdims)
+
+    apply.__name__ = name
+    return apply
+
+
+def _cumulative(name: str) -> Callable[..., Any]:
+    def apply(self: CudaBackend, x: Any, axis: int) -> Any:
+        dtype = total_dtype(x.dtype)
+        if x.ndim == 0:
+            return self.astype(x, dtype)
+        return getattr(self.arrays, name)(x, axis=axis, dtype=dtype)
 
     apply.__name__ = name
     return apply
@@ -110,7 +121,9 @@ class CudaBackend:
     conj, angle, where = _same("conj"), _same("angle"), _same("where")
 
     def sign(self, x: Any) -> Any:
-        """Of complex numbers ``x / |x|``, which CuPy lacks."""
+        """-1, 0 or 1, and of NaN 0; of complex numbers ``x / |x|``, which CuPy lacks."""
+        if x.dtype.kind == "f":
+            return self.arrays.where(self.arrays.isnan(x), 0.0, self.arrays.sign(x))
         if x.dtype.kind != "c":
             return self.arrays.sign(x)
         out = self.arrays.empty(x.shape, x.dtype)
@@ -171,10 +184,13 @@ class CudaBackend:
 
     # ------------------------------------------------------------------ reduction
 
-    prod, max, min = _reduction("prod"), _reduction("max"), _reduction("min")
+    max, min = _reduction("max"), _reduction("min")
     argmax, argmin = _reduction("argmax"), _reduction("argmin")
     any, all = _reduction("any"), _reduction("all")
     sum_to = CpuBackend.sum_to
+
+    def prod(self, x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+        return self.arrays.prod(x, axis=axis, keepdims=keepdims, dtype=total_dtype(x.dtype))
 
     def sum(self, x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
         """Over the last axes first, then over those in front of them.
@@ -182,6 +198,8 @@ class CudaBackend:
         CuPy has one block of threads for each sum: over both at once, as of a channel, there would
         be few, and most of the GPU idle.
         """
+        if x.dtype.kind == "u":
+            return self.arrays.sum(x, axis=axis, keepdims=keepdims, dtype=np.int64)
         last, first = _last_and_first(axis, x.ndim)
         if first and last and x.size >= SPLIT_SUM_MIN and x.dtype.kind in "fc" and x.itemsize > 2:
             inner = self.arrays.sum(x, axis=last, keepdims=True)
@@ -189,13 +207,7 @@ class CudaBackend:
             return total if keepdims else total.squeeze((*first, *last))
         return self.arrays.sum(x, axis=axis, keepdims=keepdims)
 
-    def cumsum(self, x: Any, axis: int) -> Any:
-        dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
-        return self.arrays.cumsum(x, axis=axis, dtype=dtype)
-
-    def cumprod(self, x: Any, axis: int) -> Any:
-        dtype = x.dtype if x.dtype.kind in "fc" else np.dtype(np.int64)
-        return self.arrays.cumprod(x, axis=axis, dtype=dtype)
+    cumsum, cumprod = _cumulative("cumsum"), _cumulative("cumprod")
 
     # ------------------------------------------------------------------ shape
 
@@ -217,7 +229,7 @@ class CudaBackend:
         return self.arrays.stack(arrays, axis)
 
     def flip(self, x: Any, axis: Axis) -> Any:
-        return self.arrays.flip(x, axis).copy()
+        return (self.arrays.flip(x, axis) if x.ndim else x).copy()
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return self.arrays.zeros(shape, dtype)

@@ -1,24 +1,22 @@
-"""Arithmetic with broadcasting: ``add sub mul div pow``, extrema, selection, roots."""
+"""Arithmetic with broadcasting: ``add sub mul div pow``, absolute values, roots."""
 
 from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
 from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import (
-    as_operand,
     as_tensor_operand,
-    cast,
     floating,
     operands,
-    refuse_complex,
+    stored,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
-from mpgrad.ops.registry import not_implemented, operator
+from mpgrad.ops.registry import operator
+from mpgrad.ops.rounding import floored_quotient
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -26,29 +24,16 @@ __all__ = [
     "add",
     "addcdiv",
     "addcmul",
-    "ceil",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
     "div",
-    "floor",
-    "floor_divide",
     "lerp",
-    "maximum",
-    "minimum",
     "mul",
     "neg",
     "pow",
     "reciprocal",
-    "remainder",
-    "round",
     "rsqrt",
-    "sign",
     "sqrt",
     "square",
     "sub",
-    "trunc",
-    "where",
 ]
 
 _add = operator(
@@ -67,7 +52,7 @@ def add(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) 
     if out is not None:
         return into(out, add, input, other, alpha=alpha)
     a, b = operands(input, other)
-    return call(_add, a, b if alpha == 1 else mul(b, alpha))
+    return call(_add, a, b if alpha == 1 else scaled(a, b, alpha))
 
 
 _sub = operator(
@@ -88,7 +73,7 @@ def sub(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) 
             "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or "
             "`logical_xor()` operator instead."
         )
-    return call(_sub, a, b if alpha == 1 else mul(b, alpha))
+    return call(_sub, a, b if alpha == 1 else scaled(a, b, alpha))
 
 
 _mul = operator(
@@ -104,6 +89,23 @@ def mul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     if out is not None:
         return into(out, mul, input, other)
     return call(_mul, *operands(input, other))
+
+
+def scaled(a: Any, b: Any, alpha: Any) -> Any:
+    """``b * alpha``, where ``a`` and ``b`` are :func:`operands` of what gives their dtype.
+
+    Raises:
+        RuntimeError: ``alpha`` is of a higher category than that dtype, or out of its range.
+    """
+    alpha = alpha.item() if isinstance(alpha, Tensor) else alpha
+    dtype = _result_dtype(a, b)
+    for kinds, kind, word in (("biuf", complex, "complex"), ("biu", float, "floating point")):
+        if dtype.kind in kinds and isinstance(alpha, kind):
+            raise RuntimeError(
+                f"For operands of dtype {dtype}, argument alpha must not be a {word} number."
+            )
+    alpha = stored(alpha, dtype)
+    return call(_mul, b, alpha) if isinstance(b, Tensor) else b * alpha
 
 
 _div = operator(
@@ -133,66 +135,6 @@ def div(
             f"div expected rounding_mode to be one of None or 'floor' but found {rounding_mode!r}"
         )
     return call(_div, *operands(input, other, float_result=True))
-
-
-_floored_quotient = operator(
-    "floored_quotient",
-    lambda xp, a, b: xp.floor_divide(a, b),
-    a=lambda xp, grad, a_shape: xp.zeros_beside(grad, a_shape),
-    b=lambda xp, grad, b_shape: xp.zeros_beside(grad, b_shape),
-    node_name="DivBackward",
-)
-
-
-def floored_quotient(input: Any, other: Any) -> Tensor:
-    """``div(input, other, rounding_mode="floor")``; the gradient is zero."""
-    a, b = operands(input, other)
-    refuse_complex("floor_divide", a, b)
-    return call(_floored_quotient, a, b)
-
-
-_floor_divide = operator(
-    "floor_divide",
-    lambda xp, a, b: xp.floor_divide(a, b),
-    a=not_implemented("floor_divide"),
-    b=not_implemented("floor_divide"),
-)
-
-
-def floor_divide(input: Any, other: Any) -> Tensor:
-    """``floor(input / other)``. A backward that comes to it is an error, as in PyTorch: use
-    ``div(input, other, rounding_mode="floor")`` where a gradient of zero is meant.
-    """
-    a, b = operands(input, other)
-    refuse_complex("floor_divide", a, b)
-    return call(_floor_divide, a, b)
-
-
-_remainder = operator(
-    "remainder",
-    lambda xp, a, b: xp.remainder(a, b),
-    a=lambda xp, grad, a_shape: xp.sum_to(grad, a_shape),
-    b=lambda xp, grad, a, b, b_shape: xp.sum_to(
-        xp.negative(xp.multiply(grad, xp.floor_divide(a, b))), b_shape
-    ),
-)
-
-
-def remainder(input: Any, other: Any) -> Tensor:
-    """Python's ``input % other``: the sign of the divisor."""
-    a, b = operands(input, other)
-    refuse_complex("remainder", a, b)
-    return call(_remainder, a, b)
-
-
-def clamp_min(input: Any, min: Any) -> Tensor:
-    """At least ``min``."""
-    return clamp(input, min)
-
-
-def clamp_max(input: Any, max: Any) -> Tensor:
-    """At most ``max``."""
-    return clamp(input, None, max)
 
 
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
@@ -293,87 +235,6 @@ def abs(input: Any) -> Tensor:
     return call(_abs, as_tensor_operand(input))
 
 
-def _chosen(xp: Any, grad: Any, wins: Any, ties: Any, shape: Any) -> Any:
-    """The gradient of the operand that ``wins``; a tie gives half to each, as in PyTorch."""
-    whole = xp.where(wins, grad, 0.0)
-    return xp.sum_to(xp.where(ties, xp.multiply(grad, 0.5), whole), shape)
-
-
-_maximum = operator(
-    "maximum",
-    lambda xp, a, b: xp.maximum(a, b),
-    a=lambda xp, grad, a, b, a_shape: _chosen(xp, grad, xp.greater(a, b), xp.equal(a, b), a_shape),
-    b=lambda xp, grad, a, b, b_shape: _chosen(xp, grad, xp.less(a, b), xp.equal(a, b), b_shape),
-)
-_minimum = operator(
-    "minimum",
-    lambda xp, a, b: xp.minimum(a, b),
-    a=lambda xp, grad, a, b, a_shape: _chosen(xp, grad, xp.less(a, b), xp.equal(a, b), a_shape),
-    b=lambda xp, grad, a, b, b_shape: _chosen(xp, grad, xp.greater(a, b), xp.equal(a, b), b_shape),
-)
-
-
-def maximum(input: Any, other: Any) -> Tensor:
-    """The larger of each pair of elements; a NaN wins."""
-    a, b = operands(input, other)
-    refuse_complex("maximum", a, b)
-    return call(_maximum, a, b)
-
-
-def minimum(input: Any, other: Any) -> Tensor:
-    """The smaller of each pair of elements; a NaN wins."""
-    a, b = operands(input, other)
-    refuse_complex("minimum", a, b)
-    return call(_minimum, a, b)
-
-
-def _clamp_forward(xp: Any, input: Any, *, min: float | None, max: float | None) -> Any:
-    if min is not None:
-        input = xp.maximum(input, min)
-    return input if max is None else xp.minimum(input, max)
-
-
-def _clamp_grad(xp: Any, grad: Any, input: Any, min: float | None, max: float | None) -> Any:
-    if min is not None:
-        grad = xp.where(xp.greater_equal(input, min), grad, 0.0)
-    return grad if max is None else xp.where(xp.less_equal(input, max), grad, 0.0)
-
-
-_clamp = operator("clamp", _clamp_forward, input=_clamp_grad)
-
-
-def clamp(input: Any, min: float | None = None, max: float | None = None) -> Tensor:
-    """Limit every element to [``min``, ``max``]; the gradient is 1 on the limits, 0 outside.
-
-    Raises:
-        RuntimeError: neither limit is given.
-    """
-    if min is None and max is None:
-        raise RuntimeError("clamp: At least one of 'min' or 'max' must not be None")
-    if isinstance(min, Tensor) or isinstance(max, Tensor):
-        input = input if min is None else maximum(input, min)
-        return input if max is None else minimum(input, max)
-    tensor = as_tensor_operand(input)
-    refuse_complex("clamp", tensor)
-    limits = tuple(as_operand(limit) for limit in (min, max) if limit is not None)
-    tensor = cast(tensor, _result_dtype(tensor, *limits))
-    return call(_clamp, tensor, min=min, max=max)
-
-
-_where = operator(
-    "where",
-    lambda xp, condition, a, b: xp.where(condition, a, b),
-    a=lambda xp, grad, condition, a_shape: xp.sum_to(xp.where(condition, grad, 0.0), a_shape),
-    b=lambda xp, grad, condition, b_shape: xp.sum_to(xp.where(condition, 0.0, grad), b_shape),
-    wirtinger=True,
-)
-
-
-def where(condition: Tensor, input: Any, other: Any) -> Tensor:
-    """``input`` where ``condition`` is true, ``other`` elsewhere (all broadcast)."""
-    return call(_where, cast(as_tensor_operand(condition), bool), *operands(input, other))
-
-
 _sqrt = operator(
     "sqrt",
     lambda xp, input: xp.sqrt(input),
@@ -422,27 +283,3 @@ _square = operator(
 def square(input: Any) -> Tensor:
     """``input * input``."""
     return call(_square, as_tensor_operand(input))
-
-
-def _flat(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
-    """A step function: its gradient is zero wherever it has one."""
-    op = operator(
-        name,
-        lambda xp, input: getattr(xp, function)(input),
-        input=lambda xp, grad: xp.zeros_beside(grad, grad.shape),
-    )
-
-    def public(input: Any) -> Tensor:
-        tensor = as_tensor_operand(input)
-        refuse_complex(name, tensor)
-        return call(op, tensor)
-
-    public.__name__, public.__doc__ = name, doc
-    return public
-
-
-sign = _flat("sign", "sign", "-1, 0 or 1; the gradient is zero.")
-floor = _flat("floor", "floor", "The largest integer not above; the gradient is zero.")
-ceil = _flat("ceil", "ceil", "The smallest integer not below; the gradient is zero.")
-trunc = _flat("trunc", "trunc", "The integer part; the gradient is zero.")
-round = _flat("round", "rint", "The nearest integer, halves to even; the gradient is zero.")

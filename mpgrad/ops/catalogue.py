@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpgrad.ops import (
     activation,
     arithmetic,
+    choices,
     complex_numbers,
     convolution,
     dropout,
@@ -18,6 +19,7 @@ from mpgrad.ops import (
     products,
     promotion,
     reduction,
+    rounding,
     shape,
     transcendental,
 )
@@ -26,6 +28,7 @@ from mpgrad.ops import (
 FAMILIES = (
     activation,
     arithmetic,
+    choices,
     complex_numbers,
     convolution,
     dropout,
@@ -39,6 +42,7 @@ FAMILIES = (
     products,
     promotion,
     reduction,
+    rounding,
     shape,
     transcendental,
 )

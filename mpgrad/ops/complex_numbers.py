@@ -6,13 +6,15 @@ None of these is holomorphic, so the formulas hold for complex numbers as they s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.arithmetic import mul, sign
-from mpgrad.ops.promotion import as_tensor_operand
+from mpgrad.ops.arithmetic import mul
+from mpgrad.ops.promotion import as_tensor_operand, floating
 from mpgrad.ops.registry import operator
+from mpgrad.ops.rounding import sign
 from mpgrad.ops.shape import transpose
 from mpgrad.ops.transcendental import cos, sin
 from mpgrad.tensor import Tensor
@@ -160,12 +162,19 @@ def _angle_grad(xp: Any, grad: Any, input: Any) -> Any:
     return xp.where(origin, 0.0, xp.multiply(slope, grad))
 
 
-_angle = operator("angle", lambda xp, input: xp.angle(input), wirtinger=True, input=_angle_grad)
+def _angle_of(xp: Any, input: Any) -> Any:
+    if input.dtype.kind == "c":
+        return xp.angle(input)
+    # Not by atan2, for which -0.0 lies on the left.
+    return xp.where(xp.less(input, 0), math.pi, xp.where(xp.isnan(input), input, 0.0))
+
+
+_angle = operator("angle", _angle_of, wirtinger=True, input=_angle_grad)
 
 
 def angle(input: Tensor) -> Tensor:
     """The argument in (-pi, pi]; of real numbers 0 or pi. Its gradient at 0 is 0."""
-    return call(_angle, as_tensor_operand(input))
+    return call(_angle, floating(input))
 
 
 def _sgn_grad(xp: Any, grad: Any, input: Any, result: Any) -> Any:

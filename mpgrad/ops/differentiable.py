@@ -16,6 +16,7 @@ from mpgrad.backends import cpu_windows
 from mpgrad.dispatch import call
 from mpgrad.ops import (
     arithmetic,
+    choices,
     comparison,
     complex_numbers,
     convolution,
@@ -25,6 +26,7 @@ from mpgrad.ops import (
     overwriting,
     pooling,
     products,
+    rounding,
     shape,
     transcendental,
 )
@@ -39,20 +41,20 @@ subtract = arithmetic.sub
 multiply = arithmetic.mul
 divide = arithmetic.div
 power = arithmetic.pow
-maximum = arithmetic.maximum
-minimum = arithmetic.minimum
-remainder = arithmetic.remainder
-floor_divide = arithmetic.floored_quotient
+maximum = choices.maximum
+minimum = choices.minimum
+remainder = rounding.remainder
+floor_divide = rounding.floored_quotient
 negative = arithmetic.neg
 absolute = arithmetic.abs
 sqrt = arithmetic.sqrt
 square = arithmetic.square
 reciprocal = arithmetic.reciprocal
-floor = arithmetic.floor
-ceil = arithmetic.ceil
-rint = arithmetic.round
-trunc = arithmetic.trunc
-where = arithmetic.where
+floor = rounding.floor
+ceil = rounding.ceil
+rint = rounding.round
+trunc = rounding.trunc
+where = choices.where
 
 exp = transcendental.exp
 expm1 = transcendental.expm1

@@ -6,7 +6,7 @@ import numpy as np
 
 from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import unrecorded
-from mpgrad.ops.indexing import getitem
+from mpgrad.ops.indexing import pick
 from mpgrad.tensor import Tensor
 
 
@@ -30,7 +30,7 @@ def embedding(input: Tensor, weight: Tensor) -> Tensor:
             f"{weight.ndim}-D"
         )
     _check_range(input, weight.shape[0])
-    return getitem(weight, input)
+    return pick(weight, 0, input)
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator as python_operator
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 from mpgrad.backends.cpu import INDEX
 from mpgrad.dispatch import call
 from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.promotion import cast
 from mpgrad.ops.registry import operator
+from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -41,13 +44,45 @@ _getitem = operator(
 
 
 def getitem(input: Tensor, key: Any) -> Tensor:
-    """``input[key]`` with NumPy's rules; index arrays may repeat an element."""
+    """``input[key]``; index arrays may repeat an element."""
     plain, indices = split_key(key)
+    input, plain = selected(input, plain, indices)
     return call(_getitem, input, *indices, key=plain)
 
 
+def selected(
+    input: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """Beside index arrays, ``input`` at the numbers of ``key``, and what of the key is left.
+
+    For NumPy a number beside arrays is one of them, and decides where their dimensions come; for
+    PyTorch its dimension is gone before.
+    """
+    if not indices or not any(type(item) is int for item in key):
+        return input, key
+    left = iter(indices)
+    numbers: list[Any] = []
+    for item in key:
+        if item == INDEX:
+            numbers += [slice(None)] * _dims_taken(next(left))
+        elif item is not None:
+            numbers.append(slice(None) if isinstance(item, slice) else item)
+    rest = tuple(item for item in key if type(item) is not int)
+    return call(_getitem, input, key=tuple(numbers)), rest
+
+
+def _dims_taken(index: Tensor) -> int:
+    """How many dimensions an index array stands for: a mask for its own."""
+    return index.ndim if index._array.dtype.kind == "b" else 1
+
+
 def split_key(key: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """A key as an attribute that can travel (``INDEX`` where an array was), and the arrays."""
+    """A key as an attribute that can travel (``INDEX`` where an array was), and the arrays.
+
+    Raises:
+        IndexError: an array holds neither integers nor booleans.
+        ValueError: a slice goes backwards.
+    """
     plain: list[Any] = []
     indices: list[Tensor] = []
     for item in key if isinstance(key, tuple) else (key,):
@@ -55,6 +90,8 @@ def split_key(key: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
             plain.append(item)
         elif isinstance(item, slice):
             plain.append(slice(*(_whole(x) for x in (item.start, item.stop, item.step))))
+            if item.step is not None and plain[-1].step < 1:
+                raise ValueError("slice step must be greater than zero; use flip() to go backwards")
         elif _is_whole(item):
             plain.append(python_operator.index(item))
         else:
@@ -65,7 +102,7 @@ def split_key(key: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
 
 def _is_whole(item: Any) -> bool:
     if isinstance(item, Tensor):
-        return item.ndim == 0 and item._array.dtype.kind in "iu"
+        return item.ndim == 0 and item._array.dtype.kind in "iu" and item.dtype != np.uint8
     return isinstance(item, int | np.integer) and not isinstance(item, bool)
 
 
@@ -82,6 +119,14 @@ def _index_tensor(item: Any) -> Tensor:
             "tensors used as indices must be long, int, byte or bool tensors, not "
             f"{item._array.dtype}"
         )
+    if item._array.dtype == np.uint8:
+        warnings.warn(
+            "indexing with dtype uint8 is deprecated: it is taken as a mask. Use bool, or int64 "
+            "for places.",
+            UserWarning,
+            stacklevel=4,
+        )
+        item = cast(item, bool)
     return item
 
 
@@ -148,7 +193,17 @@ def scatter_along_axis(input: Tensor, indices: Tensor, dim: int, size: int) -> T
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices at ``index`` (1-d) along ``dim``."""
-    return getitem(input, (slice(None),) * one_dim(dim, input.ndim) + (index,))
+    return pick(input, one_dim(dim, input.ndim), index)
+
+
+def pick(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The slices at ``index`` along ``dim``: a copy, with the dimensions of ``index`` there."""
+    key = (slice(None),) * dim + (INDEX,)
+    if index.ndim:
+        return call(_getitem, input, index, key=key)
+    # An index without dimensions would give a view.
+    picked = call(_getitem, input, reshape(index, (1,)), key=key)
+    return reshape(picked, input.shape[:dim] + input.shape[dim + 1 :])
 
 
 _split = operator(

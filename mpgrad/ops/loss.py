@@ -10,7 +10,8 @@ from mpgrad.dispatch import call
 from mpgrad.ops import reduction as reductions
 from mpgrad.ops.activation import log_softmax
 from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.arithmetic import add, clamp, div, maximum, mul, neg, square, sub, where
+from mpgrad.ops.arithmetic import add, div, mul, neg, square, sub
+from mpgrad.ops.choices import maximum, where
 from mpgrad.ops.comparison import gt, le, ne
 from mpgrad.ops.indexing import getitem
 from mpgrad.ops.promotion import cast, operands, refuse_complex
@@ -26,14 +27,14 @@ def _class_dim(shape: tuple[int, ...]) -> int:
 
 def _sample_weights(
     xp: Any, target: Any, weight: Any, ignore_index: int, dtype: Any
-) -> tuple[Any, Any]:
-    """Each sample's weight, 0 where it is ignored, and the targets without ignored ones."""
+) -> tuple[Any, Any, Any]:
+    """Which samples count, their weights (0 for others), and the targets without ignored ones."""
     counts = xp.not_equal(target, ignore_index)
     safe = xp.where(counts, target, 0)
     if weight is None:
-        return xp.astype(counts, dtype), safe
+        return counts, xp.astype(counts, dtype), safe
     weights = xp.where(counts, xp.getitem(weight, (INDEX,), (safe,)), 0.0)
-    return xp.astype(weights, dtype), safe
+    return counts, xp.astype(weights, dtype), safe
 
 
 def _with_class(xp: Any, x: Any, dim: int) -> Any:
@@ -45,9 +46,11 @@ def _nll_forward(
     xp: Any, input: Any, target: Any, weight: Any, *, ignore_index: int, reduction: str
 ) -> Any:
     dim = _class_dim(input.shape)
-    weights, safe = _sample_weights(xp, target, weight, ignore_index, input.dtype)
+    counts, weights, safe = _sample_weights(xp, target, weight, ignore_index, input.dtype)
     picked = xp.take_along_axis(input, _with_class(xp, safe, dim), dim)
-    losses = xp.negative(xp.multiply(xp.reshape(picked, target.shape), weights))
+    # Chosen, not multiplied: what is ignored may be infinite.
+    losses = xp.multiply(xp.reshape(picked, target.shape), weights)
+    losses = xp.where(counts, xp.negative(losses), 0.0)
     if reduction == "none":
         return losses
     total = xp.sum(losses)
@@ -65,10 +68,10 @@ def _nll_grad(
     reduction: str,
 ) -> Any:
     dim = _class_dim(input_shape)
-    weights, safe = _sample_weights(xp, target, weight, ignore_index, input_dtype)
+    counts, weights, safe = _sample_weights(xp, target, weight, ignore_index, input_dtype)
     if reduction == "mean":
         grad = xp.divide(grad, xp.sum(weights))
-    share = xp.negative(xp.multiply(weights, grad))
+    share = xp.where(counts, xp.negative(xp.multiply(weights, grad)), 0.0)
     return xp.scatter_along_axis(
         _with_class(xp, share, dim), _with_class(xp, safe, dim), dim, input_shape[dim]
     )
@@ -241,13 +244,51 @@ def smooth_l1_loss(
     return _reduced(where(le(error, beta), inside, sub(error, 0.5 * beta)), reduction)
 
 
+#: What logarithms of probabilities are at least, and the product of both probabilities.
+_LOG_MIN, _VARIANCE_MIN = -100.0, 1e-12
+
+
+def _limited_logs(xp: Any, input: Any) -> tuple[Any, Any]:
+    hit, miss = xp.log(input), xp.log1p(xp.negative(input))
+    return xp.maximum(hit, _LOG_MIN), xp.maximum(miss, _LOG_MIN)
+
+
+def _bce_values(xp: Any, input: Any, target: Any) -> Any:
+    hit, miss = _limited_logs(xp, input)
+    return xp.subtract(xp.multiply(xp.subtract(target, 1), miss), xp.multiply(target, hit))
+
+
+def _bce_grad(xp: Any, grad: Any, input: Any, target: Any) -> Any:
+    """Finite also where a probability is 0 or 1."""
+    variance = xp.maximum(xp.multiply(xp.subtract(1, input), input), _VARIANCE_MIN)
+    return xp.divide(xp.multiply(grad, xp.subtract(input, target)), variance)
+
+
+def _bce_target_grad(xp: Any, grad: Any, input: Any) -> Any:
+    hit, miss = _limited_logs(xp, input)
+    return xp.multiply(grad, xp.subtract(miss, hit))
+
+
+_binary_cross_entropy = operator(
+    "binary_cross_entropy", _bce_values, input=_bce_grad, target=_bce_target_grad
+)
+
+
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Cross-entropy of probabilities ``input``; logarithms are limited to -100, as in PyTorch."""
+    """Cross-entropy of probabilities ``input``; logarithms are limited to -100, as in PyTorch.
+
+    Raises:
+        ValueError: ``target`` has another shape than ``input``.
+    """
     _check_reduction(reduction)
-    hit, miss = clamp(log(input), min=-100.0), clamp(log1p(neg(input)), min=-100.0)
-    losses = neg(add(mul(target, hit), mul(sub(1, target), miss)))
+    if input.shape != target.shape:
+        raise ValueError(
+            f"binary_cross_entropy: using a target size {tuple(target.shape)} that is different "
+            f"to the input size {tuple(input.shape)} is not supported. Make them the same size."
+        )
+    losses = call(_binary_cross_entropy, *operands(input, target, float_result=True))
     return _reduced(losses if weight is None else mul(losses, weight), reduction)
 
 

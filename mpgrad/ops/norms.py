@@ -8,11 +8,13 @@ from typing import Any
 from mpgrad.dispatch import call
 from mpgrad.ops import reduction
 from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.arithmetic import clamp, div, mul, sub, where
+from mpgrad.ops.arithmetic import div, mul, sub
 from mpgrad.ops.arithmetic import pow as power
+from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.comparison import eq, ne
 from mpgrad.ops.dimensions import Dims, keep, some_dims
-from mpgrad.ops.promotion import cast, floating
+from mpgrad.ops.joining import broadcast_tensors
+from mpgrad.ops.promotion import cast, floating, promote_types
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
 
@@ -93,6 +95,16 @@ def normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The cosine of the angle between vectors along ``dim``; norms count at least ``eps``."""
+    """The cosine of the angle between vectors along ``dim``; norms count at least ``eps``.
+
+    Raises:
+        RuntimeError: neither input is floating, or they do not broadcast.
+    """
+    dtype = promote_types(x1.dtype, x2.dtype)
+    if dtype.kind != "f":
+        raise RuntimeError(
+            f"cosine_similarity: expected common dtype to be floating point, yet it is {dtype}"
+        )
+    x1, x2 = broadcast_tensors(cast(x1, dtype), cast(x2, dtype))
     products = mul(normalize(x1, 2.0, dim, eps), normalize(x2, 2.0, dim, eps))
     return reduction.sum(products, dim)

@@ -12,6 +12,7 @@ from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import getitem, take_along_axis
 from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.ops.reduction import ValuesAndIndices
+from mpgrad.ops.shape import clone
 from mpgrad.tensor import Tensor
 
 __all__ = ["argsort", "sort", "topk"]
@@ -33,7 +34,7 @@ def sort(
     tensor = as_tensor_operand(input)
     indices = argsort(tensor, dim if axis is None else axis, descending)
     if tensor.ndim == 0:
-        return ValuesAndIndices(tensor, indices)
+        return ValuesAndIndices(clone(tensor), indices)
     where = one_dim(dim if axis is None else axis, tensor.ndim)
     return ValuesAndIndices(take_along_axis(tensor, indices, where), indices)
 
@@ -87,6 +88,6 @@ def topk(
         raise RuntimeError(f"selected index k out of range: {k} of {length}")
     indices = argsort(tensor, where, descending=largest)
     if tensor.ndim == 0:
-        return ValuesAndIndices(tensor, indices)
+        return ValuesAndIndices(clone(tensor), indices)
     first = getitem(indices, (slice(None),) * where + (slice(0, k),))
     return ValuesAndIndices(take_along_axis(tensor, first, where), first)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
 from mpgrad.ops.indexing import split_key
-from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast
+from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, stored
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
 
@@ -62,7 +63,11 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def masked_fill_operands(input: Tensor, mask: Any, value: Any) -> tuple[Tensor, Tensor, Any]:
-    """The operands of ``masked_fill``, checked; a tensor ``value`` gets the dtype of ``input``."""
+    """The operands of ``masked_fill``, checked; ``value`` is what ``input`` can hold of it.
+
+    Raises:
+        RuntimeError: the mask is not boolean, ``value`` has dimensions or does not fit.
+    """
     mask, value = as_tensor_operand(mask), as_operand(value)
     if mask.dtype.kind != "b":
         raise RuntimeError(f"masked_fill only supports boolean masks, but got dtype {mask.dtype}")
@@ -72,7 +77,11 @@ def masked_fill_operands(input: Tensor, mask: Any, value: Any) -> tuple[Tensor, 
                 "masked_fill only supports a 0-dimensional value tensor, but got tensor with "
                 f"{value.ndim} dimension(s)."
             )
+        if value.dtype.kind == "c" and input.dtype.kind != "c":
+            stored(on_host(value._array).item(), input.dtype)
         value = cast(value, input.dtype)
+    else:
+        value = stored(value, input.dtype)
     return input, mask, value
 
 

@@ -7,6 +7,7 @@ category wins always (PyTorch's documentation, "Type promotion").
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -66,6 +67,32 @@ def as_operand(value: Any) -> Any:
     raise TypeError(f"expected a Tensor, a NumPy array or a number, but got {type(value).__name__}")
 
 
+def stored(value: Any, dtype: np.dtype[Any]) -> Any:
+    """The Python number that an element of ``dtype`` holds when ``value`` is written into it.
+
+    Negative numbers wrap around in unsigned integers; fractions are cut off in integers.
+
+    Raises:
+        RuntimeError: the number is out of range, or complex and ``dtype`` is not.
+    """
+    if dtype.kind == "b":
+        return bool(value)
+    if dtype.kind == "c":
+        return complex(value)
+    if not (isinstance(value, complex) and value.imag):
+        real = value.real if isinstance(value, complex) else value
+        if dtype.kind == "f":
+            limit = float(np.finfo(dtype).max)
+            if not math.isfinite(real) or -limit <= real <= limit:
+                return float(real)
+        elif math.isfinite(real):
+            limits = np.iinfo(dtype)
+            whole = int(real)
+            if min(limits.min, -limits.max) <= whole <= limits.max:
+                return whole % (limits.max + 1) if dtype.kind == "u" else whole
+    raise RuntimeError(f"value {value} cannot be converted to type {dtype} without overflow")
+
+
 def as_tensor_operand(value: Any) -> Tensor:
     """``value`` as a Tensor; a Python scalar becomes 0-d of the default dtype of its category."""
     value = as_operand(value)
@@ -94,6 +121,22 @@ def refuse_complex(name: str, *values: Any) -> None:
                 )
         elif isinstance(value, complex):
             raise NotImplementedError(f"{name} is not implemented for complex numbers ({value})")
+
+
+def refuse_bool(name: str, *values: Any) -> None:
+    """Raise if all values are boolean, for which ``name`` is not defined.
+
+    Raises:
+        NotImplementedError: as in PyTorch.
+    """
+    if result_dtype(*values).kind == "b":
+        raise NotImplementedError(f"{name} is not implemented for bool")
+
+
+def promote_types(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a result of two tensors with dimensions: integers never make floats wider."""
+    chosen = _torch_integers([first, second])
+    return np.promote_types(chosen[0], chosen[-1])
 
 
 def operands(a: Any, b: Any, *, float_result: bool = False) -> tuple[Any, Any]:

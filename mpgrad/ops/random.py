@@ -99,11 +99,12 @@ def fill_normal(array: Array, mean: float = 0.0, std: float = 1.0) -> None:
     _write(array, draws * std + mean)
 
 
-def _write(array: Array, values: Array) -> None:
+def _write(array: Array, values: Any) -> None:
     """Put values of the host into ``array``, wherever that lies: the draws are the same."""
     device = device_of(array)
     with on(device):
-        array[...] = moved(values, device)
+        # Without dimensions NumPy draws a number.
+        array[...] = moved(np.asarray(values), device)
 
 
 def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.dispatch import call, unrecorded
-from mpgrad.ops.arithmetic import maximum, minimum
+from mpgrad.ops.choices import maximum, minimum
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import Dims, count, either, keep, one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, refuse_complex
 from mpgrad.ops.registry import operator
+from mpgrad.ops.shape import clone
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -279,7 +280,8 @@ def _extremum(whole: Any, along: Any, of_two: Any, input: Any, dim: Any, keepdim
     if dim is None:
         return call(whole, tensor, dim=None, keepdim=False)
     if tensor.ndim == 0:
-        return ValuesAndIndices(tensor, beside(tensor, np.zeros((), np.int64)))
+        one_dim(dim, 0)
+        return ValuesAndIndices(clone(tensor), beside(tensor, np.zeros((), np.int64)))
     return ValuesAndIndices(*call(along, tensor, dim=one_dim(dim, tensor.ndim), keepdim=keepdim))
 
 

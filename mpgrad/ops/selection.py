@@ -10,7 +10,9 @@ import numpy as np
 from mpgrad.backends.cpu import INDEX
 from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import unrecorded
-from mpgrad.ops.arithmetic import add, mul, sub, where
+from mpgrad.ops.arithmetic import add, mul, sub
+from mpgrad.ops.choices import where
+from mpgrad.ops.creation import zeros
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import diagonal as diagonal_of
@@ -19,13 +21,14 @@ from mpgrad.ops.indexing import (
     getitem,
     index_select,
     narrow,
+    pick,
     scatter_index,
     unbind,
 )
-from mpgrad.ops.overwriting import put_index
+from mpgrad.ops.overwriting import masked_fill, put_index
 from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.ops.reduction import sum as sum_over
-from mpgrad.ops.shape import broadcast_to, cat, contiguous, reshape
+from mpgrad.ops.shape import broadcast_to, cat, clone, contiguous, reshape
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -70,13 +73,13 @@ def _check_mask(name: str, mask: Tensor) -> None:
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of the last two dimensions, up to ``diagonal``; zero above."""
     kept = np.tri(*_matrix_shape(input), diagonal, dtype=bool)
-    return where(beside(input, kept), input, 0)
+    return where(beside(input, kept), input, False)
 
 
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of the last two dimensions, from ``diagonal`` on; zero below."""
     gone = np.tri(*_matrix_shape(input), diagonal - 1, dtype=bool)
-    return where(beside(input, gone), 0, input)
+    return where(beside(input, gone), False, input)
 
 
 def _matrix_shape(input: Tensor) -> tuple[int, int]:
@@ -87,6 +90,8 @@ def _matrix_shape(input: Tensor) -> tuple[int, int]:
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """The indices of all elements that are not zero, one row each (or one tensor a dimension)."""
+    if as_tuple and input.ndim == 0:
+        input = reshape(input, (1,))
     found = unrecorded(lambda xp, x: xp.argwhere(x), input)
     return tuple(contiguous(index) for index in unbind(found, 1)) if as_tuple else found
 
@@ -101,7 +106,7 @@ def diag(input: Tensor, diagonal: int = 0) -> Tensor:
         RuntimeError: the input has more than two dimensions, or none.
     """
     if input.ndim == 2:
-        return diagonal_of(input, diagonal)
+        return clone(diagonal_of(input, diagonal))
     if input.ndim != 1:
         raise RuntimeError(f"diag(): Supports 1D or 2D tensors. Got {input.ndim}D")
     size = input.shape[0] + abs(diagonal)
@@ -131,14 +136,15 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     along = (dims,) if isinstance(dims, int) else tuple(dims)
     if len(steps) != len(along):
         raise RuntimeError(f"shifts and dimensions must align. shifts: {steps}, dims: {along}")
+    rolled = input
     for step, d in zip(steps, along, strict=True):
         dim = one_dim(d, input.ndim)
         length = input.shape[dim]
         if length and step % length:
             cut = length - step % length
-            tail = narrow(input, dim, cut, length - cut)
-            input = cat([tail, narrow(input, dim, 0, cut)], dim)
-    return input
+            tail = narrow(rolled, dim, cut, length - cut)
+            rolled = cat([tail, narrow(rolled, dim, 0, cut)], dim)
+    return clone(input) if rolled is input else rolled
 
 
 def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
@@ -160,7 +166,7 @@ def repeat_interleave(input: Tensor, repeats: Any, dim: int | None = None) -> Te
 
 def take(input: Tensor, index: Tensor) -> Tensor:
     """The elements at ``index`` of the flattened tensor."""
-    return getitem(reshape(input, -1), index)
+    return pick(reshape(input, -1), 0, index)
 
 
 # ------------------------------------------------------------------------ put or added in place
@@ -214,8 +220,12 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
 
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """``input`` with a number (or 0-d tensor) in the slices at ``index`` along ``dim``."""
-    key = (slice(None),) * one_dim(dim, input.ndim) + (INDEX,)
-    return put_index(input, value, key, [index])
+    dim = one_dim(dim, input.ndim)
+    # As a mask, so that the gradient of an index that is repeated counts once.
+    length = input.shape[dim] if input.ndim else 1
+    marks = put_index(zeros(length, dtype=bool, device=input.device), True, (INDEX,), [index])
+    mask = reshape(marks, (-1, *(1,) * (input.ndim - dim - 1)) if input.ndim else ())
+    return masked_fill(input, mask, value)
 
 
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:

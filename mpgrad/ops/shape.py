@@ -202,8 +202,8 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 
 def ravel(input: Tensor) -> Tensor:
-    """In one dimension; a view where possible."""
-    return reshape(input, -1)
+    """In one dimension; a view only of a tensor whose elements lie in order without gaps."""
+    return reshape(contiguous(input), -1)
 
 
 _expand = operator(
@@ -249,7 +249,8 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
     pairs = [(r, n) for r, n in zip(times, shape, strict=True)]
     spread = reshape(input, tuple(x for _, n in pairs for x in (1, n)))
     spread = expand(spread, tuple(x for pair in pairs for x in pair))
-    return reshape(spread, tuple(r * n for r, n in pairs))
+    repeated = reshape(spread, tuple(r * n for r, n in pairs))
+    return clone(repeated) if all(r == 1 for r in times) else repeated
 
 
 _flip = operator(

@@ -17,6 +17,7 @@ from mpgrad.ops import (
     activation,
     arithmetic,
     catalogue,  # noqa: F401  (registers every operator)
+    choices,
     comparison,
     complex_numbers,
     indexing,
@@ -26,6 +27,7 @@ from mpgrad.ops import (
     overwriting,
     products,
     reduction,
+    rounding,
     selection,
     shape,
     transcendental,
@@ -69,8 +71,8 @@ _INFIX: dict[str, Callable[..., Tensor]] = {
     "sub": arithmetic.sub,
     "mul": arithmetic.mul,
     "truediv": arithmetic.div,
-    "floordiv": arithmetic.floor_divide,
-    "mod": arithmetic.remainder,
+    "floordiv": rounding.floor_divide,
+    "mod": rounding.remainder,
     "pow": arithmetic.pow,
     "matmul": linalg.matmul,
 }
@@ -123,7 +125,9 @@ def backward(
 
 #: Families whose functions are methods too, and those of them that are not.
 _FAMILIES: tuple[tuple[Any, str], ...] = (
-    (arithmetic, "where"),
+    (arithmetic, ""),
+    (choices, "where"),
+    (rounding, ""),
     (comparison, ""),
     (transcendental, ""),
     (reduction, ""),
@@ -144,7 +148,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "backward": backward,
     "softmax": activation.softmax,
     "log_softmax": activation.log_softmax,
-    "where": lambda self, condition, other: arithmetic.where(condition, self, other),
+    "where": lambda self, condition, other: choices.where(condition, self, other),
     "view_as": lambda self, other: shape.view(self, other.shape),
     "reshape_as": lambda self, other: shape.reshape(self, other.shape),
     "expand_as": lambda self, other: shape.expand(self, other.shape),
@@ -153,7 +157,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "multiply": arithmetic.mul,
     "divide": arithmetic.div,
     "subtract": arithmetic.sub,
-    "clip": arithmetic.clamp,
+    "clip": choices.clamp,
     "swapaxes": shape.transpose,
     "swapdims": shape.transpose,
     "moveaxis": shape.movedim,

@@ -17,9 +17,9 @@ from mpgrad.device_arrays import on
 from mpgrad.dispatch import namespace_for
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
 from mpgrad.ops import overwriting, random
-from mpgrad.ops.arithmetic import mul
+from mpgrad.ops.arithmetic import scaled
 from mpgrad.ops.device_moves import beside, to_device
-from mpgrad.ops.indexing import getitem, split_key
+from mpgrad.ops.indexing import getitem, selected, split_key
 from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, check_cast, result_dtype
 from mpgrad.ops.registry import OPERATORS
 from mpgrad.ops.shape import reshape
@@ -82,7 +82,7 @@ def _scaled(name: str, ufunc: np.ufunc) -> Any:
     def method(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
         operand = _operand(self, other)
         if alpha != 1:
-            operand = mul(operand, alpha) if isinstance(operand, Tensor) else operand * alpha
+            operand = scaled(self, operand, alpha)
         return call_in_place(operator, self, operand, write=write)
 
     return _described(method, name)
@@ -153,11 +153,8 @@ def clamp_(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     if min is None and max is None:
         raise RuntimeError("clamp_: At least one of 'min' or 'max' must not be None")
     if isinstance(min, Tensor) or isinstance(max, Tensor):
-        if min is not None:
-            call_in_place(OPERATORS["maximum"], self, _operand(self, min), write=_into(np.maximum))
-        if max is not None:
-            call_in_place(OPERATORS["minimum"], self, _operand(self, max), write=_into(np.minimum))
-        return self
+        limits = [None if limit is None else _operand(self, limit) for limit in (min, max)]
+        return call_in_place(OPERATORS["clamp_between"], self, *limits)
     for limit in (min, max):
         if limit is not None:
             check_cast(result_dtype(self, limit), self)
@@ -254,6 +251,7 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
         RuntimeError: the shape of ``value`` does not fit.
     """
     plain, indices = split_key(key)
+    self, plain = selected(self, plain, indices)
     value = as_tensor_operand(value)
     if not indices:
         place = getitem(self, plain)

@@ -16,15 +16,18 @@ from mpgrad.device import CPU
 from mpgrad.device_arrays import on_host
 from mpgrad.ops import (
     arithmetic,
+    choices,
     comparison,
     complex_numbers,
     einsum,
     linalg,
     products,
     reduction,
+    rounding,
     shape,
     transcendental,
 )
+from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.tensor import Tensor
 
 _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
@@ -32,21 +35,21 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.subtract: arithmetic.sub,
     np.multiply: arithmetic.mul,
     np.true_divide: arithmetic.div,
-    np.floor_divide: arithmetic.floor_divide,
-    np.remainder: arithmetic.remainder,
+    np.floor_divide: rounding.floor_divide,
+    np.remainder: rounding.remainder,
     np.power: arithmetic.pow,
     np.negative: arithmetic.neg,
     np.absolute: arithmetic.abs,
-    np.maximum: arithmetic.maximum,
-    np.minimum: arithmetic.minimum,
+    np.maximum: choices.maximum,
+    np.minimum: choices.minimum,
     np.sqrt: arithmetic.sqrt,
     np.square: arithmetic.square,
     np.reciprocal: arithmetic.reciprocal,
     np.sign: complex_numbers.sgn,
-    np.floor: arithmetic.floor,
-    np.ceil: arithmetic.ceil,
-    np.trunc: arithmetic.trunc,
-    np.rint: arithmetic.round,
+    np.floor: rounding.floor,
+    np.ceil: rounding.ceil,
+    np.trunc: rounding.trunc,
+    np.rint: rounding.round,
     np.equal: comparison.eq,
     np.not_equal: comparison.ne,
     np.greater: comparison.gt,
@@ -104,13 +107,13 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.imag: complex_numbers.imag,
     np.angle: complex_numbers.angle,
     np.einsum: einsum.einsum,
-    np.clip: arithmetic.clamp,
-    np.where: arithmetic.where,
-    np.dot: linalg.matmul,
+    np.clip: choices.clamp,
+    np.where: choices.where,
+    np.dot: lambda a, b: _dot(a, b),
     np.concatenate: lambda arrays, axis=0: shape.cat(arrays, axis),
     np.stack: lambda arrays, axis=0: shape.stack(arrays, axis),
     np.reshape: lambda x, shape_: shape.reshape(x, shape_),
-    np.ravel: lambda x: shape.reshape(x, -1),
+    np.ravel: shape.ravel,
     np.squeeze: lambda x, axis=None: shape.squeeze(x, axis),
     np.expand_dims: lambda x, axis: shape.unsqueeze(x, axis),
     np.transpose: lambda x, axes=None: shape.permute(
@@ -119,6 +122,16 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.swapaxes: shape.transpose,
     np.broadcast_to: shape.broadcast_to,
 }
+
+
+def _dot(a: Any, b: Any) -> Tensor:
+    """``np.dot``: of stacks of matrices the products of all pairs, where ``matmul`` pairs them."""
+    a, b = as_tensor_operand(a), as_tensor_operand(b)
+    if a.ndim == 0 or b.ndim == 0:
+        return arithmetic.mul(a, b)
+    if a.ndim <= 2 and b.ndim <= 2:
+        return linalg.matmul(a, b)
+    return linalg.tensordot(a, b, ([-1], [-2 if b.ndim > 1 else -1]))
 
 
 def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
 from mpgrad.ops import (
     activation,
     arithmetic,
+    choices,
     creation,
     indexing,
     linalg,
@@ -134,7 +135,7 @@ _UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: transcendental.exp(transcendental.tanh(x)),
     lambda x: transcendental.log(arithmetic.abs(x) + 1),
     lambda x: arithmetic.sqrt(x * x + 0.5),
-    lambda x: arithmetic.clamp(x, -0.5, 0.7),
+    lambda x: choices.clamp(x, -0.5, 0.7),
     lambda x: 1 / (x * x + 1) - x / 3,
     lambda x: x**2 * 0.5,
 )
@@ -152,9 +153,9 @@ def _binary(r: _Recording) -> Tensor:
         lambda: x - y,
         lambda: x * y,
         lambda: x / (arithmetic.abs(y) + 1),
-        lambda: arithmetic.maximum(x, y),
-        lambda: arithmetic.minimum(x, y),
-        lambda: arithmetic.where(x > y, x * 0.5, y),
+        lambda: choices.maximum(x, y),
+        lambda: choices.minimum(x, y),
+        lambda: choices.where(x > y, x * 0.5, y),
     )
     return r.rng.choice(rules)()
 

@@ -87,6 +87,8 @@ _binary = [
     Case("maximum", lambda m, a, b: m.maximum(a, b), ((3, 4), (4,))),
     Case("minimum", lambda m, a, b: m.minimum(a, b), ((3, 4), (3, 1))),
     Case("clamp", lambda m, a: m.clamp(a, -0.5, 0.75), ((4, 5),)),
+    Case("clamp between", lambda m, a, lo, hi: m.clamp(a, lo, hi + 1), ((4, 5), (5,), (4, 1))),
+    Case("clamp from below", lambda m, a, lo: m.clamp(a, min=lo), ((4, 5), (5,))),
     Case("clamp min", lambda m, a: m.clamp(a, min=0.1), ((4, 5),)),
     Case("atan2", lambda m, a, b: m.atan2(a, b), ((3, 4), (4,))),
     Case("logaddexp", lambda m, a, b: m.logaddexp(a, b), ((3, 4), (4,))),

@@ -8,9 +8,9 @@ import pickle
 import numpy as np
 import pytest
 
-import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
+import mpgrad as mg
 from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.ops import arithmetic, creation, random
+from mpgrad.ops import creation, random
 from mpgrad.tensor import Tensor
 
 
@@ -158,7 +158,7 @@ def test_dtypes_are_promoted_as_in_pytorch(a: object, b: object, operation: str)
     if operation == "maximum" and not isinstance(b, tuple):
         b = (0, {int: "int64", float: "float32", bool: "bool"}[type(b)])
     theirs = getattr(torch, operation)(operand(a, torch), operand(b, torch))
-    ours = getattr(arithmetic, operation)(operand(a, creation), operand(b, creation))
+    ours = getattr(mg, operation)(operand(a, creation), operand(b, creation))
     assert str(ours.dtype) == str(theirs.dtype).removeprefix("torch.")
     assert ours.shape == tuple(theirs.shape)
 
@@ -365,3 +365,15 @@ def test_complex_numbers_print_as_in_pytorch(values: object) -> None:
 
 def test_numpy_prod_of_a_tensor() -> None:
     assert leaf(2.0, 3.0).prod().tolist() == np.prod(leaf(2.0, 3.0)).tolist() == 6.0
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((2, 3, 4), (5, 4, 6)), ((3, 4), (2, 4, 5)), ((2, 3, 4), (4,)), ((), (2, 3)), ((4,), (4, 2))],
+)
+def test_numpys_dot_pairs_all_matrices(shapes: tuple[tuple[int, ...], ...]) -> None:
+    a, b = (np.random.default_rng(n).normal(size=shape) for n, shape in enumerate(shapes))
+    x = creation.from_numpy(np.asarray(a)).requires_grad_()
+    result = np.dot(x, creation.from_numpy(np.asarray(b)))
+    np.testing.assert_allclose(result.detach().numpy(), np.dot(a, b), rtol=1e-12)
+    assert result.requires_grad

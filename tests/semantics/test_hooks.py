@@ -362,6 +362,24 @@ def test_the_hooks_of_a_leaf_and_of_its_node(lib: Any) -> Any:
     return log, x.grad
 
 
+@paired("G6", "G7")
+def test_a_post_hook_of_a_leafs_node_sees_what_became_of_its_gradient(lib: Any) -> Any:
+    seen: list[Any] = []
+    kept: list[Any] = []
+    for keeps in (False, True):
+        x = leaf(lib, 2)
+        node = edge_node(lib, x)
+        node.register_hook(lambda inputs, outputs: seen.append(outputs[0].clone()))
+        if keeps:
+            # Now .grad must not be what the hook has.
+            x.register_hook(kept.append)
+        x.register_post_accumulate_grad_hook(lambda p: (p.grad.mul_(-2), None)[1])
+        (x * 3).sum().backward()
+        seen.append(x.grad)
+    assert len(seen) == 4
+    return seen, kept
+
+
 @paired("G6", "G2")
 def test_what_runs_at_a_leaf_in_grad_and_in_backward(lib: Any) -> Any:
     x = leaf(lib, 2)

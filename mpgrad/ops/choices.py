@@ -1,0 +1,152 @@
+"""Choosing between values element by element: ``maximum minimum clamp where``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.dispatch import call
+from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, operands, refuse_complex
+from mpgrad.ops.promotion import result_dtype as _result_dtype
+from mpgrad.ops.registry import operator
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "maximum",
+    "minimum",
+    "where",
+]
+
+
+def _chosen(xp: Any, grad: Any, wins: Any, ties: Any, shape: Any) -> Any:
+    """The gradient of the operand that ``wins``; a tie gives half to each, as in PyTorch."""
+    whole = xp.where(wins, grad, 0.0)
+    return xp.sum_to(xp.where(ties, xp.multiply(grad, 0.5), whole), shape)
+
+
+_maximum = operator(
+    "maximum",
+    lambda xp, a, b: xp.maximum(a, b),
+    a=lambda xp, grad, a, b, a_shape: _chosen(xp, grad, xp.greater(a, b), xp.equal(a, b), a_shape),
+    b=lambda xp, grad, a, b, b_shape: _chosen(xp, grad, xp.less(a, b), xp.equal(a, b), b_shape),
+)
+_minimum = operator(
+    "minimum",
+    lambda xp, a, b: xp.minimum(a, b),
+    a=lambda xp, grad, a, b, a_shape: _chosen(xp, grad, xp.less(a, b), xp.equal(a, b), a_shape),
+    b=lambda xp, grad, a, b, b_shape: _chosen(xp, grad, xp.greater(a, b), xp.equal(a, b), b_shape),
+)
+
+
+def maximum(input: Any, other: Any) -> Tensor:
+    """The larger of each pair of elements; a NaN wins."""
+    a, b = operands(input, other)
+    refuse_complex("maximum", a, b)
+    return call(_maximum, a, b)
+
+
+def minimum(input: Any, other: Any) -> Tensor:
+    """The smaller of each pair of elements; a NaN wins."""
+    a, b = operands(input, other)
+    refuse_complex("minimum", a, b)
+    return call(_minimum, a, b)
+
+
+def _clamp_forward(xp: Any, input: Any, *, min: float | None, max: float | None) -> Any:
+    if min is not None:
+        input = xp.maximum(input, min)
+    return input if max is None else xp.minimum(input, max)
+
+
+def _clamp_grad(xp: Any, grad: Any, input: Any, min: float | None, max: float | None) -> Any:
+    if min is not None:
+        grad = xp.where(xp.greater_equal(input, min), grad, 0.0)
+    return grad if max is None else xp.where(xp.less_equal(input, max), grad, 0.0)
+
+
+_clamp = operator("clamp", _clamp_forward, input=_clamp_grad)
+
+
+def _between_grad(xp: Any, grad: Any, input: Any, min: Any, max: Any, input_shape: Any) -> Any:
+    return xp.sum_to(_clamp_grad(xp, grad, input, min, max), input_shape)
+
+
+def _min_grad(xp: Any, grad: Any, input: Any, min: Any, max: Any, min_shape: Any) -> Any:
+    """Where ``input`` is too small; none where the limits exclude each other."""
+    taken = xp.less(input, min)
+    taken = taken if max is None else xp.logical_and(taken, xp.less(min, max))
+    return xp.sum_to(xp.where(taken, grad, 0.0), min_shape)
+
+
+def _max_grad(xp: Any, grad: Any, input: Any, min: Any, max: Any, max_shape: Any) -> Any:
+    """Where ``input`` is too large, and where the limits exclude each other."""
+    taken = xp.greater(input, max)
+    taken = taken if min is None else xp.logical_or(taken, xp.less(max, min))
+    return xp.sum_to(xp.where(taken, grad, 0.0), max_shape)
+
+
+#: With limits that are tensors; each of them may be left out.
+_clamp_between = operator(
+    "clamp_between",
+    lambda xp, input, min, max: _clamp_forward(xp, input, min=min, max=max),
+    input=_between_grad,
+    min=_min_grad,
+    max=_max_grad,
+    node_name="ClampBackward",
+)
+
+
+def clamp_operands(input: Any, min: Any, max: Any) -> list[Any]:
+    """``input`` and its limits in one dtype; a limit may be None, a number stays one.
+
+    Raises:
+        NotImplementedError: one is complex.
+    """
+    values: list[Any] = [as_tensor_operand(input)]
+    values += [None if limit is None else as_operand(limit) for limit in (min, max)]
+    refuse_complex("clamp", *values)
+    dtype = _result_dtype(*(value for value in values if value is not None))
+    return [cast(value, dtype) if isinstance(value, Tensor) else value for value in values]
+
+
+def clamp(input: Any, min: float | None = None, max: float | None = None) -> Tensor:
+    """Limit every element to [``min``, ``max``]; the gradient is 1 on the limits, 0 outside.
+
+    Raises:
+        RuntimeError: neither limit is given.
+    """
+    if min is None and max is None:
+        raise RuntimeError("clamp: At least one of 'min' or 'max' must not be None")
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        return call(_clamp_between, *clamp_operands(input, min, max))
+    tensor = as_tensor_operand(input)
+    refuse_complex("clamp", tensor)
+    limits = tuple(as_operand(limit) for limit in (min, max) if limit is not None)
+    tensor = cast(tensor, _result_dtype(tensor, *limits))
+    return call(_clamp, tensor, min=min, max=max)
+
+
+_where = operator(
+    "where",
+    lambda xp, condition, a, b: xp.where(condition, a, b),
+    a=lambda xp, grad, condition, a_shape: xp.sum_to(xp.where(condition, grad, 0.0), a_shape),
+    b=lambda xp, grad, condition, b_shape: xp.sum_to(xp.where(condition, 0.0, grad), b_shape),
+    wirtinger=True,
+)
+
+
+def where(condition: Tensor, input: Any, other: Any) -> Tensor:
+    """``input`` where ``condition`` is true, ``other`` elsewhere (all broadcast)."""
+    return call(_where, cast(as_tensor_operand(condition), bool), *operands(input, other))
+
+
+def clamp_min(input: Any, min: Any) -> Tensor:
+    """At least ``min``."""
+    return clamp(input, min)
+
+
+def clamp_max(input: Any, max: Any) -> Tensor:
+    """At most ``max``."""
+    return clamp(input, None, max)
