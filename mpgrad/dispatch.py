@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mpgrad.autograd.views.view import share_memory
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, first_gpu, is_current, moved, on
-from mpgrad.ops.registry import OPERATORS, Operator, Source, when_registered
+from mpgrad.ops.registry import OPERATORS, Operator, Source
 from mpgrad.storage import empty
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
@@ -33,27 +33,29 @@ cpu = CpuBackend(empty)
 
 
 class OperatorNode(Node):
-    """The recorded Node of an operator: which one, what it saved, and its attributes."""
+    """The recorded Node of an operator: what it saved, and its attributes.
 
-    __slots__ = ("_saved", "has_packed", "input_info", "operator", "plain")
+    Each operator has a class of its own (see ``node_class``), which is called as PyTorch calls it.
+    """
 
-    def __init__(self, operator: Operator, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
+    __slots__ = ("_saved", "has_packed", "input_info", "plain")
+
+    #: Of which operator it is; the same for all Nodes of a class.
+    operator: ClassVar[Operator]
+
+    def __init__(self, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
         edges: list[Edge | None] = []
         info: list[InputMetadata | None] = []
         for value, needed in zip(inputs, needs, strict=True):
             edges.append(gradient_edge(value) if needed else None)
             info.append(metadata_of(value) if needed else None)
         super().__init__(edges)
-        self.operator = operator
         #: For each input the metadata of its gradient, or None where it gets none.
         self.input_info: tuple[InputMetadata | None, ...] = tuple(info)
         #: What the formulas ask for and is no tensor: shapes, dtypes, attributes, scalars.
         self.plain: dict[str, Any] = {}
         self._saved: dict[str, Any] | None = {}
         self.has_packed = False
-
-    def name(self) -> str:
-        return self.operator.node_name
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -92,7 +94,21 @@ class OperatorNode(Node):
         return [*known, *saved_attribute_names(self)]
 
 
-when_registered(functools.partial(add_saved_attributes, OperatorNode))
+def node_class(
+    operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]
+) -> type[OperatorNode]:
+    """The class of the Node that records such a call."""
+    if not isinstance(operator.node_name, str):
+        return _named_class(operator, operator.node_name(inputs, attributes))
+    operator.node_class = _named_class(operator, operator.node_name)
+    return operator.node_class
+
+
+@functools.cache
+def _named_class(operator: Operator, name: str) -> type[OperatorNode]:
+    made = type(name, (OperatorNode,), {"__slots__": (), "operator": operator})
+    add_saved_attributes(made, operator)
+    return made
 
 
 def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
@@ -237,8 +253,9 @@ def record_call(
     differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind in "fc"]
     if not differentiable:
         return
-    node = OperatorNode(operator, inputs, needs)
-    node.input_metadata = tuple(metadata_of(tensor) for tensor in differentiable)
+    kind = operator.node_class or node_class(operator, inputs, attributes)
+    node = kind(inputs, needs)
+    node.input_metadata = tuple([metadata_of(tensor) for tensor in differentiable])
     for output_nr, tensor in enumerate(differentiable):
         tensor._grad_fn, tensor._output_nr, tensor._requires_grad = node, output_nr, True
     for source in operator.sources(needs):

@@ -14,6 +14,7 @@ from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import (
     FunctionNode,
     PortableContext,
+    node_class,
     run_function_backward,
 )
 from mpgrad.autograd.functions.outputs import outputs_of
@@ -31,6 +32,13 @@ __all__ = [
     "once_differentiable",
     "run_function_backward",
 ]
+
+
+class _BackwardClass:
+    """``MyFn._backward_cls``: the class of the Nodes that ``MyFn.apply`` records."""
+
+    def __get__(self, instance: Any, owner: type[Any]) -> type[FunctionNode]:
+        return node_class(owner)
 
 
 class Function:
@@ -62,6 +70,7 @@ class Function:
 
     run_on: ClassVar[str | None] = None
     clear_saved_tensors_on_access: ClassVar[bool] = False
+    _backward_cls = _BackwardClass()
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +215,7 @@ def _node(
         gradient_edge(value) if needed else None for value, needed in zip(args, needs, strict=True)
     ]
     ctx._inputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in args)
-    return FunctionNode(cls, ctx, edges)
+    return node_class(cls)(cls, ctx, edges)
 
 
 class InplaceFunction(Function):

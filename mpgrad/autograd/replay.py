@@ -211,24 +211,14 @@ def is_plain(nodes: list[Node]) -> bool:
     return not [1 for node in nodes if node.hooks is not None or node.has_packed]
 
 
-def kinds_of(nodes: list[Node]) -> tuple[Any, ...]:
-    """For each Node its operator, its Function, or its class."""
-    found: list[Any] = nodes
-    return tuple(
-        [
-            node.operator
-            if (kind := type(node)) is OperatorNode
-            else node.function
-            if kind is FunctionNode
-            else kind
-            for node in found
-        ]
-    )
+def kinds_of(nodes: list[Node]) -> tuple[type[Node], ...]:
+    """The class of each Node: it says which operator or Function."""
+    return tuple(map(type, nodes))
 
 
 def has_known_kinds(nodes: list[Node]) -> bool:
     """Whether the tables of such Nodes follow from what is compared."""
-    return {type(node) for node in nodes}.issubset(_KINDS)
+    return all(issubclass(kind, _KINDS) for kind in set(map(type, nodes)))
 
 
 def sequence_of(nodes: list[Node]) -> tuple[list[int], list[bool]]:

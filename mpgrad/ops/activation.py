@@ -121,7 +121,6 @@ _gelu_tanh = operator(
     lambda xp, input: xp.blockwise(_gelu_tanh_values, input),
     input=_gelu_tanh_slope,
     elementwise=True,
-    node_name="GeluBackward",
 )
 
 
@@ -254,7 +253,6 @@ _logsigmoid = operator(
     lambda xp, input: xp.blockwise(_logsigmoid_values, input),
     input=lambda xp, grad, input: xp.multiply(grad, xp.sigmoid(xp.negative(input))),
     elementwise=True,
-    node_name="LogSigmoidBackward",
 )
 
 

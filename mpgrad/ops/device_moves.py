@@ -27,7 +27,6 @@ _to_device = operator(
     "to_device",
     lambda xp, input, *, device: _move(input, device),
     input=lambda xp, grad, input_device: _move(grad, input_device),
-    node_name="ToCopyBackward",
 )
 
 
@@ -78,7 +77,6 @@ _scatter = operator(
     _scattered,
     outputs=None,
     input=lambda xp, grads, input_device, dim: _joined(xp, grads, input_device, dim),
-    node_name="Scatter",
 )
 
 
@@ -94,7 +92,6 @@ _gather = operator(
     "gather_to_device",
     lambda xp, *tensors, device, dim: _joined(xp, tensors, device, dim),
     tensors=_gathered_grad,
-    node_name="Gather",
     on_any_devices=True,
 )
 

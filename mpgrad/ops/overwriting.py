@@ -36,7 +36,6 @@ _copy = operator(
     source=lambda xp, grad, source_shape, source_dtype: xp.astype(
         xp.sum_to(grad, source_shape), source_dtype
     ),
-    node_name="CopyBackwards",
 )
 
 #: ``draws`` are random and have no history.

@@ -43,6 +43,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mpgrad.backends import column_parts
+from mpgrad.ops.node_names import node_name
 
 Formula = Callable[..., Any]
 #: ``(offered, columns) -> offered`` with what a formula needs for these columns of its result.
@@ -54,9 +55,6 @@ OPERATORS: dict[str, Operator] = {}
 #: The flag of code objects with a ``*`` parameter (``inspect.CO_VARARGS``; importing ``inspect``
 #: and building signatures would double the time that the operators take to load).
 _VARARGS = 0x04
-
-#: Called with each operator that is registered.
-_listeners: list[Callable[[Operator], None]] = []
 
 _PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "index", "needs"})
 
@@ -88,9 +86,10 @@ class Operator:
         in_columns: Narrowing | None = None,
     ) -> None:
         self.name = name
-        #: What its Nodes are called: ``LogSoftmaxBackward`` for "log_softmax".
-        self.node_name = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
-        self.node_name += "Backward"
+        #: What its Nodes are called (``ops.node_names``).
+        self.node_name = node_name(name)
+        #: The class of its Nodes, once there is one; None where they have several names.
+        self.node_class: Any = None
         self.forward = forward
         #: How many leading outputs are differentiable; later ones (indices, masks) are not.
         self.outputs = outputs
@@ -289,7 +288,6 @@ def operator(
     outputs: int | None = 1,
     wirtinger: bool = False,
     view: str | None = None,
-    node_name: str | None = None,
     elementwise: bool = False,
     on_any_devices: bool = False,
     in_columns: Narrowing | None = None,
@@ -298,7 +296,7 @@ def operator(
     """Register an operator (see the module's docstring).
 
     Args:
-        name: unique; its Nodes are called ``<Name>Backward``.
+        name: unique; its Nodes are called ``<Name>Backward0``, or as ``ops.node_names`` says.
         forward: ``forward(xp, *inputs, **attributes)``; positional parameters are the inputs,
             keyword-only ones the attributes. One ``*inputs`` makes it variadic.
         joint: one formula for all inputs.
@@ -306,7 +304,6 @@ def operator(
         wirtinger: the formulas hold for complex numbers as they stand.
         view: for an operator whose result is (where possible) a view of its first input: the
             array function that makes it from that input and the attributes, in their order.
-        node_name: of its Nodes, where it is not ``<Name>Backward``.
         elementwise: the formulas compute each element from the elements in its place alone, and
             decide by no values, so that they can be run ``blockwise``.
         on_any_devices: forward and the formulas move arrays between devices themselves.
@@ -328,17 +325,8 @@ def operator(
         on_any_devices,
         in_columns,
     )
-    if node_name is not None:
-        registered.node_name = node_name
     OPERATORS[name] = registered
-    for listener in _listeners:
-        listener(registered)
     return registered
-
-
-def when_registered(listener: Callable[[Operator], None]) -> None:
-    """Call ``listener`` with every operator that is registered from now on."""
-    _listeners.append(listener)
 
 
 def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:

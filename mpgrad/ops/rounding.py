@@ -25,7 +25,6 @@ _floored_quotient = operator(
     lambda xp, a, b: xp.floor_divide(a, b),
     a=lambda xp, grad, a_shape: xp.zeros_beside(grad, a_shape),
     b=lambda xp, grad, b_shape: xp.zeros_beside(grad, b_shape),
-    node_name="DivBackward",
 )
 
 

@@ -33,7 +33,7 @@ FLOORS = (
     (2, "graph", "autograd/nodes/executing autograd/modes/context_decorator"),
     (2, "graph", "autograd/running/thread_state autograd/running/interrupts"),
     (3, "tensor", "autograd/running/*"),
-    (2, "registry", "ops/__init__ ops/registry"),
+    (2, "registry", "ops/__init__ ops/registry ops/node_names"),
     (1, "scheduler", "scheduler/*"),
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),

@@ -351,11 +351,11 @@ def test_another_share_of_a_half_is_a_change_of_cost(monkeypatch: pytest.MonkeyP
         return frozen((x @ leaf(3, 5)).sum(), cost=cost)
 
     def share(graph: FrozenGraph) -> float:
-        (at,) = [at for at, node in enumerate(graph.nodes) if node.name() == "MatmulBackward"]
+        (at,) = [at for at, node in enumerate(graph.nodes) if node.name() == "MmBackward0"]
         return graph.spec.nodes[at].second_half_share
 
     first = product()
-    (node,) = [node for node in first.nodes if node.name() == "MatmulBackward"]
+    (node,) = [node for node in first.nodes if node.name() == "MmBackward0"]
     costs.observe_halves(node, 1.8 * SPLIT_ABOVE_US, 0.2 * SPLIT_ABOVE_US)
     assert share(first) == 0.5
     assert share(product()) == pytest.approx(0.1)

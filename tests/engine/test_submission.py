@@ -45,7 +45,7 @@ def branches(count: int, size: int = 2000) -> tuple[FrozenGraph, Plan]:
     leaves = [mg.ones(size, requires_grad=True) for _ in range(count)]
     frozen = frozen_of(mg.stack([(leaf * 2.0).exp().sum() for leaf in leaves]).sum())
     expensive = tuple(
-        node._replace(cost_us=500.0) if node.name == "ExpBackward" else node._replace(cost_us=1.0)
+        node._replace(cost_us=500.0) if node.name == "ExpBackward0" else node._replace(cost_us=1.0)
         for node in frozen.spec.nodes
     )
     spec: GraphSpec = frozen.spec._replace(nodes=expensive)

@@ -44,7 +44,7 @@ def test_prints_as_pytorch_prints(data: object) -> None:
 def test_prints_what_is_not_the_default() -> None:
     x = leaf(1.0)
     assert repr(x) == "tensor([1.], requires_grad=True)"
-    assert repr(x * 2) == "tensor([2.], grad_fn=<MulBackward>)"
+    assert repr(x * 2) == "tensor([2.], grad_fn=<MulBackward0>)"
     assert repr(x.detach().double()) == "tensor([1.], dtype=float64)"
 
 
@@ -120,7 +120,7 @@ def test_deepcopy_keeps_shared_tensors_shared() -> None:
 def test_casts_are_differentiable() -> None:
     y = leaf(1.0).double()
     assert y.dtype == np.float64
-    assert y.grad_fn.name() == "ToCopyBackward"
+    assert y.grad_fn.name() == "ToCopyBackward0"
     assert leaf(1.5).long().requires_grad is False
     x = leaf(1.0)
     assert x.to("cpu") is x
@@ -290,11 +290,11 @@ def test_a_saved_tensor_notices_a_change() -> None:
 
 def test_numpy_functions_are_recorded() -> None:
     x = leaf(1.0, 4.0)
-    assert np.sqrt(x).grad_fn.name() == "SqrtBackward"
-    assert np.sum(x, axis=0).grad_fn.name() == "SumBackward"
-    assert np.concatenate([x, x]).grad_fn.name() == "CatBackward"
+    assert np.sqrt(x).grad_fn.name() == "SqrtBackward0"
+    assert np.sum(x, axis=0).grad_fn.name() == "SumBackward1"
+    assert np.concatenate([x, x]).grad_fn.name() == "CatBackward0"
     product = np.array([2.0, 3.0], np.float32) * x
-    assert product.grad_fn.name() == "MulBackward"
+    assert product.grad_fn.name() == "MulBackward0"
     assert product.tolist() == [2.0, 12.0]
     assert (np.float32(2) * x).dtype == np.float32
 

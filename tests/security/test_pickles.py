@@ -70,7 +70,7 @@ def remote(**changes: Any) -> bytes:
         "message": "m",
         "traceback": "t",
     }
-    plain |= {"state": b"", "cls": b"", "where": "AddBackward on worker 0 (pid 7)"}
+    plain |= {"state": b"", "cls": b"", "where": "AddBackward0 on worker 0 (pid 7)"}
     return msgspec.msgpack.encode(RemoteError(**plain | changes))
 
 

@@ -115,7 +115,7 @@ def test_long_tasks_are_named_by_their_ends() -> None:
 
 def test_wirings() -> None:
     meta = Metadata((2, 3), "<f4")
-    wiring = NodeWiring("MulBackward", (meta,), (meta, None), ((1, 0), 2, None), ((0, 1),))
+    wiring = NodeWiring("MulBackward0", (meta,), (meta, None), ((1, 0), 2, None), ((0, 1),))
     assert decode_wiring(encode_wiring(wiring)) == wiring
     with pytest.raises(ProtocolError, match="malformed wiring"):
         decode_wiring(b"\xc1")

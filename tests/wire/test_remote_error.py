@@ -34,7 +34,7 @@ def travelled(error: BaseException) -> Any:
     try:
         raise error
     except BaseException as raised:
-        return decode_error(encode_error(raised, "MulBackward on worker 1"))
+        return decode_error(encode_error(raised, "MulBackward0 on worker 1"))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_attributes(error: BaseException, names: str) -> None:
 
 def test_where_it_came_from() -> None:
     found = travelled(ValueError("x"))
-    assert found.__notes__ == ["raised in MulBackward on worker 1"]
+    assert found.__notes__ == ["raised in MulBackward0 on worker 1"]
     assert isinstance(found.__cause__, RemoteTraceback)
     assert "raise error" in found.__cause__.text
 
@@ -85,7 +85,7 @@ def test_where_it_came_from() -> None:
 def test_notes_of_its_own_come_first() -> None:
     error = ValueError("x")
     error.add_note("mine")
-    assert travelled(error).__notes__ == ["mine", "raised in MulBackward on worker 1"]
+    assert travelled(error).__notes__ == ["mine", "raised in MulBackward0 on worker 1"]
 
 
 def test_a_class_that_exists_in_no_module() -> None:

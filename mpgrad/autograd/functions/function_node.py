@@ -28,7 +28,10 @@ _NO_TENSOR = InputMetadata((), np.dtype(np.bool_))
 
 
 class FunctionNode(Node):
-    """The Node that ``Function.apply`` records: one edge per argument of forward."""
+    """The Node that ``Function.apply`` records: one edge per argument of forward.
+
+    Each Function has a class of its own for it (see ``node_class``).
+    """
 
     __slots__ = ("ctx", "function", "has_packed")
 
@@ -64,9 +67,6 @@ class FunctionNode(Node):
         ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
         if HOOKS.entered:
             self.has_packed = bool(ctx._saved) and HOOKS.innermost() is not None
-
-    def name(self) -> str:
-        return f"{self.function.__name__}Backward"
 
     def __getattr__(self, name: str) -> Any:
         # In PyTorch the Node is the ctx: what the user keeps on one is found on the other.
@@ -153,6 +153,20 @@ class FunctionNode(Node):
                 ctx._outputs,
             ),
         )
+
+
+#: Of each Function the class of its Nodes. That class does not refer to the Function, so that both
+#: go when the Function does.
+_classes: weakref.WeakKeyDictionary[type[Any], type[FunctionNode]] = weakref.WeakKeyDictionary()
+
+
+def node_class(function: type[Any]) -> type[FunctionNode]:
+    """The class of the Nodes of ``function``: ``MyFnBackward`` for ``MyFn``."""
+    found = _classes.get(function)
+    if found is None:
+        made = type(f"{function.__name__}Backward", (FunctionNode,), {"__slots__": ()})
+        found = _classes.setdefault(function, made)
+    return found
 
 
 # ---------------------------------------------------------------------- a ctx that travels

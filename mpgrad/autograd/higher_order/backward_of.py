@@ -106,7 +106,7 @@ def _forward(
         InputMetadata(shape, np.dtype(dtype), Device(device)) for shape, dtype, device in results
     ]
     return tuple(
-        validate_output(rule.node_name, index, value, meta, xp)
+        validate_output(str(rule.node_name), index, value, meta, xp)
         for index, (value, meta) in enumerate(zip(found, expected, strict=True))
     )
 

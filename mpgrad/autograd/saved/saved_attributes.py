@@ -134,8 +134,7 @@ def add_saved_attributes(node_class: type[OperatorNode], operator: Operator) -> 
     """
     for name in (*operator.wanted, *_POSITIONS):
         for attribute in (_SAVED + name, _RAW + name):
-            if not hasattr(node_class, attribute):
-                setattr(node_class, attribute, _property(attribute))
+            setattr(node_class, attribute, _property(attribute))
 
 
 def _property(attribute: str) -> property:

@@ -37,7 +37,6 @@ copy_slices = operator(
     lambda xp, base, part, *, steps: xp.put_view(base, part, steps),
     base=lambda xp, grad, steps: xp.put_view(grad, 0, steps),
     part=lambda xp, grad, steps: xp.take_view(grad, steps),
-    node_name="CopySlices",
 )
 
 
