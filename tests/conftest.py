@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from tests.torch_outcomes import of_torch  # noqa: F401  (a fixture)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_reaches_scripts() -> None:
