@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.torch_outcomes import of_torch  # noqa: F401  (a fixture)
+
 #: Where pytest's cache keeps the tests that were left out in their last run: no PyTorch was there.
 LEFT_OUT = "mpgrad/left-out"
 
@@ -24,7 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--left-out") and importlib.util.find_spec("torch") is None:
         raise pytest.UsageError("--left-out needs PyTorch: MPGRAD_TEST_ORACLE=1 installs it")
-    config.pluginmanager.register(LeftOut(config))
+    if hasattr(config, "cache"):
+        config.pluginmanager.register(LeftOut(config))
 
 
 class LeftOut:

@@ -9,6 +9,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, random_split
+from tests.torch_outcomes import Of
 
 
 class Squares(Dataset):
@@ -97,12 +98,13 @@ def test_split_sizes(lengths: list, sizes: list[int]) -> None:
     assert sorted(part[k][0] for part in parts for k in range(len(part))) == list(range(10))
 
 
-def test_split_sizes_are_pytorchs() -> None:
-    torch = pytest.importorskip("torch")
-    fractions = [0.37, 0.21, 0.42]
-    ours = random_split(Squares(101), fractions)
-    theirs = torch.utils.data.random_split(range(101), fractions)
-    assert [len(part) for part in ours] == [len(part) for part in theirs]
+def test_split_sizes_are_pytorchs(of_torch: Of) -> None:
+    def sizes(lib: Any) -> list[int]:
+        parts = lib.utils.data.random_split(Squares(101), [0.37, 0.21, 0.42])
+        return [len(part) for part in parts]
+
+    for oracle, theirs in of_torch(sizes):
+        assert sizes(mg) == theirs, oracle
 
 
 def test_a_split_repeats_with_its_generator() -> None:

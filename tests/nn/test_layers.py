@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 import mpgrad as mg
 from mpgrad import nn
 from mpgrad.nn import init
+from tests.semantics.paired import compare, seen
+from tests.torch_outcomes import Of
 
 #: Name -> (layer, PyTorch's arguments, shape of the input).
 LAYERS = {
@@ -40,58 +43,58 @@ LAYERS = {
 }
 
 
-def to_array(tensor) -> np.ndarray:
-    return tensor.detach().numpy()
+def _like(value: mg.Tensor, generator: np.random.Generator) -> np.ndarray:
+    """Start values for a parameter or a running statistic, the same in both libraries."""
+    array = value.numpy()
+    return array if array.dtype.kind != "f" else np.asarray(generator.uniform(0.1, 1, array.shape))
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_forward_and_gradients_are_pytorchs(name: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_forward_and_gradients_are_pytorchs(name: str, of_torch: Of) -> None:
     args, options, shape = LAYERS[name]
     kind = name.split()[0]
-    theirs = getattr(torch.nn, kind)(*args, **options).double()
-    ours = getattr(nn, kind)(*args, **options).double()
-    if kind in ("Linear", "Conv2d", "Flatten", "ReLU"):
-        assert repr(ours) == repr(theirs)
-    ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
+    first = getattr(nn, kind)(*args, **options).double().state_dict()
+    generator = np.random.default_rng(0)
+    start = {key: _like(value, generator) for key, value in first.items()}
+    values = generator.standard_normal((3, *shape))
 
-    values = np.random.default_rng(0).standard_normal((3, *shape))
-    for mode in (True, True, False):
-        ours.train(mode)
-        theirs.train(mode)
-        x, y = mg.tensor(values[0], requires_grad=True), torch.tensor(values[0], requires_grad=True)
-        out, expected = ours(x), theirs(y)
-        np.testing.assert_allclose(to_array(out), to_array(expected), rtol=1e-10, atol=1e-12)
-        (out * out).sum().backward()
-        (expected * expected).sum().backward()
-        np.testing.assert_allclose(to_array(x.grad), to_array(y.grad), rtol=1e-8, atol=1e-10)
-        values = values[1:]
-    for (key, mine), (other, its) in zip(
-        ours.named_parameters(), theirs.named_parameters(), strict=True
-    ):
-        assert key == other
-        np.testing.assert_allclose(to_array(mine.grad), to_array(its.grad), rtol=1e-8, atol=1e-10)
-    state = theirs.state_dict()
-    assert list(ours.state_dict()) == list(state)
-    for key, mine in ours.state_dict().items():
-        np.testing.assert_allclose(mine.numpy(), state[key].numpy(), rtol=1e-10)
+    def trained(lib: Any) -> list[Any]:
+        layer = getattr(lib.nn, kind)(*args, **options).double()
+        text = repr(layer) if kind in ("Linear", "Conv2d", "Flatten", "ReLU") else ""
+        layer.load_state_dict({key: lib.tensor(value) for key, value in start.items()})
+        outputs, grads = [], []
+        for mode, value in zip((True, True, False), values, strict=True):
+            layer.train(mode)
+            x = lib.tensor(value, requires_grad=True)
+            outputs.append(layer(x))
+            (outputs[-1] * outputs[-1]).sum().backward()
+            grads.append(x.grad)
+        grads += [{key: parameter.grad} for key, parameter in layer.named_parameters()]
+        return [text, *(seen(part, exact=False) for part in (outputs, grads, layer.state_dict()))]
+
+    text, outputs, grads, state = trained(mg)
+    for oracle, (their_text, their_outputs, their_grads, their_state) in of_torch(trained):
+        assert text == their_text, oracle
+        compare(outputs, their_outputs, 1e-10, 1e-12, f"{oracle}: outputs")
+        compare(grads, their_grads, 1e-8, 1e-10, f"{oracle}: gradients")
+        compare(state, their_state, 1e-10, 0.0, f"{oracle}: state")
 
 
-def test_losses_are_pytorchs() -> None:
-    torch = pytest.importorskip("torch")
+def test_losses_are_pytorchs(of_torch: Of) -> None:
     generator = np.random.default_rng(0)
     logits, labels = generator.standard_normal((5, 3)), generator.integers(0, 3, 5)
     weight = np.array([1.0, 2.0, 0.5])
-    ours = nn.CrossEntropyLoss(mg.tensor(weight), label_smoothing=0.1)
-    theirs = torch.nn.CrossEntropyLoss(torch.tensor(weight), label_smoothing=0.1)
-    expected = theirs(torch.tensor(logits), torch.tensor(labels)).item()
-    assert ours(mg.tensor(logits), mg.tensor(labels)).item() == pytest.approx(expected)
-    for reduction in ("mean", "sum"):
-        expected = torch.nn.MSELoss(reduction=reduction)(
-            torch.tensor(logits), torch.tensor(logits[::-1].copy())
-        ).item()
-        found = nn.MSELoss(reduction)(mg.tensor(logits), mg.tensor(logits[::-1].copy()))
-        assert found.item() == pytest.approx(expected)
+
+    def losses(lib: Any) -> list[float]:
+        cross_entropy = lib.nn.CrossEntropyLoss(lib.tensor(weight), label_smoothing=0.1)
+        found = [cross_entropy(lib.tensor(logits), lib.tensor(labels))]
+        for reduction in ("mean", "sum"):
+            squares = lib.nn.MSELoss(reduction=reduction)
+            found.append(squares(lib.tensor(logits), lib.tensor(logits[::-1].copy())))
+        return [loss.item() for loss in found]
+
+    for oracle, theirs in of_torch(losses):
+        assert losses(mg) == pytest.approx(theirs), oracle
 
 
 def test_linear_by_hand() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.nn import utils
+from tests.torch_outcomes import Of
 
 SHAPES = ((3, 4), (5,), ())
 
@@ -29,14 +30,15 @@ def gradients(found: list[Any]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, math.inf])
 @pytest.mark.parametrize("max_norm", [0.5, 1e3])
-def test_norms_are_clipped_as_in_pytorch(norm_type: float, max_norm: float) -> None:
-    torch = pytest.importorskip("torch")
-    ours, theirs = parameters(), parameters(torch)
-    found = utils.clip_grad_norm_(ours, max_norm, norm_type)
-    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm, norm_type)
-    np.testing.assert_allclose(found.item(), expected.item(), rtol=1e-12)
-    for mine, reference in zip(gradients(ours), gradients(theirs), strict=True):
-        np.testing.assert_allclose(mine, reference, rtol=1e-12)
+def test_norms_are_clipped_as_in_pytorch(norm_type: float, max_norm: float, of_torch: Of) -> None:
+    def clipped(lib: Any) -> list[Any]:
+        found = parameters(lib)
+        norm = lib.nn.utils.clip_grad_norm_(found, max_norm, norm_type)
+        return [norm.item(), *gradients(found)]
+
+    for oracle, theirs in of_torch(clipped):
+        for mine, reference in zip(clipped(mg), theirs, strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=1e-12, err_msg=oracle)
 
 
 def test_the_norm_afterwards_is_the_largest_allowed() -> None:

@@ -17,19 +17,24 @@ from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.pooling import max_pool2d
 from mpgrad.ops.reduction import logsumexp
 from tests.ops.serial_backward import gradients
+from tests.torch_outcomes import Of
 
 
-def test_batch_norm_updates_running_statistics_as_pytorch_does() -> None:
-    torch = pytest.importorskip("torch")
+def test_batch_norm_updates_running_statistics_as_pytorch_does(of_torch: Of) -> None:
     x = np.random.default_rng(0).normal(size=(5, 3, 2))
-    mean, variance = np.array([0.5, 0.0, 1.0]), np.array([1.0, 2.0, 3.0])
-    ours = [creation.tensor(a) for a in (x, mean, variance)]
-    theirs = [torch.tensor(a) for a in (x, mean, variance)]
-    batch_norm(*ours, training=True, momentum=0.3)
-    torch.nn.functional.batch_norm(*theirs, training=True, momentum=0.3)
-    for one, other in zip(ours[1:], theirs[1:], strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-12)
-        assert one._version == 1
+    arrays = x, np.array([0.5, 0.0, 1.0]), np.array([1.0, 2.0, 3.0])
+
+    def on_torch(torch: Any) -> list[np.ndarray]:
+        x, *statistics = (torch.tensor(array) for array in arrays)
+        torch.nn.functional.batch_norm(x, *statistics, training=True, momentum=0.3)
+        return [statistic.numpy() for statistic in statistics]
+
+    x, *ours = (creation.tensor(array) for array in arrays)
+    batch_norm(x, *ours, training=True, momentum=0.3)
+    assert [one._version for one in ours] == [1, 1]
+    for oracle, theirs in of_torch(on_torch):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one.numpy(), other, rtol=1e-12, err_msg=oracle)
 
 
 def test_dropout_zeroes_a_share_and_scales_the_rest() -> None:

@@ -1,6 +1,6 @@
 """Every operator of the table: values, gradients and second derivatives.
 
-PyTorch is the oracle where it is installed; finite differences check the gradients without it.
+PyTorch is the oracle; finite differences check the gradients without it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mpgrad.ops.registry import OPERATORS, Operator
 from mpgrad.tensor import Tensor
 from tests.ops.cases import CASES, Case
 from tests.ops.serial_backward import differentiable_gradients, gradients
+from tests.torch_outcomes import Of
 
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -53,17 +54,21 @@ def cotangent_for(out: Any) -> np.ndarray:
 
 
 @by_name
-def test_values_and_gradients_equal_pytorchs(case: Case) -> None:
-    torch = pytest.importorskip("torch")
+def test_values_and_gradients_equal_pytorchs(case: Case, of_torch: Of) -> None:
+    def on_torch(torch: Any) -> Any:
+        expected, leaves = _run_torch(torch, case)
+        cotangent = torch.from_numpy(cotangent_for(expected))
+        wanted = torch.autograd.grad(expected, leaves, cotangent, allow_unused=True)
+        return expected.numpy(force=True), [_array_of(grad) for grad in wanted]
+
     out, inputs = run(case, case.arrays())
-    expected, leaves = _run_torch(torch, case)
-    np.testing.assert_allclose(out._array, expected.numpy(force=True), rtol=1e-12, atol=1e-12)
-    cotangent = cotangent_for(out)
-    wanted = torch.autograd.grad(expected, leaves, torch.from_numpy(cotangent), allow_unused=True)
-    for ours, theirs in zip(gradients([out], [cotangent], inputs), wanted, strict=True):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-10, atol=1e-12)
+    grads = gradients([out], [cotangent_for(out)], inputs)
+    for oracle, (expected, wanted) in of_torch(on_torch):
+        np.testing.assert_allclose(out._array, expected, rtol=1e-12, atol=1e-12, err_msg=oracle)
+        for ours, theirs in zip(grads, wanted, strict=True):
+            assert (ours is None) == (theirs is None), oracle
+            if ours is not None:
+                np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=oracle)
 
 
 @by_name
@@ -134,31 +139,30 @@ def test_formulas_run_on_tensors_too(case: Case) -> None:
 
 
 @by_name
-def test_second_derivatives_equal_pytorchs(case: Case) -> None:
-    torch = pytest.importorskip("torch")
+def test_second_derivatives_equal_pytorchs(case: Case, of_torch: Of) -> None:
+    def on_torch(torch: Any) -> Any:
+        expected, leaves = _run_torch(torch, case)
+        sources = [*leaves, torch.from_numpy(cotangent_for(expected)).requires_grad_()]
+        firsts = torch.autograd.grad(
+            expected, leaves, sources[-1], create_graph=True, allow_unused=True
+        )
+        is_used = [first is not None and first.requires_grad for first in firsts]
+        used = [first for first, is_one in zip(firsts, is_used, strict=True) if is_one]
+        weights = [torch.from_numpy(cotangent_for(first)) for first in used]
+        wanted = torch.autograd.grad(used, sources, weights, allow_unused=True)
+        return is_used, [_array_of(grad) for grad in wanted]
+
     out, inputs = run(case, case.arrays())
     cotangent = Tensor(cotangent_for(out)).requires_grad_()
     firsts = differentiable_gradients([out], [cotangent], inputs)
-    expected, leaves = _run_torch(torch, case)
-    their_cotangent = torch.from_numpy(cotangent_for(out)).requires_grad_()
-    theirs = torch.autograd.grad(
-        expected, leaves, their_cotangent, create_graph=True, allow_unused=True
-    )
-    pairs = [
-        (a, b) for a, b in zip(firsts, theirs, strict=True) if b is not None and b.requires_grad
-    ]
-    weights = [cotangent_for(b) for _, b in pairs]
-    wanted = torch.autograd.grad(
-        [b for _, b in pairs],
-        [*leaves, their_cotangent],
-        [torch.from_numpy(w) for w in weights],
-        allow_unused=True,
-    )
-    seconds = gradients([a for a, _ in pairs], weights, [*inputs, cotangent])
-    for second, target in zip(seconds, wanted, strict=True):
-        left = 0.0 if second is None else second
-        right = 0.0 if target is None else target.numpy(force=True)
-        np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-10)
+    for oracle, (is_used, wanted) in of_torch(on_torch):
+        used = [first for first, is_one in zip(firsts, is_used, strict=True) if is_one]
+        weights = [cotangent_for(first) for first in used]
+        for second, target in zip(
+            gradients(used, weights, [*inputs, cotangent]), wanted, strict=True
+        ):
+            left, right = (0.0 if grad is None else grad for grad in (second, target))
+            np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-10, err_msg=oracle)
 
 
 @by_name
@@ -186,6 +190,10 @@ def test_create_graph_gives_the_same_derivatives(case: Case) -> None:
     for second, target in zip(seconds, wanted, strict=True):
         left = 0.0 if second is None else second.numpy()
         np.testing.assert_allclose(left, 0.0 if target is None else target, rtol=1e-12, atol=1e-12)
+
+
+def _array_of(grad: Any) -> np.ndarray | None:
+    return None if grad is None else grad.numpy(force=True)
 
 
 def _run_torch(torch: Any, case: Case) -> tuple[Any, list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import mpgrad as mg
 from mpgrad.autograd.grad_mode import no_grad
 from mpgrad.ops import creation, random
 from mpgrad.tensor import Tensor
+from tests.torch_outcomes import Of
 
 
 def leaf(*values: float) -> Tensor:
@@ -36,9 +38,9 @@ def leaf(*values: float) -> Tensor:
         [[0.1234567, 100.0]],
     ],
 )
-def test_prints_as_pytorch_prints(data: object) -> None:
-    torch = pytest.importorskip("torch")
-    assert repr(creation.tensor(data)) == repr(torch.tensor(data))
+def test_prints_as_pytorch_prints(data: object, of_torch: Of) -> None:
+    for oracle, expected in of_torch(lambda torch: repr(torch.tensor(data))):
+        assert repr(creation.tensor(data)) == expected, oracle
 
 
 def test_prints_what_is_not_the_default() -> None:
@@ -146,21 +148,23 @@ def test_casts_are_differentiable() -> None:
     ],
 )
 @pytest.mark.parametrize("operation", ["add", "mul", "div", "maximum"])
-def test_dtypes_are_promoted_as_in_pytorch(a: object, b: object, operation: str) -> None:
-    torch = pytest.importorskip("torch")
-
-    def operand(spec: object, m: object) -> object:
+def test_dtypes_are_promoted_as_in_pytorch(
+    a: object, b: object, operation: str, of_torch: Of
+) -> None:
+    def operand(spec: object, lib: Any) -> object:
         if not isinstance(spec, tuple):
             return spec
         shape, dtype = (2,) * (spec[0] // 2), spec[1]
-        return m.ones(shape, dtype=dtype if m is creation else getattr(torch, dtype))
+        return lib.ones(shape, dtype=getattr(lib, dtype))
+
+    def result(lib: Any) -> list[object]:
+        made = getattr(lib, operation)(operand(a, lib), operand(b, lib))
+        return [str(made.dtype).rpartition(".")[2], *made.shape]
 
     if operation == "maximum" and not isinstance(b, tuple):
         b = (0, {int: "int64", float: "float32", bool: "bool"}[type(b)])
-    theirs = getattr(torch, operation)(operand(a, torch), operand(b, torch))
-    ours = getattr(mg, operation)(operand(a, creation), operand(b, creation))
-    assert str(ours.dtype) == str(theirs.dtype).removeprefix("torch.")
-    assert ours.shape == tuple(theirs.shape)
+    for oracle, theirs in of_torch(result):
+        assert result(mg) == theirs, oracle
 
 
 # ------------------------------------------------------------------------ detach, data, views
@@ -358,9 +362,9 @@ def test_data_that_is_no_tensor_is_refused() -> None:
         1j,
     ],
 )
-def test_complex_numbers_print_as_in_pytorch(values: object) -> None:
-    torch = pytest.importorskip("torch")
-    assert repr(creation.tensor(values)) == repr(torch.tensor(values))
+def test_complex_numbers_print_as_in_pytorch(values: object, of_torch: Of) -> None:
+    for oracle, expected in of_torch(lambda torch: repr(torch.tensor(values))):
+        assert repr(creation.tensor(values)) == expected, oracle
 
 
 def test_numpy_prod_of_a_tensor() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mpgrad as mg
 from mpgrad.optim import Adam, AdamW
+from tests.torch_outcomes import Of
 
 OPTIONS = [
     {},
@@ -26,22 +28,23 @@ def leaf(values) -> mg.Tensor:
 
 @pytest.mark.parametrize("kind", [Adam, AdamW])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_steps_are_pytorchs(kind: type[Adam], options: dict) -> None:
-    torch = pytest.importorskip("torch")
-    generator = np.random.default_rng(0)
-    values = [generator.standard_normal(shape) for shape in ((3, 4), (7,), ())]
-    ours = [leaf(np.asarray(value)) for value in values]
-    theirs = [torch.tensor(value, requires_grad=True) for value in values]
-    mine = kind(ours, lr=0.1, **options)
-    reference = getattr(torch.optim, kind.__name__)(theirs, lr=0.1, **options)
-    for scale in (1.0, 10.0, 0.1, 1.0):  # with amsgrad, the largest square is not the last one
+def test_steps_are_pytorchs(kind: type[Adam], options: dict, of_torch: Of) -> None:
+    def trained(lib: Any) -> list[np.ndarray]:
+        generator = np.random.default_rng(0)
+        values = [generator.standard_normal(shape) for shape in ((3, 4), (7,), ())]
+        parameters = [lib.tensor(np.asarray(value), requires_grad=True) for value in values]
+        optimizer = getattr(lib.optim, kind.__name__)(parameters, lr=0.1, **options)
+        for scale in (1.0, 10.0, 0.1, 1.0):  # with amsgrad, the largest square is not the last one
+            for parameter, value in zip(parameters, values, strict=True):
+                grad = scale * generator.standard_normal(value.shape)
+                parameter.grad = lib.tensor(np.asarray(grad))
+            optimizer.step()
+        return [parameter.detach().numpy() for parameter in parameters]
+
+    ours = trained(mg)
+    for oracle, theirs in of_torch(trained):
         for p, q in zip(ours, theirs, strict=True):
-            grad = scale * generator.standard_normal(p.shape)
-            p.grad, q.grad = mg.tensor(np.asarray(grad)), torch.tensor(grad)
-        mine.step()
-        reference.step()
-    for p, q in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(p.detach().numpy(), q.detach().numpy(), rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(p, q, rtol=1e-12, atol=1e-14, err_msg=oracle)
 
 
 def test_the_first_step_is_as_long_as_the_learning_rate() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mpgrad as mg
 from mpgrad.optim import SGD
+from tests.torch_outcomes import Of
 
 OPTIONS = [
     {},
@@ -27,21 +29,22 @@ def leaf(values) -> mg.Tensor:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_steps_are_pytorchs(options: dict) -> None:
-    torch = pytest.importorskip("torch")
-    generator = np.random.default_rng(0)
-    values = [generator.standard_normal(shape) for shape in ((3, 4), (7,), ())]
-    ours = [leaf(np.asarray(value)) for value in values]
-    theirs = [torch.tensor(value, requires_grad=True) for value in values]
-    mine, reference = SGD(ours, lr=0.1, **options), torch.optim.SGD(theirs, lr=0.1, **options)
-    for _ in range(4):
+def test_steps_are_pytorchs(options: dict, of_torch: Of) -> None:
+    def trained(lib: Any) -> list[np.ndarray]:
+        generator = np.random.default_rng(0)
+        values = [generator.standard_normal(shape) for shape in ((3, 4), (7,), ())]
+        parameters = [lib.tensor(np.asarray(value), requires_grad=True) for value in values]
+        optimizer = lib.optim.SGD(parameters, lr=0.1, **options)
+        for _ in range(4):
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.grad = lib.tensor(np.asarray(generator.standard_normal(value.shape)))
+            optimizer.step()
+        return [parameter.detach().numpy() for parameter in parameters]
+
+    ours = trained(mg)
+    for oracle, theirs in of_torch(trained):
         for p, q in zip(ours, theirs, strict=True):
-            grad = generator.standard_normal(p.shape)
-            p.grad, q.grad = mg.tensor(np.asarray(grad)), torch.tensor(grad)
-        mine.step()
-        reference.step()
-    for p, q in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(p.detach().numpy(), q.detach().numpy(), rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(p, q, rtol=1e-12, atol=1e-14, err_msg=oracle)
 
 
 def test_a_step_by_hand() -> None:

@@ -2,9 +2,10 @@
 
 A program is a function of the library: it does what a user would do and returns what a user would
 see (tensors, numbers, text, errors caught with ``error_of``, in tuples, lists and dictionaries). It
-becomes three tests: ``[local]`` runs it, ``[process]`` must give the same bits as ``local``, and
-``[torch]`` must give the same within rounding. ``@row`` names the lines of ``docs/semantics.md``
-that a test shows.
+becomes two tests: ``[torch]`` runs it in ``local`` and must give what torch gives, within rounding
+(``of_torch``: recorded, and now); ``[process]`` must give the same bits as ``local``. Where torch
+has nothing to compare with, ``[local]`` just runs it. ``@row`` names the lines of
+``docs/semantics.md`` that a test shows.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.tensor import Tensor
+from tests.torch_outcomes import Of, Seen
 
 Program = Callable[[Any], Any]
 
 row = pytest.mark.row
+
+#: So many characters of an error of torch's stand beside what is recorded of it.
+NOTED_WORDS = 60
 
 
 def paired(
@@ -36,23 +41,18 @@ def paired(
 
     def decorate(program: Program) -> Callable[..., None]:
         kinds = [
-            pytest.param("local"),
+            pytest.param("torch" if torch else "local"),
             pytest.param("process", marks=pytest.mark.process),
         ]
-        if torch:
-            kinds.append(pytest.param("torch"))
 
         @pytest.mark.parametrize("against", kinds)
-        def test(against: str, request: pytest.FixtureRequest) -> None:
-            if against == "torch":
-                oracle = pytest.importorskip("torch")
-                theirs = seen(program(oracle), exact=False)
-                with mg.Engine("local"):
-                    compare(seen(program(mg), exact=False), theirs, rtol, atol)
-                return
+        def test(against: str, request: pytest.FixtureRequest, of_torch: Of) -> None:
             with mg.Engine("local"):
-                local = seen(program(mg), exact=True)
-            if against == "process":
+                local = seen(program(mg), exact=against != "torch")
+            if against == "torch":
+                for oracle, theirs in of_torch(lambda lib: seen(program(lib), exact=False)):
+                    compare(local, theirs, rtol, atol, oracle)
+            elif against == "process":
                 request.getfixturevalue("process_engine")
                 compare(seen(program(mg), exact=True), local, 0.0, 0.0)
 
@@ -66,16 +66,6 @@ def paired(
     return decorate
 
 
-class Seen:
-    """A tensor, an error or a plain value, in a form that both libraries share."""
-
-    def __init__(self, kind: str, text: str, values: Any = None) -> None:
-        self.kind, self.text, self.values = kind, text, values
-
-    def __repr__(self) -> str:
-        return f"<{self.kind} {self.text} {self.values if self.values is not None else ''}>"
-
-
 def seen(value: Any, *, exact: bool) -> Any:
     """``value`` as plain data; ``exact`` keeps the words of errors too."""
     if isinstance(value, dict):
@@ -83,8 +73,8 @@ def seen(value: Any, *, exact: bool) -> Any:
     if isinstance(value, list | tuple):
         return [seen(item, exact=exact) for item in value]
     if isinstance(value, BaseException):
-        words = f"{type(value).__name__}: {value}" if exact else type(value).__name__
-        return Seen("error", words)
+        kind, words = type(value).__name__, str(value)
+        return Seen("error", f"{kind}: {words}" if exact else kind, note=words[:NOTED_WORDS])
     if isinstance(value, Tensor) or type(value).__module__.startswith("torch"):
         return _tensor(value)
     if isinstance(value, np.dtype):
@@ -114,8 +104,9 @@ def compare(ours: Any, theirs: Any, rtol: float, atol: float, where: str = "resu
             return
         if rtol == 0.0:
             assert ours.values.tobytes() == theirs.values.tobytes(), f"{where}: {ours} != {theirs}"
-        else:
-            np.testing.assert_allclose(ours.values, theirs.values, rtol, atol, err_msg=where)
+            return
+        mine = ours.values if theirs.step == 1 else ours.values.reshape(-1)[:: theirs.step]
+        np.testing.assert_allclose(mine, theirs.values, rtol, atol, err_msg=where)
         return
     if isinstance(ours, list) and isinstance(theirs, list):
         assert len(ours) == len(theirs), f"{where}: {ours} != {theirs}"

@@ -88,12 +88,12 @@ def test_names_metadata_and_numbers(lib: Any) -> Any:
 def test_nodes_have_the_names_and_types_of_pytorch(lib: Any) -> Any:
     x, y, weight = leaf(lib, 2, 3), leaf(lib, 2, 3, seed=1), leaf(lib, 3, 4, seed=2)
     found = [
-        x * 2, x + y, x - y, x / y, -x, x**2, (x * x + 1) ** y, 2**x, x % 2, x.sum(), x.sum(0), x.mean(),
-        x.mean(1), x.prod(), x.prod(0), x @ weight, x[0], x[:, 1:], x[None], x[..., 1],
+        x * 2, x + y, x - y, x / y, -x, x**2, (x * x + 1) ** y, 2**x, x % 2, x.sum(), x.sum(0),
+        x.mean(), x.mean(1), x.prod(), x.prod(0), x @ weight, x[0], x[:, 1:], x[None], x[..., 1],
         x[lib.tensor([0, 1])], x.atan(), (x * x).log1p(), x.clamp(0, 1), x.view(-1), x.clone(),
         x % y, x.masked_fill(x > 0, 2.0), x.masked_fill(x > 0, lib.tensor(2.0)),
         x.clone().fill_(1.0),
-        x.permute(1, 0), lib.cat([x, y]), lib.log_softmax(x, 1), 
+        x.permute(1, 0), lib.cat([x, y]), lib.log_softmax(x, 1),
         x.gather(0, lib.tensor([[0, 1]])),
     ]  # fmt: skip
     custom = scale_function(lib).apply(x, 2.0, y)
