@@ -113,7 +113,7 @@ def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> 
     """
     for at in range(count):
         # No variable stands for the array: its references are counted.
-        if arrays[at] is None:
+        if arrays[at] is None or _is_fresh(arrays, at):
             continue
         for seen, original in untouched:
             if arrays[at] is seen:
@@ -124,6 +124,11 @@ def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> 
         else:
             if not _is_only_in(arrays, at):
                 arrays[at] = copied(arrays[at])
+
+
+def _is_fresh(arrays: list[Any], at: int) -> bool:
+    """Whether it is an array of its own that nobody else has, as most are."""
+    return arrays[at].base is None and sys.getrefcount(arrays[at]) - _COUNTED == 1
 
 
 def _is_view_for_reading(array: Any, of: Any) -> bool:
