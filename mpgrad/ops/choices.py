@@ -94,7 +94,6 @@ _clamp_between = operator(
     input=_between_grad,
     min=_min_grad,
     max=_max_grad,
-    node_name="ClampBackward",
 )
 
 

@@ -66,6 +66,7 @@ _NAMES: dict[str, str | Naming] = {
     "avg_pool2d": "AvgPool2DBackward0",
     "batch_norm": "NativeBatchNormBackward0",
     "clamp": "ClampBackward1",
+    "clamp_between": "ClampBackward0",
     "conv2d": "ConvolutionBackward0",
     "copy": "CopyBackwards",
     "copy_slices": "CopySlices",
