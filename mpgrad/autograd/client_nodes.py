@@ -19,6 +19,7 @@ from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad, grad_lock
 from mpgrad.autograd.nodes.executing import executing
 from mpgrad.autograd.nodes.node import InputMetadata, Node
+from mpgrad.autograd.running.lent_gradients import own
 from mpgrad.autograd.running.running_backward import note_early_change
 from mpgrad.storage import adopt, is_exclusive
 from mpgrad.tensor import Tensor
@@ -67,7 +68,13 @@ class ClientNode(Node):
             tensors.append(None if array is None else Tensor(array))
         array = None
         with no_grad(), executing(self.node):
-            return [None if grad is None else grad._array for grad in self.run(tensors)]
+            arrays = [None if grad is None else grad._array for grad in self.run(tensors)]
+        count = len(arrays)
+        arrays += [None if grad is None else grad._array for grad in tensors]
+        unseen = [(array, array) for nr, array in enumerate(arrays[count:]) if not self.shows(nr)]
+        tensors.clear()
+        own(arrays, count, unseen)
+        return arrays[:count]
 
     def apply_recorded(
         self, grads: Sequence[Tensor | None], needs: Sequence[bool]

@@ -197,6 +197,8 @@ def _changed_numpy_errors() -> dict[str, str]:
 
 #: The bytes of shipped code as arrays in the arena, by content: the same code is written once.
 _code_arrays: dict[str, Array] = {}
+#: Bytes of it that stay there for later graphs.
+CODE_BYTES_MAX = 16 << 20
 
 
 def _bytes_of(code: ShippedCode) -> Array:
@@ -205,4 +207,7 @@ def _bytes_of(code: ShippedCode) -> Array:
         array = client_arena().empty((len(code.blob),), np.uint8)
         array[:] = np.frombuffer(code.blob, np.uint8)
         _code_arrays[code.code_id] = array
+        # A class that reads an array is packed again whenever that has changed.
+        while sum([kept.nbytes for kept in [*_code_arrays.values()]]) > CODE_BYTES_MAX:
+            _code_arrays.pop(next(iter(_code_arrays)), None)
     return array

@@ -211,6 +211,8 @@ def run_steps(
                 results = run(step, values, xp, placement)
         except Exception as error:
             error.add_note(f"in the backward graph at {_describe(wiring)}")
+            if wiring.takes_undefined and "read-only" in str(error):
+                error.add_note(COPY_FIRST)
             if on_failure is not None:
                 on_failure(index)
             raise
@@ -225,6 +227,13 @@ def run_steps(
         results = result = None
         if step.release is not None:
             step.release()
+
+
+#: Beside NumPy's error, which says only that an array is read-only.
+COPY_FIRST = (
+    "what backward gets may belong to others, too: copy it before you change it, with "
+    "grad.clone() or numpy.array(grad)"
+)
 
 
 def _describe(wiring: Wiring) -> str:

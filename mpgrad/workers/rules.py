@@ -36,8 +36,8 @@ from mpgrad.wire.programs import (
 from mpgrad.workers.executor import Apply, Step, Wiring
 from mpgrad.workers.memory import WorkerMemory
 
-#: Versions of user code that stay loaded.
-FUNCTIONS_MAX = 256
+#: Versions of user code that stay loaded, and the bytes that they came in.
+FUNCTIONS_MAX, FUNCTION_BYTES_MAX = 256, 64 << 20
 #: Wirings of Nodes that stay decoded: of a chain of tiny Nodes no two are alike.
 WIRINGS_MAX = 32_768
 #: Descriptions of Functions' ctxs that stay decoded.
@@ -52,6 +52,7 @@ class Rules:
     def __init__(self, memory: WorkerMemory) -> None:
         self._memory = memory
         self._functions: OrderedDict[str, type[Any]] = OrderedDict()
+        self._function_bytes: dict[str, int] = {}
 
     def step(self, program: NodeProgram) -> Step:
         """One Node of a task, ready to run."""
@@ -99,10 +100,15 @@ class Rules:
     def _load(self, rule: FunctionRule) -> type[Any]:
         function = self._functions.get(rule.code_id)
         if function is None:
-            function = load(self._memory.open_packed(rule.code).tobytes())
-            self._functions[rule.code_id] = function
-            if len(self._functions) > FUNCTIONS_MAX:
-                self._functions.popitem(last=False)
+            blob = self._memory.open_packed(rule.code).tobytes()
+            function = self._functions[rule.code_id] = load(blob)
+            self._function_bytes[rule.code_id] = len(blob)
+            while (
+                len(self._functions) > FUNCTIONS_MAX
+                or sum(self._function_bytes.values()) > FUNCTION_BYTES_MAX
+            ):
+                dropped, _ = self._functions.popitem(last=False)
+                del self._function_bytes[dropped]
         return function
 
     def _open_several(

@@ -316,6 +316,22 @@ class TestPure:
         assert load(decision.code.blob) is Function
 
 
+class TestRunOnWorker:
+    def test_what_can_change_unseen_is_packed_again(self, custom):
+        module = custom("value = W[0]", "W = np.ones(1)", 'run_on = "worker"')
+        before = code_id(module.Custom)
+        assert code_id(module.Custom) == before
+        module.W[0] = 2.0
+        assert code_id(module.Custom) != before
+        assert on_worker(module.Custom) == [2.0, 2.0]
+
+    def test_what_cannot_is_packed_once(self, custom, monkeypatch):
+        module = custom("value = SCALE", "SCALE = 2.0", 'run_on = "worker"')
+        before = code_id(module.Custom)
+        monkeypatch.setattr(shipping, "_dump", None)
+        assert code_id(module.Custom) == before
+
+
 class TestImpure:
     @pytest.mark.parametrize("case", IMPURE)
     def test_runs_in_the_client(self, custom, case):

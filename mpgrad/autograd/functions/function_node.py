@@ -16,10 +16,11 @@ import numpy as np
 from mpgrad.autograd.functions.context import FunctionContext, Metadata, backward_of
 from mpgrad.autograd.grad_mode import enable_grad, no_grad
 from mpgrad.autograd.nodes.node import FREED_MESSAGE, Edge, InputMetadata, Node
+from mpgrad.autograd.running.lent_gradients import lend, own, take_back
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import SavedTensorHandle, function_handles
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.device_arrays import is_on_gpu, zeros
+from mpgrad.device_arrays import zeros
 from mpgrad.tensor import Tensor
 
 #: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after
@@ -228,32 +229,36 @@ def _tensor_of_client(array: np.ndarray[Any, Any], requires_grad: bool) -> Tenso
 
 
 def run_function_backward(
-    function: type[Any], ctx: FunctionContext, grads: Sequence[Any], needs: Sequence[bool]
+    function: type[Any], ctx: FunctionContext, grads: list[Any], needs: Sequence[bool]
 ) -> list[np.ndarray[Any, Any] | None]:
     """Run ``function.backward`` on arrays, with recording off.
 
     Args:
         function: the user's Function class.
         ctx: its ctx, the client's own or a rebuilt one.
-        grads: for each output of forward the gradient (an array) or None.
+        grads: for each output of forward the gradient (an array) or None; afterwards as backward
+            has left them.
         needs: for each argument of forward, whether its gradient is wanted.
 
     Returns:
         For each argument of forward the gradient as backward returned it (its shape and dtype are
-        the engine's to check), or None.
+        the engine's to check), or None; in memory that user code cannot write any more.
 
     Raises:
         RuntimeError: backward returned the wrong number or kind of gradients.
     """
-    tensors = [
-        None if grad is None else Tensor(grad if is_on_gpu(grad) else np.asarray(grad))
-        for grad in grads
-    ]
+    lent = lend(grads)
     with no_grad():
-        return [
-            value._array if isinstance(value, Tensor) else value
-            for value in _checked_gradients(function, ctx, tensors, needs)
-        ]
+        values = _checked_gradients(function, ctx, lent, needs)
+    arrays = [value._array if isinstance(value, Tensor) else value for value in values]
+    count = len(arrays)
+    arrays += [None if grad is None else grad._array for grad in lent]
+    untouched = take_back(lent)
+    values.clear()
+    lent.clear()
+    own(arrays, count, untouched)
+    grads[:] = arrays[count:]
+    return arrays[:count]
 
 
 def _checked_gradients(

@@ -76,7 +76,8 @@ class _Entry:
 def decide(cls: type[Function]) -> Decision:
     """Where ``cls.backward`` runs, as things stand now.
 
-    A class that was looked through before costs one comparison per value that it reads.
+    A class that was looked through before costs one comparison per value that it reads. One that
+    reads what can change unseen, and has ``run_on = "worker"`` all the same, is packed again.
 
     Raises:
         ValueError: ``run_on`` is none of None, ``"worker"`` and ``"client"``.
@@ -87,9 +88,13 @@ def decide(cls: type[Function]) -> Decision:
         return Decision("client", f'{cls.__qualname__} has run_on = "client"')
     entry = _entries.get(cls)
     if entry is not None and entry.asked == asked and entry.survey.is_current():
-        return entry.decision
+        if asked is None or not entry.survey.can_change_unseen:
+            return entry.decision
+        found = entry.survey
+    else:
+        found = None
     with _lock:
-        entry = _decide(cls, asked)
+        entry = _decide(cls, asked, found)
         _entries[cls] = entry
         _entries.move_to_end(cls)
         if len(_entries) > CACHE_LIMIT:
@@ -159,9 +164,10 @@ def _value_reason(value: Any) -> str:
 # ---------------------------------------------------------------------- deciding
 
 
-def _decide(cls: type[Function], asked: str | None) -> _Entry:
+def _decide(cls: type[Function], asked: str | None, found: Survey | None) -> _Entry:
+    """Pack ``cls``; ``found``: its survey, if that is current."""
     try:
-        found = survey(cls)
+        found = found or survey(cls)
     except Exception as error:  # a global may be an object that raises when it is looked at
         if asked == "worker":
             raise

@@ -16,6 +16,7 @@ class Survey:
 
     Attributes:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
+        is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
         module_reads: for each user module read as ``module.NAME``, (module, what was read).
         whole_modules: ids of user modules that are read in a way that hides what is used.
@@ -27,6 +28,7 @@ class Survey:
     """
 
     problems: list[str] = field(default_factory=list)
+    is_inner: bool = False
     user_modules: dict[str, types.ModuleType] = field(default_factory=dict)
     module_reads: dict[int, tuple[types.ModuleType, dict[str, Any]]] = field(default_factory=dict)
     whole_modules: set[int] = field(default_factory=set)
@@ -35,6 +37,11 @@ class Survey:
     functions: list[FunctionState] = field(default_factory=list)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
+
+    @property
+    def can_change_unseen(self) -> bool:
+        """Whether there is more to what it reads than :meth:`is_current` compares."""
+        return len(self.problems) > self.is_inner
 
     def is_current(self) -> bool:
         """Whether everything that was read still is what it was (microseconds)."""

@@ -86,6 +86,7 @@ class _Surveyor:
 
     def run(self, cls: type[Function]) -> Survey:
         if "<locals>" in cls.__qualname__:
+            self._found.is_inner = True
             self._problem(
                 f"{cls.__qualname__} is defined inside a function, whose variables it may share; "
                 "define it at the top level of a module"

@@ -15,6 +15,7 @@ import numpy as np
 
 from mpgrad.autograd.grad_mode import is_grad_enabled, is_inference_mode_enabled
 from mpgrad.autograd.modes.operator_mode import MODES
+from mpgrad.autograd.running.lent_gradients import become_own
 from mpgrad.autograd.saved import saved_tensor_clones
 from mpgrad.autograd.views.view import set_history
 from mpgrad.device import CPU
@@ -144,15 +145,14 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
     Raises:
         RuntimeError: it is an expanded or a read-only tensor, or shifted against an operand.
     """
-    array = tensor._array
-    if not is_writable(array):
+    if not is_writable(tensor._array) and not become_own(tensor):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location, or its memory is read-only. Please clone() the tensor before "
             "performing the operation."
         )
     for value in others:
-        if isinstance(value, Tensor) and _is_shifted(value._array, array):
+        if isinstance(value, Tensor) and _is_shifted(value._array, tensor._array):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to "
                 "tensor refer to a single memory location. Please clone() the tensor before "
