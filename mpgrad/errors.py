@@ -10,6 +10,10 @@ class MpgradError(RuntimeError):
     """Base of every error that the executor raises on its own behalf."""
 
 
+class PerformanceWarning(UserWarning):
+    """Something runs slower than it could; the text says what to do."""
+
+
 class WorkerLost(MpgradError):
     """A worker process died while it ran a NodeTask, and the task may not be retried again."""
 

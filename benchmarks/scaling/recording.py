@@ -103,7 +103,7 @@ def freeze_loss(loss: Any) -> FrozenGraph:
 
 def _client_costs(frozen: FrozenGraph, rounds: int, walk_us: float) -> ClientCosts:
     """Each task of a plan is packed alone; a straight line through what that took."""
-    frozen, code = place(frozen)
+    frozen, code, _, _ = place(frozen)
     graph = PreparedGraph(frozen.spec, plan(frozen.spec, workers=PACKED_FOR))
     tasks = [task for task, spec in enumerate(graph.plan.tasks) if not spec.on_client]
     series = []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.scheduler.plan_tables import Plan
@@ -22,8 +21,6 @@ TRY_AGAIN_EVERY = 64
 ROUND_TRIP_US = 60.0
 #: A start-up on a busy machine shall not decide for a whole run.
 SCALE_MIN, SCALE_MAX = 0.5, 4.0
-
-MakePlan: TypeAlias = Callable[[FrozenGraph], Plan]
 
 
 class HandoverCost(NamedTuple):
@@ -49,28 +46,32 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(
-    frozen: FrozenGraph, workers: int, plan: MakePlan, cost: HandoverCost | None = None
-) -> Choice:
-    """Compare the predicted makespans of both modes.
-
-    A Function that was never measured counts as expensive. Where the workers are not up yet, the
-    engine runs such a graph locally while they start, and so measures it.
-    """
-    work_us = sum(spec.cost_us for spec in frozen.spec.nodes)
+def too_small(frozen: FrozenGraph, workers: int) -> Choice | None:
+    """``local`` where that can be said without a plan; else None."""
+    work_us = sum([spec.cost_us for spec in frozen.spec.nodes])
     if work_us < WORTH_A_LOOK_US:
         return Choice("local", f"only {work_us:.0f} us of work")
     if workers < 2:
         return Choice("local", "one CPU worker would not be faster than this process")
-    planned = plan(frozen)
+    return None
+
+
+def choose(planned: Plan, workers: int, cost: HandoverCost | None = None) -> Choice:
+    """Compare the predicted makespans of both modes.
+
+    A Function that was never measured counts as expensive. Where the workers are not up yet, the
+    engine runs such a graph locally while they start, and so measures it.
+
+    Args:
+        planned: the plan of the placed graph.
+        workers: how many there are.
+        cost: what messages take.
+    """
     predicted = predict_process_us(planned, workers, cost or HandoverCost())
-    if predicted * MARGIN >= work_us:
-        return Choice(
-            "local", f"workers would take about {predicted:.0f} us, this process {work_us:.0f} us"
-        )
-    return Choice(
-        "process", f"workers take about {predicted:.0f} us, this process {work_us:.0f} us"
-    )
+    here = f"this process {planned.work_us:.0f} us"
+    if predicted * MARGIN >= planned.work_us:
+        return Choice("local", f"workers would take about {predicted:.0f} us, {here}")
+    return Choice("process", f"workers take about {predicted:.0f} us, {here}")
 
 
 def gpus_of(frozen: FrozenGraph) -> list[int]:
@@ -121,10 +122,12 @@ class Experience:
 
 
 def predict_process_us(planned: Plan, workers: int, cost: HandoverCost) -> float:
-    """Predicted makespan: the critical path or an even share of the work, and the messages.
+    """Predicted makespan: the critical path, an even share of the work, or what the client has to
+    run, one task after another; and the messages.
 
     Graham's bound for list scheduling (Graham, "Bounds for certain multiprocessing anomalies",
     1966) says that the order can cost at most twice this; with many tasks it is close.
     """
     share = planned.work_us / workers + len(planned.tasks) * cost.task_us / workers
-    return cost.submit_us + max(planned.critical_path_us + cost.task_us, share)
+    client = sum([task.cost_us for task in planned.tasks if task.on_client])
+    return cost.submit_us + max(planned.critical_path_us + cost.task_us, share, client)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpgrad import config
 from mpgrad.autograd import costs, engine_slot
@@ -20,24 +20,30 @@ from mpgrad.autograd.higher_order.recording import has_only_operators, record, w
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.device_arrays import CUDA
 from mpgrad.engine.blas import blas_limit
-from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose, gpus_of
+from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose, gpus_of, too_small
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.local import run_local
-from mpgrad.engine.placement import place
+from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.process import ProcessEngine
 from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
 from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
-from mpgrad.standard_streams import say
 from mpgrad.tensor import Tensor, gradient_edge
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
-    from mpgrad.scheduler.graph_spec import GraphSpec
-    from mpgrad.scheduler.plan_tables import Plan
 
 #: From this size on a local backward of operators holds the garbage collector off.
 HELD_ABOVE_NODES = 1000
+
+
+class _Ready(NamedTuple):
+    """A graph before it runs: where, and as far as that was asked, who runs its Nodes, and how."""
+
+    choice: Choice
+    placed: Placed | None = None
+    graph: PreparedGraph | None = None
 
 
 class Execution:
@@ -77,15 +83,17 @@ class Execution:
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph; see ``autograd.engine_slot``."""
-        choice = self._choose(frozen)
+        ready = self._get_ready(frozen)
         if config.debug():
-            _report(frozen, choice, self._make_plan)
-        if choice.mode == "process":
+            self._report(frozen, ready)
+        if ready.placed is not None:
+            warn_of_serial_functions(ready.placed)
+        if ready.choice.mode == "process" and ready.placed is not None and ready.graph is not None:
             if self._effective_mode() == "process" or self.process.sessions.is_running:
-                with self._timed("process", frozen):
-                    return self.process.execute(frozen)
+                with self._timed("process", ready):
+                    return self.process.execute(ready.placed, ready.graph)
             self._start_in_background()  # `auto` does not wait for it
-        with self._counted_locally(), self._timed("local", frozen):
+        with self._counted_locally(), self._timed("local", ready):
             if len(frozen.nodes) >= HELD_ABOVE_NODES and has_only_operators(frozen):
                 with collector_held():
                     return run_local(frozen)
@@ -121,32 +129,36 @@ class Execution:
     def _effective_mode(self) -> str:
         return "local" if engine_slot.is_local() or sys.platform != "linux" else self._mode
 
-    def _choose(self, frozen: FrozenGraph) -> Choice:
+    def _get_ready(self, frozen: FrozenGraph) -> _Ready:
+        """Place, plan and choose, each once, and only as far as it takes to know the mode."""
         mode = self._effective_mode()
         if CUDA.in_use and (gpus := gpus_of(frozen)):
             missing = [gpu for gpu in gpus if gpu not in self._gpus]
             if mode != "process" or missing:
                 why = f"it has Nodes on GPU {gpus[0]}"
-                return Choice("local", f"{why}, which has no worker" if missing else why)
-        if mode != "auto":
-            return Choice(mode, f'Engine(mode="{self._mode}")')
-        choice = choose(
-            frozen, self._cpu_workers, self.process.plan, self.process.sessions.handover_cost
-        )
-        if choice.mode == "process" and frozen.may_recur:
-            graph = self.process.prepare(frozen)
-            return graph.experience.correct(choice, graph.plan.work_us)
-        return choice
+                return _Ready(Choice("local", f"{why}, which has no worker" if missing else why))
+        choice = Choice(mode, f'Engine(mode="{self._mode}")') if mode != "auto" else None
+        if choice is None:
+            choice = too_small(frozen, self._cpu_workers)
+        if choice is not None and choice.mode == "local":
+            return _Ready(choice)
+        placed = place(frozen)
+        graph = self.process.prepare(placed.frozen)
+        if choice is None:
+            choice = choose(graph.plan, self._cpu_workers, self.process.sessions.handover_cost)
+            if frozen.may_recur:
+                choice = graph.experience.correct(choice, graph.plan.work_us)
+        return _Ready(choice, placed, graph)
 
     @contextmanager
-    def _timed(self, mode: str, frozen: FrozenGraph) -> Iterator[None]:
+    def _timed(self, mode: str, ready: _Ready) -> Iterator[None]:
         """``auto`` remembers what a backward took, where one like it may come again."""
         started = perf_counter()
         yield
-        if self._mode == "auto" and frozen.may_recur:
+        if self._mode == "auto" and ready.graph is not None:
             took_us = (perf_counter() - started) * 1e6
             if took_us >= WORTH_A_LOOK_US:
-                self.process.prepare(frozen).experience.note(mode, took_us)
+                ready.graph.experience.note(mode, took_us)
 
     def _start_in_background(self) -> None:
         """Start the processes beside this and the next local backward."""
@@ -167,7 +179,19 @@ class Execution:
             )
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return _explain(frozen, self._choose(frozen), self._make_plan)
+        return self._explain(frozen, self._get_ready(frozen))
+
+    def _explain(self, frozen: FrozenGraph, ready: _Ready) -> Explanation:
+        placed = ready.placed or place(frozen)
+        planned = (ready.graph or self.process.prepare(placed.frozen)).plan
+        return explain(placed, planned, *ready.choice)
+
+    def _report(self, frozen: FrozenGraph, ready: _Ready) -> None:
+        """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
+        text = f"{ready.choice.mode} ({ready.choice.reason})"
+        if config.debug() >= 2:
+            text = str(self._explain(frozen, ready))
+        print(f"mpgrad: backward: {text}", file=sys.stderr)
 
     def statistics(self) -> EngineStatistics:
         """See ``Engine.statistics``."""
@@ -196,21 +220,6 @@ class Execution:
             ),
             engine_arena=ArenaStatistics(*processes.arena) if processes is not None else None,
         )
-
-
-def _explain(
-    frozen: FrozenGraph, choice: Choice, make_plan: Callable[[GraphSpec], Plan]
-) -> Explanation:
-    placed, _ = place(frozen)
-    return explain(placed, make_plan(placed.spec), choice.mode, choice.reason)
-
-
-def _report(frozen: FrozenGraph, choice: Choice, make_plan: Callable[[GraphSpec], Plan]) -> None:
-    """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
-    text = f"{choice.mode} ({choice.reason})"
-    if config.debug() >= 2:
-        text = str(_explain(frozen, choice, make_plan))
-    say(f"backward: {text}")
 
 
 def _start_quietly(process: ProcessEngine) -> None:

@@ -2,93 +2,144 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections import OrderedDict
 from typing import NamedTuple
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.shipping.decision import Decision, ShippedCode, attributes_reason, decide
+from mpgrad.autograd.shipping.decision import (
+    Decision,
+    ShippedCode,
+    attributes_reason,
+    attributes_words,
+    decide,
+)
 from mpgrad.device import CPU
 from mpgrad.device_arrays import get_default_device
 from mpgrad.dispatch import OperatorNode
+from mpgrad.errors import PerformanceWarning
 from mpgrad.scheduler.graph_spec import ON_CPU
 
 
-class Where(NamedTuple):
-    """Where one Node runs in ``process`` mode."""
+class Placed(NamedTuple):
+    """A frozen graph in which every Node has its place.
 
-    on_client: bool
-    reason: str
+    Attributes:
+        frozen: with ``on_client`` set.
+        code: of each Function that travels, by the index of its Node.
+        kept: why Nodes that workers could run belong to the client, by index.
+        unasked: those of them that the user has not asked for.
+    """
+
+    frozen: FrozenGraph
+    code: dict[int, ShippedCode]
+    kept: dict[int, str]
+    unasked: dict[int, str]
+
+
+class _Where(NamedTuple):
+    """Where one Function runs: ``reason`` says why in the client, empty means on a worker."""
+
+    reason: str = ""
     code: ShippedCode | None = None
+    is_unasked: bool = False
 
 
-def where(node: Node, runs: bool, spec_on_client: bool) -> Where:
-    """Where ``node`` would run, and the reason in plain words."""
-    if not runs:
-        return Where(False, "passes a finished gradient on")
-    if node.has_packed:
-        return Where(True, "hooks unpack its saved tensors in the calling process")
-    if isinstance(node, FunctionNode):
-        return _where_function(node, False, {})
-    if spec_on_client:
-        return Where(True, "hooks run in the calling process")
-    return Where(False, "an operator")
-
-
-def _where_function(
-    node: FunctionNode, keep_graph: bool, decisions: dict[type[Function], Decision]
-) -> Where:
-    """``decisions`` keeps those of one walk, during which no user code can change anything."""
-    if (keep_graph and node.ctx._clears_on_access) or node.ctx._was_accessed:
-        return Where(True, "the next backward must find its saved tensors gone, which ctx keeps")
-    if get_default_device() is not CPU:
-        return Where(True, "new tensors in it come to this thread's default device")
-    decision = decisions.get(node.function)
-    if decision is None:
-        decision = decisions[node.function] = decide(node.function)
-    if decision.run_on == "client":
-        return Where(True, decision.reason)
-    if node.function.run_on is None:
-        reason = attributes_reason(vars(node.ctx))
-        if reason:
-            return Where(True, reason)
-    return Where(False, "a Function that reads nothing that could differ", decision.code)
-
-
-def place(
-    frozen: FrozenGraph, *, check_saved: bool = False
-) -> tuple[FrozenGraph, dict[int, ShippedCode]]:
-    """``frozen`` with ``on_client`` set, and the code of each Function that travels.
+def place(frozen: FrozenGraph) -> Placed:
+    """Find out which Nodes workers may run.
 
     A Node whose saved tensors cannot be read runs in the client, where it fails when its turn comes
-    and not before: hooks ahead of it run, Nodes ahead of it let go of what they saved.
+    and not before: hooks ahead of it run, Nodes ahead of it let go of what they saved. Such Nodes
+    are looked for where user code runs in the client; else the hand-over finds them in time.
 
-    Args:
-        frozen: the graph.
-        check_saved: find such Nodes in every case; else only where user code runs in the graph.
+    Raises:
+        TypeError: a Function has ``run_on = "worker"`` and cannot be pickled.
     """
     code: dict[int, ShippedCode] = {}
-    moved: dict[int, Where] = {}
+    kept: dict[int, str] = {}
+    unasked: dict[int, str] = {}
     decisions: dict[type[Function], Decision] = {}
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
-            found = _where_function(node, frozen.keep_graph, decisions)
+            found = _where(node, frozen.keep_graph, decisions)
             if found.code is not None:
                 code[index] = found.code
-            if found.on_client:
-                moved[index] = found
-    if check_saved or moved or any(spec.on_client for spec in frozen.spec.nodes):
-        for index, node in enumerate(frozen.nodes):
-            if frozen.runs[index] and not node.has_packed and not _is_readable(node):
-                moved[index] = Where(True, "its saved tensors cannot be read")
+            if found.reason:
+                kept[index] = found.reason
+            if found.is_unasked:
+                unasked[index] = found.reason
+    placed = Placed(_with_kept(frozen, kept), code, kept, unasked)
+    if kept or any(spec.on_client for spec in frozen.spec.nodes):
+        return keep_unreadable(placed)
+    return placed
+
+
+def keep_unreadable(placed: Placed) -> Placed:
+    """``placed``, where Nodes whose saved tensors cannot be read run in the client."""
+    frozen, kept = placed.frozen, dict(placed.kept)
+    for index, node in enumerate(frozen.nodes):
+        if frozen.runs[index] and not node.has_packed and not _is_readable(node):
+            kept[index] = "its saved tensors cannot be read"
+    if len(kept) == len(placed.kept):
+        return placed
+    return placed._replace(frozen=_with_kept(frozen, kept), kept=kept)
+
+
+def reason(placed: Placed, index: int) -> str:
+    """Why a Node runs where it does, in plain words."""
+    node = placed.frozen.nodes[index]
+    if not placed.frozen.runs[index]:
+        return "passes a finished gradient on"
+    if node.has_packed:
+        return "hooks unpack its saved tensors in the calling process"
+    if index in placed.kept:
+        return placed.kept[index]
+    if isinstance(node, FunctionNode):
+        return "a Function that reads nothing that could differ"
+    on_client = placed.frozen.spec.nodes[index].on_client
+    return "hooks run in the calling process" if on_client else "an operator"
+
+
+def _where(
+    node: FunctionNode, keep_graph: bool, decisions: dict[type[Function], Decision]
+) -> _Where:
+    """``decisions`` keeps those of one walk, during which no user code can change anything."""
+    if (keep_graph and node.ctx._clears_on_access) or node.ctx._was_accessed:
+        return _Where("the next backward must find its saved tensors gone, which ctx keeps")
+    if get_default_device() is not CPU:
+        return _Where("new tensors in it come to this thread's default device")
+    function = node.function
+    decision = decisions.get(function)
+    if decision is None:
+        decision = decisions[function] = decide(function)
+    if decision.run_on == "client":
+        return _Where(decision.reason, is_unasked=function.run_on is None)
+    if function.run_on is None and (found := attributes_reason(vars(node.ctx))):
+        return _Where(attributes_words(function, found), is_unasked=True)
+    return _Where(code=decision.code)
+
+
+def _with_kept(frozen: FrozenGraph, kept: dict[int, str]) -> FrozenGraph:
+    """``frozen`` with these Nodes in the client; a graph like it gets the very same tables."""
+    moved = tuple([at for at in kept if not frozen.spec.nodes[at].on_client])
     if not moved:
-        return frozen, code
-    specs = tuple(
-        spec._replace(on_client=True, device=ON_CPU) if index in moved else spec
-        for index, spec in enumerate(frozen.spec.nodes)
-    )
-    return frozen._replace(spec=frozen.spec._replace(nodes=specs), remembered=None), code
+        return frozen
+    known, spec = frozen.remembered, frozen.spec
+    if known is not None and known.placed is not None:
+        of, places, tables = known.placed
+        if of is spec and places == moved:
+            return frozen._replace(spec=tables)
+    nodes = list(spec.nodes)
+    for at in moved:
+        nodes[at] = nodes[at]._replace(on_client=True, device=ON_CPU)
+    tables = spec._replace(nodes=tuple(nodes))
+    if known is not None:
+        known.placed = spec, moved, tables
+    return frozen._replace(spec=tables)
 
 
 def _is_readable(node: Node) -> bool:
@@ -101,3 +152,53 @@ def _is_readable(node: Node) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+# ---------------------------------------------------------------------- a word to the user
+
+#: Reasons that are remembered as said.
+SAID_MAX = 1024
+
+_said: OrderedDict[str, None] = OrderedDict()
+
+
+def warn_of_serial_functions(placed: Placed) -> None:
+    """One line where Functions run in the client unasked, for a reason that was not said before.
+
+    Warns:
+        PerformanceWarning: names the first such reason, and what to do.
+    """
+    new = [text for text in dict.fromkeys(placed.unasked.values()) if text not in _said]
+    if not new:
+        return
+    for text in new:
+        _said[text] = None
+    while len(_said) > SAID_MAX:
+        _said.popitem(last=False)
+    frozen = placed.frozen
+    functions = sum(
+        isinstance(node, FunctionNode) and runs
+        for node, runs in zip(frozen.nodes, frozen.runs, strict=True)
+    )
+    count = len(placed.unasked)
+    how = "runs" if count == 1 else "run one after another"
+    others = len(set(placed.unasked.values())) - 1
+    more = f"{others} more reason{'s' * (others > 1)} and all places: " if others else ""
+    warnings.warn(
+        f"{count} of {functions} Functions {how} in this process: {new[0]} "
+        f"({more}engine.explain(loss) shows all)",
+        PerformanceWarning,
+        stacklevel=_level_of_caller(),
+    )
+
+
+def _level_of_caller() -> int:
+    """The ``stacklevel`` for the line outside of this package that asked for the backward."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_ours(module: str) -> bool:
+    return module == "mpgrad" or module.startswith("mpgrad.")

@@ -18,7 +18,6 @@ from mpgrad.autograd import profiler
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.device_handover import DeviceHandover
@@ -26,7 +25,7 @@ from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.learning import learn, that_ran
 from mpgrad.engine.outcomes import check_outcome
-from mpgrad.engine.placement import place
+from mpgrad.engine.placement import Placed, keep_unreadable
 from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.recovery import repeat_after_loss
@@ -100,18 +99,15 @@ class ProcessEngine:
 
     # ------------------------------------------------------------------ one backward
 
-    def plan(self, frozen: FrozenGraph) -> Plan:
-        """The plan of a graph, from the cache if one like it ran before."""
-        return self.prepare(frozen).plan
-
     @collector_held()
     def prepare(self, frozen: FrozenGraph) -> PreparedGraph:
-        """What was made of a graph's tables, now or in an earlier step."""
+        """The plan of a placed graph and what else was made of its tables, now or in an earlier
+        step."""
         with self._plans_lock:
             return self._prepared.of(frozen.spec, may_recur=frozen.may_recur)
 
-    def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-        """Run ``frozen``; as ``run_local``.
+    def execute(self, placed: Placed, prepared: PreparedGraph) -> list[tuple[Any, bool]]:
+        """Run a placed graph; as ``run_local``.
 
         Raises:
             Exception: what a rule or hook raised, as it is.
@@ -121,27 +117,27 @@ class ProcessEngine:
         # An inner backward is part of a client task of the outer one, which cannot be repeated.
         is_inner = running is not None and running.session is not None
         if self._recover == "all" and not is_inner:
-            return repeat_after_loss(lambda: self._attempt(frozen), self._note_recovery)
-        return self._attempt(frozen)
+            return repeat_after_loss(lambda: self._attempt(placed, prepared), self._note_recovery)
+        return self._attempt(placed, prepared)
 
-    def _attempt(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+    def _attempt(self, placed: Placed, prepared: PreparedGraph) -> list[tuple[Any, bool]]:
         try:
-            return self._execute(*place(frozen))
+            return self._execute(placed, prepared)
         except SavedTensorsUnreadable:
             # No user code has run yet: where there is some, `place` has looked for such Nodes.
-            return self._execute(*place(frozen, check_saved=True))
+            placed = keep_unreadable(placed)
+            return self._execute(placed, self.prepare(placed.frozen))
 
-    def _execute(self, frozen: FrozenGraph, code: dict[int, ShippedCode]) -> list[tuple[Any, bool]]:
+    def _execute(self, placed: Placed, graph: PreparedGraph) -> list[tuple[Any, bool]]:
+        frozen, planned = placed.frozen, graph.plan
         handover = Handover()
         profile = profiler.active()
         handover.is_timed = profile is not None
         is_complete = False
         try:
             with self.sessions.session() as session:
-                graph = self.prepare(frozen)
-                planned = graph.plan
                 handover.learns = graph.learns()
-                outcome, client = self._submit(session, frozen, graph, code, handover)
+                outcome, client = self._submit(session, placed, graph, handover)
                 try:
                     check_outcome(outcome, planned, len(frozen.spec.captures))
                     if isinstance(outcome, CompleteGraph):
@@ -170,9 +166,8 @@ class ProcessEngine:
     def _submit(
         self,
         session: Session,
-        frozen: FrozenGraph,
+        placed: Placed,
         prepared: PreparedGraph,
-        code: dict[int, Any],
         handover: Handover,
     ) -> tuple[CompleteGraph | FailGraph, ClientWorker]:
         coordinator = self.sessions.coordinator
@@ -180,8 +175,8 @@ class ProcessEngine:
         handover.engine_arena = coordinator.arena
         if coordinator.devices is not None:
             handover.devices = DeviceHandover(coordinator.devices)
-        client = ClientWorker(frozen, prepared.plan, handover, coordinator.arena)
-        submission = Submission(frozen, prepared, code, handover)
+        client = ClientWorker(placed.frozen, prepared.plan, handover, coordinator.arena)
+        submission = Submission(placed.frozen, prepared, placed.code, handover)
         first = submission.begin(
             session.peer, graph, running.depth if running is not None else 0, client,
             workers=session.workers, blas_threads=self._blas_threads,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.engine.placement import where
+from mpgrad.engine.placement import Placed, reason
 from mpgrad.scheduler.plan_tables import Plan
 
 
@@ -101,14 +100,15 @@ class Explanation:
         return "\n".join([head, *rows])
 
 
-def explain(frozen: FrozenGraph, planned: Plan, mode: str, reason: str) -> Explanation:
-    """The Explanation of a frozen and planned graph."""
+def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:
+    """The Explanation of a placed and planned graph."""
     nodes = []
-    for index in frozen.spec.order:
-        spec = frozen.spec.nodes[index]
-        found = where(frozen.nodes[index], frozen.runs[index], spec.on_client)
-        place = "client" if found.on_client or mode == "local" else "worker"
+    for index in placed.frozen.spec.order:
+        spec = placed.frozen.spec.nodes[index]
+        place = "client" if spec.on_client or mode == "local" else "worker"
         nodes.append(
-            ExplainedNode(spec.name, planned.task_of[index], place, spec.cost_us, found.reason)
+            ExplainedNode(
+                spec.name, planned.task_of[index], place, spec.cost_us, reason(placed, index)
+            )
         )
-    return Explanation(mode, reason, planned.work_us, planned.critical_path_us, tuple(nodes))
+    return Explanation(mode, why, planned.work_us, planned.critical_path_us, tuple(nodes))

@@ -23,11 +23,11 @@ from mpgrad.engine.choice import (
     HandoverCost,
     choose,
     predict_process_us,
+    too_small,
 )
 from mpgrad.engine.session import Session
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.tensor import gradient_edge
 
 
@@ -43,8 +43,8 @@ class Slow(mg.Function):
         return grad * 2
 
 
-def plan_of(graph: FrozenGraph) -> Plan:
-    return plan(graph.spec)
+def chosen(graph: FrozenGraph, workers: int, cost: HandoverCost | None = None) -> Choice:
+    return too_small(graph, workers) or choose(plan(graph.spec), workers, cost)
 
 
 @pytest.fixture(autouse=True)
@@ -78,28 +78,28 @@ def frozen(loss: mg.Tensor, each_us: float | None = None) -> FrozenGraph:
 
 
 def test_a_small_graph_stays_here() -> None:
-    choice = choose(frozen(branches(4), 10.0), 8, plan_of)
+    choice = chosen(frozen(branches(4), 10.0), 8)
     assert choice.mode == "local"
     assert "of work" in choice.reason
 
 
 def test_wide_heavy_work_goes_to_workers() -> None:
-    choice = choose(frozen(branches(16), 20_000.0), 2, plan_of)
+    choice = chosen(frozen(branches(16), 20_000.0), 2)
     assert choice.mode == "process"
 
 
 def test_a_chain_stays_here_however_heavy() -> None:
-    choice = choose(frozen(chain(16), 20_000.0), 8, plan_of)
+    choice = chosen(frozen(chain(16), 20_000.0), 8)
     assert choice.mode == "local"
     assert "workers would take" in choice.reason
 
 
 def test_one_worker_is_never_faster() -> None:
-    assert choose(frozen(branches(16), 20_000.0), 1, plan_of).mode == "local"
+    assert chosen(frozen(branches(16), 20_000.0), 1).mode == "local"
 
 
 def test_a_function_that_never_ran_counts_as_expensive() -> None:
-    assert choose(frozen(branches(16)), 2, plan_of).mode == "process"
+    assert chosen(frozen(branches(16)), 2).mode == "process"
 
 
 def test_the_prediction_is_between_its_bounds() -> None:
@@ -112,7 +112,7 @@ def test_the_prediction_is_between_its_bounds() -> None:
 
 def test_the_margin_decides_close_calls() -> None:
     work = WORTH_A_LOOK_US * 10
-    two_of_unequal_length = choose(frozen(chain(1) + chain(9), work / 10), 2, plan_of)
+    two_of_unequal_length = chosen(frozen(chain(1) + chain(9), work / 10), 2)
     assert two_of_unequal_length.mode == "local"
 
 
@@ -120,8 +120,8 @@ def test_what_messages_take_here_decides() -> None:
     graph = frozen(branches(16), 600.0)
     here = HandoverCost.measured(ROUND_TRIP_US)
     assert here == HandoverCost()
-    assert choose(graph, 2, plan_of, here).mode == "process"
-    assert choose(graph, 2, plan_of, HandoverCost.measured(4 * ROUND_TRIP_US)).mode == "local"
+    assert chosen(graph, 2, here).mode == "process"
+    assert chosen(graph, 2, HandoverCost.measured(4 * ROUND_TRIP_US)).mode == "local"
 
 
 def test_a_busy_start_does_not_decide_for_ever() -> None:

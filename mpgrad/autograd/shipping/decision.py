@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
-import logging
 import os
 import pickle
 import sys
@@ -31,7 +30,7 @@ from mpgrad.autograd.function import Function
 from mpgrad.autograd.shipping.constants import is_constant
 from mpgrad.autograd.shipping.findings import Survey
 from mpgrad.autograd.shipping.process_state import is_installed_namespace
-from mpgrad.autograd.shipping.purity import is_installed_name, survey
+from mpgrad.autograd.shipping.purity import article, is_installed_name, survey
 from mpgrad.tensor import Tensor
 
 #: How many classes are remembered; a class that was dropped is only looked through again.
@@ -40,13 +39,11 @@ CACHE_LIMIT = 1024
 _REMEDY = (
     "To run it on a worker, pass the value through ctx or make it an immutable constant; or set "
     'run_on = "worker" on the class, which promises that its result depends on nothing else '
-    '(run_on = "client" keeps it here without this notice).'
+    '(run_on = "client" keeps it here without this warning)'
 )
 
-_log = logging.getLogger("mpgrad")
 _lock = threading.Lock()
 _entries: OrderedDict[type[Function], _Entry] = OrderedDict()
-_noticed: OrderedDict[str, None] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +96,6 @@ def decide(cls: type[Function]) -> Decision:
         _entries.move_to_end(cls)
         if len(_entries) > CACHE_LIMIT:
             _entries.popitem(last=False)
-    if entry.decision.run_on == "client":
-        _notice(cls, entry.decision.reason)
     return entry.decision
 
 
@@ -113,9 +108,17 @@ def attributes_reason(attributes: dict[str, Any]) -> str:
     for name in attributes:
         reason = _item_reason(attributes, name)
         if reason:
-            kind = type(attributes[name]).__name__
-            return f"ctx.{name} is an object of type {kind} {reason}"
+            return f"`ctx.{name}` is {article(type(attributes[name]).__name__)}{reason}"
     return ""
+
+
+def attributes_words(cls: type[Function], reason: str) -> str:
+    """``attributes_reason`` as a sentence, with the remedy."""
+    return (
+        f"in {cls.__qualname__}, {reason}. Put what backward needs of it on ctx as arrays, numbers "
+        f'or tuples; or set run_on = "worker" on {cls.__qualname__}, which promises that nobody '
+        "changes it"
+    )
 
 
 def _references(container: Any, key: Any) -> int:
@@ -133,10 +136,10 @@ def _item_reason(container: Any, key: Any) -> str:
     if kind not in (list, dict):
         return _value_reason(container[key])
     if _references(container, key) > _PRIVATE:
-        return "that is also held elsewhere; put a tuple or a copy on ctx"
+        return " that is also held elsewhere, which can change"
     inner = container[key]
     if kind is dict and not is_constant(tuple(inner)):
-        return "with keys that may change"
+        return " with keys that may change"
     return next(filter(None, (_item_reason(inner, k) for k in _keys(inner))), "")
 
 
@@ -149,16 +152,18 @@ def _value_reason(value: Any) -> str:
         return ""
     kind = type(value)
     if kind is np.ndarray:
-        return "with elements that are Python objects" if value.dtype.hasobject else ""
+        return " with elements that are Python objects" if value.dtype.hasobject else ""
     if kind is Tensor:
-        return "that requires grad; use save_for_backward" if value.requires_grad else ""
+        return (
+            " that requires grad, which belongs to save_for_backward" if value.requires_grad else ""
+        )
     if kind is slice:
         return _value_reason((value.start, value.stop, value.step))
     if kind is tuple:
         return next(filter(None, map(_value_reason, value)), "")
     if kind in (types.FunctionType, types.BuiltinFunctionType, type) and is_installed_name(value):
         return ""
-    return "whose code or state may differ in a worker; save what backward needs from it"
+    return ", which can change"
 
 
 # ---------------------------------------------------------------------- deciding
@@ -194,19 +199,7 @@ def _decide(cls: type[Function], asked: str | None, found: Survey | None) -> _En
 
 
 def _reason(cls: type[Function], problem: str) -> str:
-    return f"{cls.__qualname__}.backward runs in the calling process, because {problem}. {_REMEDY}"
-
-
-def _notice(cls: type[Function], reason: str) -> None:
-    """Log ``reason`` once per class; a class defined in a loop counts as one."""
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    with _lock:
-        if name in _noticed:
-            return
-        _noticed[name] = None
-        if len(_noticed) > CACHE_LIMIT:
-            _noticed.popitem(last=False)
-    _log.warning(reason)
+    return f"in {cls.__qualname__}, {problem}. {_REMEDY}"
 
 
 # ---------------------------------------------------------------------- code as bytes

@@ -142,7 +142,7 @@ class _Surveyor:
         elif isinstance(value, types.ModuleType):
             self._module(value, label)
         elif not self._is_harmless_object(value, label):
-            self._problem(f"{label}, {_article(type(value).__name__)}, which can change")
+            self._problem(f"{label}, {article(type(value).__name__)}, which can change")
 
     def _partial(self, value: functools.partial[Any], label: str) -> None:
         self._visit(value.func, label)
@@ -365,5 +365,6 @@ def _where(function: types.FunctionType, line: int) -> str:
     return f"{function.__qualname__}() (line {line})"
 
 
-def _article(noun: str) -> str:
+def article(noun: str) -> str:
+    """``noun`` with "a" or "an" before it."""
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -1,0 +1,165 @@
+"""Placing comes first: what has to stay in the client is known to the plan and to ``auto``, once,
+and is said where nobody has asked for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+
+import mpgrad as mg
+from mpgrad.autograd import costs
+from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.engine import placement
+from mpgrad.engine.choice import choose, too_small
+from mpgrad.engine.placement import place
+from mpgrad.errors import PerformanceWarning
+from mpgrad.scheduler.cost_model import CostModel
+from mpgrad.scheduler.plan import plan
+from mpgrad.tensor import gradient_edge
+
+
+class Camera:
+    """Something that can change."""
+
+    scale = 2.0
+
+
+class Render(mg.Function):
+    """Reads what forward got through ctx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, camera: Any) -> Any:
+        ctx.camera = camera
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * ctx.camera.scale, None
+
+
+class Other(Render):
+    """Another class, another reason."""
+
+
+class Pure(mg.Function):
+    """Can travel."""
+
+    forward = staticmethod(lambda ctx, x: x * 2)
+    backward = staticmethod(lambda ctx, grad: grad * 2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_or_learned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_said", OrderedDict())
+    monkeypatch.setattr(costs, "model", CostModel())
+
+
+def loss_of(count: int, function: Any = Render, others: int = 0) -> mg.Tensor:
+    x, camera = mg.ones(4, requires_grad=True), Camera()
+    parts = [function.apply(x, camera).sum() for _ in range(count)]
+    return mg.stack(parts + [Pure.apply(x).sum() for _ in range(others)]).sum()
+
+
+def frozen(loss: mg.Tensor) -> FrozenGraph:
+    return freeze([gradient_edge(loss)], [None], keep_graph=True, cost=costs.estimate)
+
+
+def test_functions_of_the_client_are_not_counted_as_parallel() -> None:
+    """Each was never measured, and so counts as expensive."""
+    graph = frozen(loss_of(16))
+    assert too_small(graph, 2) is None
+    assert choose(plan(graph.spec), 8).mode == "process"
+    assert choose(plan(place(graph).frozen.spec), 8).mode == "local"
+    explanation = mg.Engine("auto", cpu_workers=8).explain(loss_of(16))
+    assert explanation.mode == "local"
+    assert {node.where for node in explanation.nodes} == {"client"}
+
+
+def test_one_of_many_in_the_client_does_not_keep_the_others() -> None:
+    explanation = mg.Engine("auto", cpu_workers=2).explain(loss_of(1, others=15))
+    assert explanation.mode == "process"
+    assert [node.where for node in explanation.nodes if node.name == "RenderBackward"] == ["client"]
+    assert {node.where for node in explanation.nodes if node.name == "PureBackward"} == {"worker"}
+
+
+def test_the_next_step_finds_the_tables_of_a_placed_graph() -> None:
+    first, second = place(frozen(loss_of(3))), place(frozen(loss_of(3)))
+    assert first.frozen.spec is second.frozen.spec
+    assert first.frozen.may_recur
+    assert place(frozen(loss_of(2, others=1))).frozen.spec is not first.frozen.spec
+
+
+def serial_warnings(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(one.message) for one in caught if one.category is PerformanceWarning]
+
+
+@pytest.mark.process
+def test_functions_that_stay_unasked_are_named_once() -> None:
+    with warnings.catch_warnings(record=True) as caught, mg.Engine("process", cpu_workers=1):
+        warnings.simplefilter("always")
+        for _ in range(3):
+            loss_of(2, others=1).backward()
+        loss_of(1, Other).backward()
+    first, second = serial_warnings(caught)
+    assert first.startswith(
+        "2 of 3 Functions run one after another in this process: in Render, `ctx.camera` is a "
+        "Camera, which can change. Put what backward needs of it on ctx as"
+    )
+    assert "(engine.explain(loss) shows all)" in first
+    assert second.startswith("1 of 1 Functions runs in this process: in Other, `ctx.camera` is a")
+    (filename,) = {one.filename for one in caught if one.category is PerformanceWarning}
+    assert filename == __file__
+
+
+def test_auto_names_them_though_it_runs_all_of_them_here() -> None:
+    with warnings.catch_warnings(record=True) as caught, mg.Engine("auto", cpu_workers=2):
+        warnings.simplefilter("always")
+        loss_of(8).backward()
+    (text,) = serial_warnings(caught)
+    assert text.startswith("8 of 8 Functions run one after another in this process: in Render")
+
+
+def test_several_reasons_make_one_line() -> None:
+    with warnings.catch_warnings(record=True) as caught, mg.Engine("auto", cpu_workers=2):
+        warnings.simplefilter("always")
+        (loss_of(4) + loss_of(4, Other)).backward()
+        (loss_of(4) + loss_of(4, Other)).backward()
+    (text,) = serial_warnings(caught)
+    assert "(1 more reason and all places: engine.explain(loss) shows all)" in text
+
+
+def test_what_the_user_has_asked_for_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Render, "run_on", "client")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with mg.Engine("auto", cpu_workers=2):
+            loss_of(8).backward()
+        monkeypatch.setattr(Render, "run_on", None)
+        with mg.Engine("local"):
+            loss_of(8).backward()
+    assert serial_warnings(caught) == []
+
+
+@pytest.mark.process
+def test_classes_are_looked_at_once_even_where_saved_tensors_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[Any] = []
+    decide = placement.decide
+
+    def counting(function: Any) -> Any:
+        looked.append(function)
+        return decide(function)
+
+    monkeypatch.setattr(placement, "decide", counting)
+    x = mg.ones(4, requires_grad=True)
+    y = x.exp()
+    with mg.Engine("process", cpu_workers=1):
+        y.sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            Pure.apply(y).sum().backward()
+    assert looked == [Pure]
