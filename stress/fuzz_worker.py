@@ -81,7 +81,7 @@ class WorkerStage:
             frozen.spec, may_recur=False
         )
         handover = Handover()
-        client = ClientWorker(frozen, prepared.plan, handover, self._arena)
+        client = ClientWorker(frozen, prepared.plan, handover, self._arena, contextlib.nullcontext)
         submission = Submission(frozen, prepared, {}, handover)
         self._graphs += 1
         first = submission.begin(SESSION, self._graphs, 0, client, workers=2, blas_threads=1)

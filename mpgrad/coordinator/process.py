@@ -12,6 +12,7 @@ import os
 import time
 from typing import Any
 
+from mpgrad.coordinator.deadlines import Deadlines
 from mpgrad.coordinator.perform import is_session, send_instruction
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.coordinator.watchdog import Watchdog
@@ -64,6 +65,7 @@ class Coordinator:
         #: Frames that were refused, whoever sent them.
         self.protocol_errors = 0
         self._watchdog = Watchdog(setup.task_timeout_s)
+        self._deadlines = Deadlines()
         self._collect_at_s = time.monotonic() + COLLECT_EVERY_S
         self._stopping = False
 
@@ -82,7 +84,9 @@ class Coordinator:
 
     def turn(self) -> None:
         """Wait for something, deal with all there is, and send what follows from it."""
-        received = self._hub.receive(self._watchdog.wait_ms(time.monotonic()))
+        now_s = time.monotonic()
+        waits_ms = (self._watchdog.wait_ms(now_s), self._deadlines.wait_ms(now_s))
+        received = self._hub.receive(min((ms for ms in waits_ms if ms is not None), default=None))
         # Messages before deaths: a reply that was sent before its sender died still counts.
         for arrival in received.arrivals:
             self._receive(arrival)
@@ -220,14 +224,18 @@ class Coordinator:
                 self._start_worker(instruction.slot)
             elif isinstance(instruction, do.FenceWorker):
                 self._supervisor.fence(instruction.peer)
+            elif isinstance(instruction, do.SetDeadline):
+                self._deadlines.set(instruction, time.monotonic())
             else:
                 send_instruction(self._hub, instruction)
 
     # ------------------------------------------------------------------ deaths and hangs
 
     def _watch(self, has_arrivals: bool) -> None:
-        """Look after the busy workers, if it is time."""
+        """Look after the busy workers, and tell of deadlines, if it is time."""
         now_s = time.monotonic()
+        for passed in self._deadlines.take_passed(now_s):
+            self._handle(passed)
         if self._watchdog.is_due(now_s):
             busy = [worker.peer for worker in self.state.membership.workers() if worker.flights]
             sights = [self._supervisor.sight(peer) for peer in busy]

@@ -4,6 +4,7 @@ travel. Same executor, same inputs, same form of reply as on a worker."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,7 +30,14 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class ClientWorker:
-    """The client's own tasks of one graph."""
+    """The client's own tasks of one graph.
+
+    Args:
+        frozen, planned: the graph.
+        handover: what it reads and makes.
+        arena: the engine's.
+        user_code: what each rule is run in.
+    """
 
     def __init__(
         self,
@@ -37,7 +45,9 @@ class ClientWorker:
         planned: Plan,
         handover: Handover,
         arena: ForeignArena,
+        user_code: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        self._user_code = user_code
         self._frozen, self._groups, self._slots = frozen, planned.groups, planned.slots
         self._handover, self._arena = handover, arena
         #: What the last failed task raised.
@@ -174,8 +184,15 @@ class ClientWorker:
             takes_undefined=node.takes_undefined,
             passes_on=passes_on(node),
         )
-        rule = rule_of(node) if self._frozen.runs[member.node] else None
+        rule = self._as_user_code(rule_of(node)) if self._frozen.runs[member.node] else None
         return Step(wiring, rule, None if self._frozen.keep_graph else node.release_saved)
+
+    def _as_user_code(self, rule: Rule) -> Rule:
+        def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
+            with self._user_code():
+                return rule(xp, grads, needs)
+
+        return apply
 
     def _in_turn(self, index: int, rule: Rule) -> Rule:
         """``rule`` of a Node, run once those ahead of it have let go of what they saved."""

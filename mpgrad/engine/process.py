@@ -175,7 +175,9 @@ class ProcessEngine:
         handover.engine_arena = coordinator.arena
         if coordinator.devices is not None:
             handover.devices = DeviceHandover(coordinator.devices)
-        client = ClientWorker(placed.frozen, prepared.plan, handover, coordinator.arena)
+        client = ClientWorker(
+            placed.frozen, prepared.plan, handover, coordinator.arena, session.interrupts.user_code
+        )
         submission = Submission(placed.frozen, prepared, placed.code, handover)
         first = submission.begin(
             session.peer, graph, running.depth if running is not None else 0, client,

@@ -7,15 +7,13 @@ what workers print: the calling thread drives.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from mpgrad.engine import lookout
+from mpgrad.engine.interrupts import Interrupts
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block
@@ -68,7 +66,7 @@ class Session:
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
-        self._interrupted = _Interrupts()
+        self.interrupts = Interrupts()
         try:
             self._send(schema.Hello(peer, coordinator.endpoint.token, schema.PROTOCOL_VERSION))
             self.workers: int = self._answer(schema.Welcome).workers
@@ -100,28 +98,36 @@ class Session:
         self._run_task[graph] = run_task
         # Without its tables, which the journal would keep alive.
         self._handle(submission._replace(tasks=(), seeds=()))
-        interrupts = 0
         try:
-            with self._interrupted.deferred():
+            with self.interrupts.deferred():
                 self._send(*self._releases(), submission)
                 failure = self._extend(submission.graph, extensions)
                 while graph not in self._state.outcomes:
                     try:
                         self._step()
                     except KeyboardInterrupt:
-                        interrupts += 1
-                        if interrupts > 1:
-                            self.coordinator.kill()
-                            raise
-                        self._send(*self._handle(ev.GraphCancelled(self.peer, graph)))
-            if interrupts:
-                raise KeyboardInterrupt
+                        self._stop(graph)
+                        raise
             if failure is not None:
                 raise failure
             return self._state.outcomes.pop(graph)
         finally:
             del self._run_task[graph]
             self._discard(graph)
+            if not self._run_task:
+                self.interrupts.forget()
+
+    def _stop(self, graph: int) -> None:
+        """Ctrl-C: cancel ``graph``, and wait for its end while that does not take too long."""
+        grace_ms = self.interrupts.begin_to_stop()
+        try:
+            self._send(*self._handle(ev.GraphCancelled(self.peer, graph, grace_ms)))
+            while graph not in self._state.outcomes and self.interrupts.patience_ms:
+                self._step()
+        except (KeyboardInterrupt, CoordinatorLost):
+            pass  # a second Ctrl-C; or there is nothing to wait for
+        if graph not in self._state.outcomes:
+            self.coordinator.kill()
 
     def _discard(self, graph: int) -> None:
         """Let go the results of a graph if nobody fetched them: Ctrl-C came as it was done."""
@@ -145,12 +151,14 @@ class Session:
 
     def _step(self) -> None:
         """Sleep until something comes, and deal with it."""
-        with self._interrupted.allowed():
-            readable = self._spoke.wait(lookout.WAIT_MS)
+        patience_ms = self.interrupts.patience_ms
+        with self.interrupts.allowed():
+            readable = self._spoke.wait(lookout.WAIT_MS if patience_ms is None else patience_ms)
         replies: list[Any] = []
         ended = len(self._state.outcomes)
         frames = self._spoke.receive()
-        self._lookout.note_wait(has_come=bool(frames or readable))
+        if patience_ms is None:
+            self._lookout.note_wait(has_come=bool(frames or readable))
         for frame in frames:
             try:
                 replies += self._receive(decode(frame, schema.TO_CLIENT))
@@ -275,53 +283,5 @@ class Session:
     def _send(self, *messages: Any) -> None:
         if messages:
             frames = [encode(message) for message in messages]
-            with self._interrupted.deferred():
+            with self.interrupts.deferred():
                 self._spoke.send(frames)
-
-
-class _Interrupts:
-    """Lets Ctrl-C break only the sleep, never the handling of a message.
-
-    Outside the main thread, or where the user has installed a handler, nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        self._sleeping = False
-        self._pending = False
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        before = signal.getsignal(signal.SIGINT)
-        if (
-            threading.current_thread() is not threading.main_thread()
-            or before is not signal.default_int_handler
-        ):
-            yield
-            return
-        signal.signal(signal.SIGINT, self._arrive)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-            if self._pending:
-                self._pending = False
-                raise KeyboardInterrupt
-
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        # Ctrl-C strikes the main thread, which a helper thread's sleep is none of. Before the
-        # question below: one that came in between would wait until the sleep is over.
-        self._sleeping = threading.current_thread() is threading.main_thread()
-        try:
-            if self._pending:
-                self._pending = False
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._sleeping = False
-
-    def _arrive(self, *_: object) -> None:
-        if self._sleeping:
-            self._sleeping = False
-            raise KeyboardInterrupt
-        self._pending = True

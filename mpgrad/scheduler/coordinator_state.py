@@ -36,8 +36,8 @@ from mpgrad.scheduler.task_dispatch import Dispatcher
 
 Instruction = do.CoordinatorInstruction
 
-#: Results of one backward.
-CAPTURES_MAX = 10_000_000
+#: Results of one backward, and milliseconds that a cancelled one may be given to end.
+CAPTURES_MAX, GRACE_MS_MAX = 10_000_000, 3_600_000
 
 
 class CoordinatorState:
@@ -71,6 +71,7 @@ class CoordinatorState:
             ev.WorkerJoined: self._on_worker_joined,
             ev.WorkerLost: deaths.on_worker_lost,
             ev.WorkerHung: deaths.on_worker_hung,
+            ev.DeadlinePassed: deaths.on_deadline_passed,
             ev.WorkerUnavailable: deaths.on_worker_unavailable,
             ev.NodeTaskProgress: replies.on_node_task_progress,
             ev.NodeTaskDone: replies.on_node_task_done,
@@ -140,10 +141,14 @@ class CoordinatorState:
             self._endings.close_if_drained(graph)
 
     def _on_graph_cancelled(self, event: ev.GraphCancelled) -> None:
+        if event.grace_ms is not None and not 0 <= event.grace_ms <= GRACE_MS_MAX:
+            raise ProtocolError(f"{event.peer} gives a graph {event.grace_ms} ms to end")
         graph = self.tables.graph_of(event.peer, event.graph)
         if graph is not None:
             self._endings.drain(graph, "cancelled", -1, b"cancelled by the caller")
             self._endings.close_if_drained(graph)
+            if event.grace_ms is not None and graph.number in self.graphs:
+                self._out.append(do.SetDeadline(graph.number, event.grace_ms))
 
     def _on_blocks_released(self, event: ev.BlocksReleased) -> None:
         member = self.membership.get(event.peer)

@@ -56,16 +56,18 @@ class Deaths:
             event = _fenced(event, member.hung)
             kind = "lost" if member.hung.running is None else "hung"
         touched = {}
+        is_wanted = member.is_fenced and member.hung is None
         for key in list(member.flights):
             self._replies.abandon(member, key)
             graph = self._graphs[key.graph]
             touched[graph.number] = graph
-            if key == event.running:
+            if key == event.running and not is_wanted:
                 self._blame(graph, key.task, event, kind)
         if member.arena >= 0:
             touched.update(self._lose_arena(member.arena, event))
         for graph in touched.values():
             self._endings.close_if_drained(graph)
+        self._tables.deaths_without_progress[member.slot] += not is_wanted
         self._replace_worker(member.slot, event.cause)
 
     def _lose_arena(self, arena: int, event: ev.WorkerLost) -> dict[int, GraphTask]:
@@ -84,18 +86,31 @@ class Deaths:
     def on_worker_hung(self, event: ev.WorkerHung) -> None:
         """Have it killed; until it is dead, its tasks stay with it, and a late reply counts."""
         member = self._membership.get(event.peer)
-        if member is None or member.hung is not None:
+        if member is None or member.is_fenced:
             return
         if event.running is not None and FlightKey(*event.running) not in member.flights:
             return  # it has answered meanwhile
         member.hung = event
-        self._out.append(do.FenceWorker(event.peer))
+        self._fence(member)
+
+    def on_deadline_passed(self, event: ev.DeadlinePassed) -> None:
+        """A cancelled graph has had its time: end the workers that have not given back all of it.
+
+        Also those where it waits behind another graph's task, which is begun anew elsewhere: nobody
+        can take a task back from a worker that does not listen. No task is to blame for that.
+        """
+        for worker in self._membership.workers():
+            if not worker.is_fenced and any(key.graph == event.graph for key in worker.flights):
+                self._fence(worker)
+
+    def _fence(self, worker: MemberRecord) -> None:
+        worker.is_fenced = True
+        self._out.append(do.FenceWorker(worker.peer))
 
     def on_worker_unavailable(self, event: ev.WorkerUnavailable) -> None:
         self._give_up(event.reason)
 
     def _replace_worker(self, slot: int, cause: str) -> None:
-        self._tables.deaths_without_progress[slot] += 1
         deaths = self._tables.deaths_without_progress[slot]
         if deaths > RESTARTS_WITHOUT_PROGRESS_MAX:
             self._give_up(

@@ -55,10 +55,15 @@ class GraphExtended(NamedTuple):
 
 
 class GraphCancelled(NamedTuple):
-    """The caller no longer wants the result (Ctrl-C)."""
+    """The caller no longer wants the result.
+
+    After ``grace_ms`` milliseconds workers that still have tasks of it are ended (Ctrl-C); None
+    lets these take as long as they take.
+    """
 
     peer: str
     graph: int
+    grace_ms: int | None = None
 
 
 class BlocksReleased(NamedTuple):
@@ -176,6 +181,12 @@ class WorkerHung(NamedTuple):
     peer: str
     cause: str
     running: tuple[int, int, int] | None
+
+
+class DeadlinePassed(NamedTuple):
+    """The time is over that the shell was told by SetDeadline, for ``graph`` by our own number."""
+
+    graph: int
 
 
 class NodeTaskFinished(NamedTuple):

@@ -111,6 +111,13 @@ class FenceWorker(NamedTuple):
     peer: str
 
 
+class SetDeadline(NamedTuple):
+    """Tell by DeadlinePassed when so many milliseconds are over; ``graph`` is our own number."""
+
+    graph: int
+    after_ms: int
+
+
 class ExecuteNodeTask(NamedTuple):
     """Run a task in this very process; NodeTaskFinished follows."""
 
@@ -124,5 +131,5 @@ class StopProcess(NamedTuple):
 Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
 ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ReleaseBlocks | ShutDown
 ToClient: TypeAlias = DispatchNodeTask | CancelGraph | CompleteGraph | FailGraph | ForwardOutput
-CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker
+CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker | SetDeadline
 WorkerInstruction: TypeAlias = Reply | ReleaseBlocks | ExecuteNodeTask | StopProcess

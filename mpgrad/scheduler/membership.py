@@ -98,7 +98,8 @@ class MemberRecord:
         self.load_us = self.publishing = 0
         #: Blocks that its user code still looks at, with how often each was reported.
         self.kept: Counter[Block] = Counter()
-        #: Why this worker is being killed; it gets no tasks any more. Set once, until it is dead.
+        #: It is being killed: it gets no tasks any more. Why, unless only a deadline has passed.
+        self.is_fenced = False
         self.hung: WorkerHung | None = None
 
         #: The worker's slot number: "w3.1" is the second process in slot 3.
@@ -126,7 +127,7 @@ class MemberRecord:
     @property
     def is_idle(self) -> bool:
         """Whether it may be given any task at all, and has none."""
-        return not self.flights and self.hung is None
+        return not self.flights and not self.is_fenced
 
     def note_publication(self, key: FlightKey) -> None:
         """The task has published something, and goes on."""
@@ -143,7 +144,7 @@ class MemberRecord:
         another worker's cache. And nothing waits behind a task that still publishes: what it
         publishes is for the others.
         """
-        if self.hung is not None:
+        if self.is_fenced:
             return False
         held = len(self.flights)
         if held == 0:

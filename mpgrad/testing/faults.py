@@ -24,6 +24,7 @@ class Faults:
         die_at_start: per worker process: it dies before it is ready.
         stall: per task: it hangs until its worker is fenced.
         late_reply: per stall: it ends after all, when the fence is on its way.
+        lengthy: per task: it takes seconds, whether its graph is cancelled meanwhile or not.
         stop: per task: SIGSTOP from outside while it runs or soon after, SIGCONT much later.
         duplicate_progress: per publication of a task that goes on.
         duplicate_reply: per reply of a worker.
@@ -48,6 +49,7 @@ class Faults:
     die_at_start: float = 0.0
     stall: float = 0.0
     late_reply: float = 0.0
+    lengthy: float = 0.0
     duplicate_progress: float = 0.0
     stop: float = 0.0
     duplicate_reply: float = 0.0
@@ -74,6 +76,7 @@ ALL_FAULTS = Faults(
     die_at_start=0.1,
     stall=0.02,
     late_reply=0.5,
+    lengthy=0.02,
     duplicate_progress=0.1,
     stop=0.02,
     duplicate_reply=0.1,
@@ -97,6 +100,7 @@ OF_TASKS = (
     "crash_after_progress",
     "crash_after_reply",
     "stall",
+    "lengthy",
     "stop",
     "duplicate_progress",
     "duplicate_reply",

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 TO_CLIENT = get_args(do.ToClient)
 TASK_US_MAX = 100
+#: What a caller gives a graph that he cancels.
+GRACES_MS = (None, 0, 2, 1000)
 #: Task, slot, place, gradient.
 Seeds: TypeAlias = tuple[tuple[int, int, int, GradientRef], ...]
 #: What the caller writes into a result that is its own alone.
@@ -193,7 +195,8 @@ class SimulatedClient:
 
     def _cancel(self, name: int) -> None:
         if self.is_alive:
-            for event in self.core.handle_event(ev.GraphCancelled(self.peer, name)):
+            cancelled = ev.GraphCancelled(self.peer, name, self._world.rng.choice(GRACES_MS))
+            for event in self.core.handle_event(cancelled):
                 self._world.expected.cancel(self.peer, name)
                 self._send(event)
 

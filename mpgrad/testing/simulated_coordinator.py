@@ -22,11 +22,16 @@ from mpgrad.testing.expectations import require
 from mpgrad.testing.faults import DEATHS_MAX
 from mpgrad.testing.simulated_worker import SimulatedWorker
 from mpgrad.testing.situations import Situations
+from mpgrad.testing.virtual_time import SLOW_DELAY_US
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.schema import FROM_CLIENT, FROM_WORKER, EndSession, Hello
 
 if TYPE_CHECKING:
     from mpgrad.testing.world import World
+
+
+#: After a deadline the workers that it ends are buried within this time.
+BURIAL_US_MAX = 2 * SLOW_DELAY_US
 
 
 class SimulatedCoordinator:
@@ -50,7 +55,10 @@ class SimulatedCoordinator:
         self._dead: set[str] = set()
         #: Workers that broke the protocol: nothing that they have sent counts any more.
         self._cut: set[str] = set()
-        #: Workers that are being killed because they hung, and in which task (None: stopped).
+        #: Workers that are being killed: all; because a deadline has passed; and because they hung,
+        #: in which task (None: stopped).
+        self._fenced: set[str] = set()
+        self._ended: set[str] = set()
         self._hung: dict[str, do.DispatchNodeTask | None] = {}
         #: By slot.
         self._deaths: Counter[int] = Counter()
@@ -103,9 +111,21 @@ class SimulatedCoordinator:
         self.situations.after(event, instructions, is_memory_short=world.memory.refusals > refused)
         if len(world.log) % 16 == 0:
             world.memory.free_list.check()
+        if isinstance(event, ev.DeadlinePassed):
+            self._ended.update(fence.peer for fence in instructions)
+            world.time.after(BURIAL_US_MAX, self._check_ended, event.graph)
         for instruction in instructions:
             world.note("  ", instruction)
             self._perform(instruction)
+
+    def _check_ended(self, graph: int) -> None:
+        """A moment after its deadline no worker has anything of a cancelled graph."""
+        late = [
+            worker.peer
+            for worker in self.core.membership.workers()
+            if any(key.graph == graph for key in worker.flights)
+        ]
+        require(not late, f"{late} still run graph {graph} after its deadline")
 
     def _cut_off(self, peer: str) -> None:
         if peer in self.workers:
@@ -133,15 +153,19 @@ class SimulatedCoordinator:
             self._check_reachable(instruction)
         if isinstance(instruction, do.StartWorker):
             world.time.after(world.rng.randint(50, 3000), self.start_worker, instruction.slot)
+        elif isinstance(instruction, do.SetDeadline):
+            passed = ev.DeadlinePassed(instruction.graph)
+            world.time.after(1000 * instruction.after_ms, self._tell, passed)
         elif instruction.peer in world.clients:
             if isinstance(instruction, do.CompleteGraph | do.FailGraph):
                 self._check_ending(instruction)
             world.clients[instruction.peer].lane.send(encode(instruction))
         elif isinstance(instruction, do.FenceWorker):
+            self._fenced.add(instruction.peer)
             worker = self.workers[instruction.peer]
-            world.time.after(world.rng.randint(0, 3), worker.die, "hung and was fenced")
+            world.time.after(world.rng.randint(0, 3), worker.die, "was fenced")
         elif isinstance(instruction, do.DispatchNodeTask):
-            require(instruction.peer not in self._hung, f"{instruction.peer} is being killed")
+            require(instruction.peer not in self._fenced, f"{instruction.peer} is being killed")
             worker = self.workers[instruction.peer]
             (worker.urgent if instruction.depth else worker.tasks).send(encode(instruction))
         else:
@@ -207,7 +231,7 @@ class SimulatedCoordinator:
     ) -> None:
         """The kernel knows at once, the shell a little later."""
         self._world.note(worker.peer, event.cause)
-        self._deaths[worker.slot] += 1
+        self._deaths[worker.slot] += worker.peer not in self._ended
         self._world.time.after(self._world.time.hand_over_us(), self._bury, worker, event, running)
 
     def _bury(
@@ -219,7 +243,8 @@ class SimulatedCoordinator:
             delay = self._world.rng.randint(50, 3000)
             self._world.time.after(delay, self.start_worker, worker.slot)
             return
-        self._world.expected.on_death(*self._blamed(event, running))
+        if worker.peer not in self._ended:
+            self._world.expected.on_death(*self._blamed(event, running))
         self._buried_arenas.add(worker.arena)
         self._tell(event)
 

@@ -32,6 +32,8 @@ TO_WORKER = get_args(do.ToWorker)
 #: The shell takes a worker for hung whose task lasts this long, or that is stopped so long.
 HANG_LIMIT_US = 50_000
 TASK_US_MAX = 300
+#: A task that takes far longer than a cancelled graph is given.
+LENGTHY_US = 5_000_000
 #: The slowest task still ends long before a hang is assumed.
 SLOW_FACTOR = 30
 
@@ -208,7 +210,8 @@ class SimulatedWorker:
                     return
                 if isinstance(ref, Block):
                     world.memory.check_live(ref)
-        duration = 1 + int(TASK_US_MAX * self._slowness * world.rng.random())
+        longest = LENGTHY_US if world.dice.strikes("lengthy") else TASK_US_MAX * self._slowness
+        duration = 1 + int(longest * world.rng.random())
         points = self._count_publications(dispatch)
         for point, at in enumerate(sorted(world.rng.randint(0, duration) for _ in range(points))):
             world.time.after(at, self._progress, dispatch, point)

@@ -33,6 +33,8 @@ ERROR_OF_DRAINING = "a task failed in a graph that was ending already"
 CANCELLED_TOO_LATE = "a graph had ended when its caller cancelled it"
 EARLY_ARRIVAL = "a gradient arrived before the tables of its task"
 STOPPED_FENCED = "a stopped worker was fenced"
+DEADLINE_FENCED = "a worker was fenced that ran on in a cancelled graph"
+BYSTANDER_FENCED = "a worker was fenced for a cancelled graph and had tasks of another one"
 FENCE_OVERTAKEN = "a hung task ended between the fence and the death"
 NO_WORKER = "tasks waited because no worker was there"
 MEMORY_RETURNED = "a GPU worker was told that its blocks are free"
@@ -55,6 +57,8 @@ ALL_SITUATIONS = frozenset(
         CANCELLED_TOO_LATE,
         EARLY_ARRIVAL,
         STOPPED_FENCED,
+        DEADLINE_FENCED,
+        BYSTANDER_FENCED,
         FENCE_OVERTAKEN,
         NO_WORKER,
         MEMORY_RETURNED,
@@ -114,6 +118,8 @@ class Situations:
             before = self._first_errors.get(event.graph)
             now = core.graphs[event.graph].first_error
             self._note(EARLIER_ERROR, before is not None and before != now)
+        elif isinstance(event, ev.DeadlinePassed):
+            self._note_fenced(event.graph, instructions)
         elif isinstance(event, ev.NodeTaskDone) and event.graph in core.graphs:
             self._note(EARLY_ARRIVAL, bool(core.graphs[event.graph].early))
         if is_memory_short:
@@ -127,6 +133,13 @@ class Situations:
                 deaths = core.graphs[instruction.graph].deaths
                 self._note(SUSPECT_ALONE, deaths.get(instruction.task, 0) > 0)
         self._check_work_goes_on(is_memory_short)
+
+    def _note_fenced(self, graph: int, instructions: Sequence[Any]) -> None:
+        """Look at what the workers have that a deadline ends."""
+        for fence in instructions:
+            flights = self._core.membership.members[fence.peer].flights
+            self.seen[DEADLINE_FENCED] += 1
+            self._note(BYSTANDER_FENCED, any(key.graph != graph for key in flights))
 
     def _note_peers(self, dispatch: do.DispatchNodeTask) -> None:
         """Look at who reads whose memory."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mpgrad.engine.session import _Interrupts
+from mpgrad.engine.interrupts import GRACE_MS, PATIENCE_MS, Interrupts
 
 
 def ctrl_c() -> None:
@@ -17,7 +17,7 @@ def ctrl_c() -> None:
 
 def run(*, awake: Callable[[], object], asleep: Callable[[], object]) -> None:
     """As ``Session`` does: deal with a message, then sleep until the next one."""
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     with interrupts.deferred():
         awake()
         with interrupts.allowed():
@@ -64,3 +64,103 @@ def test_one_that_comes_as_it_falls_asleep_is_not_slept_through(
         )
     assert done == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def struck(act: Callable[[], object]) -> KeyboardInterrupt:
+    """The KeyboardInterrupt that ``act`` ends with."""
+    with pytest.raises(KeyboardInterrupt) as caught:
+        act()
+    return caught.value
+
+
+def test_it_breaks_the_users_code_and_then_the_wait_for_its_graph() -> None:
+    interrupts = Interrupts()
+    done: list[str] = []
+
+    def task() -> None:
+        with interrupts.user_code():
+            ctrl_c()
+            done.append("the rest of the user's code")
+
+    def sleep() -> None:
+        with interrupts.allowed():
+            done.append("slept")
+
+    with interrupts.deferred():
+        first = struck(task)
+        done.append("its task is answered")
+        assert struck(sleep) is first  # so that the traceback shows the user's code
+    assert done == ["its task is answered"]
+
+
+@pytest.mark.parametrize("is_same_engine", [True, False])
+def test_a_backward_inside_the_users_code_deals_with_its_messages(is_same_engine: bool) -> None:
+    outer = Interrupts()
+    inner = outer if is_same_engine else Interrupts()
+    done: list[str] = []
+
+    def first_inside() -> None:
+        with inner.deferred():
+            ctrl_c()
+            done.append("message")
+            with inner.allowed():
+                done.append("slept")
+
+    def second_inside() -> None:
+        with inner.deferred():
+            ctrl_c()
+            done.append("last message")
+
+    def task() -> None:
+        with outer.user_code():
+            struck(first_inside)
+            done.append("the user catches it")
+            second_inside()
+            done.append("the rest of the user's code")
+
+    def sleep() -> None:
+        with outer.allowed():
+            done.append("slept")
+
+    with outer.deferred():
+        struck(task)
+        struck(sleep)
+    assert done == ["message", "the user catches it", "last message"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_it_is_said_once_until_all_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    outer, inner = Interrupts(), Interrupts()
+    assert outer.patience_ms is None
+    with outer.deferred(), inner.deferred():
+        assert 0 < inner.begin_to_stop() <= GRACE_MS
+        assert GRACE_MS < (inner.patience_ms or 0) <= PATIENCE_MS
+        inner.forget()
+    assert 0 < outer.begin_to_stop() <= GRACE_MS
+    assert capsys.readouterr().err.count("stopping") == 1
+    outer.forget()
+    assert outer.patience_ms is None
+    outer.begin_to_stop()
+    assert capsys.readouterr().err.count("stopping") == 1
+
+
+def test_the_time_runs_from_ctrl_c_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late it is dealt with, and however many graphs it ends one after another."""
+    now_s = [50.0]
+    monkeypatch.setattr("mpgrad.engine.interrupts.time.monotonic", lambda: now_s[0])
+    interrupts = Interrupts()
+    left: list[int | None] = []
+
+    def look() -> None:
+        left.extend((interrupts.begin_to_stop(), interrupts.patience_ms))
+
+    def run() -> None:
+        with interrupts.deferred():
+            ctrl_c()
+            now_s[0] += 0.25
+            look()
+            now_s[0] += 60.0
+            look()
+
+    struck(run)
+    assert left == [GRACE_MS - 250, PATIENCE_MS - 250, 0, 0]

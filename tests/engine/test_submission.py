@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def sent(
     """All messages of one submission."""
     handover = Handover()
     arena = client_arena()
-    client = ClientWorker(frozen, planned, handover, arena)  # type: ignore[arg-type]
+    client = ClientWorker(frozen, planned, handover, arena, nullcontext)  # type: ignore[arg-type]
     made = Submission(frozen, PreparedGraph(frozen.spec, planned), {}, handover)
     first = made.begin("c1.1", 7, 0, client, workers=workers, blas_threads=1)
     return first, list(made.rest("c1.1", 7))

@@ -409,10 +409,12 @@ def test_ctrl_c_ends_backwards_that_nest_for_ever(start_script: StartScript, mod
 INTERRUPTED_TWICE = """
 import os
 import mpgrad as mg
+from mpgrad.engine import interrupts
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.events import GraphCancelled
 from tests.process.test_deaths import Hangs, branches, matrix
 
+interrupts.GRACE_MS = interrupts.PATIENCE_MS = 3_600_000
 handle_event = ClientState.handle_event
 
 def handle_and_tell(self, event):

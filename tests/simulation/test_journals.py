@@ -70,7 +70,7 @@ def test_a_forgotten_table_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_first_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = journal_of(5, journal_events=10_000).record
+    record = journal_of(0, journal_events=10_000).record
     right = Membership.choose_worker
 
     def wrong(self, **wanted):

@@ -247,11 +247,11 @@ def what_runs_when_the_fence_strikes_is_blamed(patch):
 @bug
 def a_hung_worker_gets_more_tasks(patch):
     def wrong(self, **wanted):
-        hung, self.hung = self.hung, None
+        is_fenced, self.is_fenced = self.is_fenced, False
         try:
             return right(self, **wanted)
         finally:
-            self.hung = hung
+            self.is_fenced = is_fenced
 
     right = MemberRecord.has_credit
     patch.setattr(MemberRecord, "has_credit", wrong)
@@ -260,6 +260,11 @@ def a_hung_worker_gets_more_tasks(patch):
 @bug
 def a_hung_worker_is_left_alone(patch):
     forget(patch, Deaths, "on_worker_hung")
+
+
+@bug
+def a_passed_deadline_is_forgotten(patch):
+    forget(patch, Deaths, "on_deadline_passed")
 
 
 @bug

@@ -101,7 +101,7 @@ def test_user_code_behind_an_error_does_not_run_though_an_earlier_error_may_wait
 def test_a_client_that_comes_again_gets_the_same_results() -> None:
     faults = Faults(vanish=1.0, rejoin=1.0)
     ends = Counter[str]()
-    for seed in range(40):
+    for seed in range(60):
         world = World(seed, workers=2, graphs=4, sessions=2, clients=2, faults=faults).run()
         ends.update(
             what[0].peer for _, _, what in world.log.entries if isinstance(what[0], CompleteGraph)
