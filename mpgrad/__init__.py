@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 
 #: Public names by the module that defines them.
 _NAMES_OF = {
-    "mpgrad.tensor": "Tensor",
+    "mpgrad.tensor": "Tensor is_inference",
     "mpgrad.device": "Device device",
     "mpgrad.device_arrays": "set_default_device get_default_device",
     "mpgrad.dtypes": (
@@ -47,7 +47,12 @@ _NAMES_OF = {
         "empty_like zeros_like ones_like full_like arange linspace eye"
     ),
     "mpgrad.ops.random": (
-        "manual_seed get_rng_state set_rng_state rand randn rand_like randn_like randint randperm"
+        "manual_seed get_rng_state set_rng_state "
+        "rand randn rand_like randn_like randint randperm bernoulli"
+    ),
+    "mpgrad.ops.typed_tensors": (
+        "HalfTensor FloatTensor DoubleTensor ByteTensor CharTensor ShortTensor IntTensor "
+        "LongTensor BoolTensor"
     ),
     "mpgrad.ops.arithmetic": (
         "add sub mul div pow neg abs addcmul addcdiv lerp sqrt rsqrt reciprocal square"
@@ -64,7 +69,7 @@ _NAMES_OF = {
         "erf sigmoid relu"
     ),
     "mpgrad.ops.reduction": (
-        "sum mean var std max min amax amin argmax argmin any all cumsum logsumexp"
+        "sum mean var var_mean std max min amax amin argmax argmin any all cumsum logsumexp"
     ),
     "mpgrad.ops.products": "prod cumprod",
     "mpgrad.ops.shape": (
@@ -122,7 +127,7 @@ __all__ = ["__version__", *_HOME, *_SUBMODULES]
 __getattr__, __dir__ = _attach(
     __name__,
     _HOME,
-    submodules=_SUBMODULES,
+    submodules=(*_SUBMODULES, "_C"),
     first="mpgrad.tensor_methods",
     not_for=_WITHOUT_TENSOR,
 )

@@ -161,6 +161,7 @@ from mpgrad.ops.overwriting import masked_fill as masked_fill
 from mpgrad.ops.pooling import max_pool2d as max_pool2d
 from mpgrad.ops.products import cumprod as cumprod
 from mpgrad.ops.products import prod as prod
+from mpgrad.ops.random import bernoulli as bernoulli
 from mpgrad.ops.random import get_rng_state as get_rng_state
 from mpgrad.ops.random import manual_seed as manual_seed
 from mpgrad.ops.random import rand as rand
@@ -184,6 +185,7 @@ from mpgrad.ops.reduction import min as min
 from mpgrad.ops.reduction import std as std
 from mpgrad.ops.reduction import sum as sum
 from mpgrad.ops.reduction import var as var
+from mpgrad.ops.reduction import var_mean as var_mean
 from mpgrad.ops.rounding import ceil as ceil
 from mpgrad.ops.rounding import floor as floor
 from mpgrad.ops.rounding import floor_divide as floor_divide
@@ -256,8 +258,18 @@ from mpgrad.ops.transcendental import sin as sin
 from mpgrad.ops.transcendental import sinh as sinh
 from mpgrad.ops.transcendental import tan as tan
 from mpgrad.ops.transcendental import tanh as tanh
+from mpgrad.ops.typed_tensors import BoolTensor as BoolTensor
+from mpgrad.ops.typed_tensors import ByteTensor as ByteTensor
+from mpgrad.ops.typed_tensors import CharTensor as CharTensor
+from mpgrad.ops.typed_tensors import DoubleTensor as DoubleTensor
+from mpgrad.ops.typed_tensors import FloatTensor as FloatTensor
+from mpgrad.ops.typed_tensors import HalfTensor as HalfTensor
+from mpgrad.ops.typed_tensors import IntTensor as IntTensor
+from mpgrad.ops.typed_tensors import LongTensor as LongTensor
+from mpgrad.ops.typed_tensors import ShortTensor as ShortTensor
 from mpgrad.serialization import load as load
 from mpgrad.serialization import save as save
 from mpgrad.tensor import Tensor as Tensor
+from mpgrad.tensor import is_inference as is_inference
 
 __version__: str

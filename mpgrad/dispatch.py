@@ -23,7 +23,7 @@ from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, first_gpu, is_current, moved, on
 from mpgrad.ops.registry import OPERATORS, Operator, Source
-from mpgrad.storage import empty
+from mpgrad.storage import INFERENCE, empty
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
 _RESULTS = frozenset({"result", "results"})
@@ -137,11 +137,13 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
         raw = operator.forward(xp, *arrays, **attributes)
     several = isinstance(raw, tuple)
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
+    records = is_grad_enabled()
     if operator.view is not None:
         share_memory(operator, inputs[0], outputs, attributes)
+        records = records and inputs[0]._version_counter is not INFERENCE
     if watched:
         MODES.done(operator, inputs, attributes, outputs)
-    if is_grad_enabled():
+    if records:
         needs = wanted_gradients(operator, inputs)
         if True in needs:
             record_call(operator, inputs, outputs, needs, attributes)

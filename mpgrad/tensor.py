@@ -66,7 +66,11 @@ class Tensor(TensorMembers):
         "_retains_grad",
         "_version_counter",
         "_view",
+        "_was_reshaped",
     )
+
+    #: Set where the shape was changed in place, so that views which were made before cannot follow.
+    _was_reshaped: bool
 
     #: NumPy must leave ``array * tensor`` to Tensor.
     __array_priority__ = 1000
@@ -297,6 +301,11 @@ _USE_DETACH = (
     " If you want to use a computed variable in a subgraph that doesn't require differentiation "
     "use var_no_grad = var.detach()."
 )
+
+
+def is_inference(input: Tensor) -> bool:
+    """Whether ``input`` was made in inference mode, and so can never be recorded."""
+    return input.is_inference()
 
 
 def check_requires_grad(tensor: Tensor, value: Any) -> None:

@@ -19,6 +19,7 @@ _HOME = {
     "set_grad_enabled": "mpgrad.autograd.grad_mode",
     "inference_mode": "mpgrad.autograd.grad_mode",
     "set_multithreading_enabled": "mpgrad.autograd.grad_mode",
+    "is_multithreading_enabled": "mpgrad.autograd.grad_mode",
 }
 
 #: Public names that are modules.

@@ -11,6 +11,7 @@ from mpgrad.autograd.backward import grad as grad
 from mpgrad.autograd.function import Function as Function
 from mpgrad.autograd.grad_mode import enable_grad as enable_grad
 from mpgrad.autograd.grad_mode import inference_mode as inference_mode
+from mpgrad.autograd.grad_mode import is_multithreading_enabled as is_multithreading_enabled
 from mpgrad.autograd.grad_mode import no_grad as no_grad
 from mpgrad.autograd.grad_mode import set_grad_enabled as set_grad_enabled
 from mpgrad.autograd.grad_mode import set_multithreading_enabled as set_multithreading_enabled

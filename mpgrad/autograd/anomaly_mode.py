@@ -7,6 +7,7 @@ that was itself recorded in a backward, also the call behind the Node whose back
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -125,21 +126,27 @@ def explain_failure(node: Node) -> None:
     if not mode.enabled:
         return
     node = node.subject
-    warnings.warn(
+    _warn(
         f"Error detected in {node.name()}."
-        + _traceback(node, " Traceback of forward call that caused the error:\n"),
-        stacklevel=2,
+        + _traceback(node, " Traceback of forward call that caused the error:\n")
     )
     parent: Node | None = node.metadata.get("parent_")
     while parent is not None:
-        warnings.warn(
+        _warn(
             f"\n\nPrevious calculation was induced by {parent.name()}."
             + _traceback(
                 parent, " Traceback of forward call that induced the previous calculation:\n"
-            ),
-            stacklevel=2,
+            )
         )
         parent = parent.metadata.get("parent_")
+
+
+def _warn(text: str) -> None:
+    """Warn; where warnings are errors, print, so that the error that is explained gets through."""
+    try:
+        warnings.warn(text, stacklevel=3)
+    except Warning:
+        print(f"Warning: {text}", file=sys.stderr)
 
 
 def _traceback(node: Node, title: str) -> str:

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad
-from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad, grad_lock
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad, first_grad, grad_lock
 from mpgrad.autograd.nodes.executing import executing
 from mpgrad.autograd.nodes.node import InputMetadata, Node
 from mpgrad.autograd.running.lent_gradients import own
 from mpgrad.autograd.running.running_backward import note_early_change
+from mpgrad.dispatch import record_call
+from mpgrad.ops.registry import OPERATORS
 from mpgrad.storage import adopt, is_exclusive
 from mpgrad.tensor import Tensor
 
@@ -184,6 +186,9 @@ def add_to_grad(accumulator: AccumulateGrad, grad: Tensor, *, exclusive: bool = 
     if not is_grad_enabled():
         note_early_change(variable)
         accumulator.accumulate(grad._array, exclusive=exclusive)
+    elif variable._requires_grad and variable._grad is None:
+        note_early_change(variable)
+        variable._grad = first_recorded_grad(variable, grad)
     elif variable._requires_grad:
         keep_grad(variable, grad)
 
@@ -267,11 +272,11 @@ def _run_user_code(node: Node, xp: Any, grads: list[Any], needs: Sequence[bool])
         results = node.apply(xp, grads, needs)
     if hooked or not runs_node_hooks(node):
         return results
-    # Hooks that came while it ran: there is no HooksAfter for them.
+    # Hooks that came while it ran: there is no HooksAfter for them. What the Node ran on was not
+    # kept for them: as in PyTorch, they see an empty tuple of it.
     tensors = [None if value is None else Tensor(value) for value in results]
-    shown = [None if grad is None else Tensor(adopt(grad)) for grad in grads]
     with no_grad(), executing(node):
-        final = run_post_hooks(node, tensors, shown)
+        final = run_post_hooks(node, tensors, ())
     return [None if grad is None else grad._array for grad in final]
 
 
@@ -285,6 +290,14 @@ def run_post_accumulate_hooks(variable: Tensor) -> None:
         returned = hook(variable)
         if returned is not None and _checked(hook, returned, variable) is not variable:
             raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def first_recorded_grad(leaf: Tensor, grad: Tensor) -> Tensor:
+    """A copy of ``grad`` in the layout of ``leaf``, recorded as PyTorch does: one ``copy_``."""
+    copied = Tensor(first_grad(grad._array, leaf._array, exclusive=False))
+    if grad.requires_grad:
+        record_call(OPERATORS["copy"], (copied.detach(), grad), [copied], (False, True), {})
+    return copied
 
 
 def keep_grad(tensor: Tensor, grad: Tensor) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mpgrad.autograd.client_nodes import first_recorded_grad
 from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.grad_mode import enable_grad
-from mpgrad.autograd.nodes.accumulate_grad import first_grad, grad_lock
+from mpgrad.autograd.nodes.accumulate_grad import grad_lock
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
@@ -94,16 +95,12 @@ def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None
             if undo is not None:
                 undo.note(tensor)
             previous = tensor._grad
-            tensor._grad = (
-                _first_recorded(tensor, gradient) if previous is None else add(previous, gradient)
-            )
-
-
-def _first_recorded(tensor: Tensor, gradient: Tensor) -> Tensor:
-    copied = clone(gradient)
-    if tensor._grad_fn is None:
-        copied._array = first_grad(copied._array, tensor._array, exclusive=True)
-    return copied
+            if previous is not None:
+                tensor._grad = add(previous, gradient)
+            elif tensor._grad_fn is None:
+                tensor._grad = first_recorded_grad(tensor, gradient)
+            else:
+                tensor._grad = clone(gradient)
 
 
 def _recorded_additions(

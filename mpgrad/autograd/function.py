@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
-
-import numpy as np
 
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import (
@@ -18,15 +16,16 @@ from mpgrad.autograd.functions.function_node import (
     run_function_backward,
 )
 from mpgrad.autograd.functions.outputs import outputs_of
+from mpgrad.autograd.functions.stopping import DelayedError
 from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from mpgrad.autograd.nodes.node import Edge, Node
-from mpgrad.device_arrays import is_on_gpu
+from mpgrad.autograd.nodes.node import Edge
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
 __all__ = [
     "Function",
     "FunctionContext",
     "FunctionNode",
+    "BackwardCFunction",
     "InplaceFunction",
     "PortableContext",
     "once_differentiable",
@@ -39,6 +38,10 @@ class _BackwardClass:
 
     def __get__(self, instance: Any, owner: type[Any]) -> type[FunctionNode]:
         return node_class(owner)
+
+
+#: PyTorch's name of the class of all Nodes of custom Functions.
+BackwardCFunction = FunctionNode
 
 
 class Function:
@@ -226,25 +229,6 @@ class InplaceFunction(Function):
         self.inplace = inplace
 
 
-class _DelayedError(Node):
-    """Raises as soon as somebody differentiates through it."""
-
-    __slots__ = ()
-
-    runs_on_client = True
-
-    def name(self) -> str:
-        return "DelayedError"
-
-    def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-        raise RuntimeError(
-            "trying to differentiate twice a function that was marked with @once_differentiable"
-        )
-
-    def apply_recorded(self, grads: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
-        return self.apply(None, list(grads), needs)
-
-
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a ``backward`` that cannot be differentiated itself.
 
@@ -255,23 +239,23 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(ctx: FunctionContext, *grads: Any) -> Any:
         with no_grad():
             returned = backward(ctx, *grads)
-        wanted = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
-        if not is_grad_enabled() or not wanted:
+        if not is_grad_enabled() or not any(
+            isinstance(grad, Tensor) and grad.requires_grad for grad in grads
+        ):
             return returned
-        if isinstance(returned, tuple):
-            return tuple(_forbid_differentiation(value, wanted) for value in returned)
-        return _forbid_differentiation(returned, wanted)
+        refuse = DelayedError(
+            "trying to differentiate twice a function that was marked with @once_differentiable",
+            len(returned) if isinstance(returned, tuple) else 1,
+        )
+        values = returned if isinstance(returned, tuple) else (returned,)
+        return refuse(*map(_as_leaf, values))
 
     return wrapper
 
 
-def _forbid_differentiation(value: Any, grads: list[Tensor]) -> Any:
-    """``value`` as a tensor whose history is one :class:`_DelayedError` behind ``grads``."""
-    array = value._array if isinstance(value, Tensor) else value
-    is_array = isinstance(array, np.ndarray) or is_on_gpu(array)
-    if not is_array or array.dtype.kind not in "fc":
+def _as_leaf(value: Any) -> Any:
+    """A gradient that backward returned, as a leaf, so that somebody may want its derivative."""
+    if value is None or isinstance(value, bool | int | float | complex):
         return value
-    tensor = Tensor(array)
-    node = _DelayedError([gradient_edge(grad) for grad in grads], [metadata_of(tensor)])
-    tensor._grad_fn, tensor._requires_grad = node, True
-    return tensor
+    array = value._array if isinstance(value, Tensor) else value
+    return Tensor(array, requires_grad=array.dtype.kind in "fc")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from mpgrad.autograd.nodes.abstract_node import Node as Node
 from mpgrad.autograd.nodes.executing import current_autograd_node as current_autograd_node
 from mpgrad.autograd.nodes.gradient_edge import GradientEdge as GradientEdge
 from mpgrad.autograd.nodes.gradient_edge import get_gradient_edge as get_gradient_edge
 from mpgrad.autograd.nodes.multi_grad_hook import (
     register_multi_grad_hook as register_multi_grad_hook,
 )
-from mpgrad.autograd.nodes.node import Node as Node
 from mpgrad.autograd.running.graph_task import (
     current_graph_task_execution_order as current_graph_task_execution_order,
 )

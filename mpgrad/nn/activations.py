@@ -8,11 +8,18 @@ from mpgrad.tensor import Tensor
 
 
 class ReLU(Module):
-    """``max(input, 0)``."""
+    """``max(input, 0)``; with ``inplace`` it overwrites the input."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
 
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
-        return F.relu(input)
+        return F.relu(input, self.inplace)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
 
 
 class Tanh(Module):

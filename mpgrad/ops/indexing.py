@@ -85,7 +85,7 @@ def split_key(key: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
     """
     plain: list[Any] = []
     indices: list[Tensor] = []
-    for item in key if isinstance(key, tuple) else (key,):
+    for item in _items(key):
         if item is None or item is Ellipsis:
             plain.append(item)
         elif isinstance(item, slice):
@@ -98,6 +98,28 @@ def split_key(key: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
             plain.append(INDEX)
             indices.append(_index_tensor(item))
     return tuple(plain), indices
+
+
+def _items(key: Any) -> Sequence[Any]:
+    """The items of a key; a list is one item, but for those that PyTorch takes for a tuple."""
+    if isinstance(key, tuple):
+        return key
+    if not isinstance(key, list) or len(key) >= _LIST_MAX:
+        return (key,)
+    if not any(item is None or item is Ellipsis or isinstance(item, _NOT_ALONE) for item in key):
+        return (key,)
+    warnings.warn(
+        "Using a non-tuple sequence for multidimensional indexing is deprecated; use x[tuple(seq)] "
+        "instead of x[seq], or x[mg.tensor(seq)] for an index tensor.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return key
+
+
+#: A longer list is an index, as it was in the NumPy from which PyTorch took the rule.
+_LIST_MAX = 32
+_NOT_ALONE = (slice, list, tuple, Tensor, np.ndarray)
 
 
 def _is_whole(item: Any) -> bool:

@@ -94,6 +94,7 @@ _NAMES: dict[str, str | Naming] = {
     "scatter_to_devices": "Scatter",
     "square": "PowBackward0",
     "sum": _by_dim("SumBackward"),
+    "sum_backward": "ExpandBackward0",
     "take_along_axis": "GatherBackward0",
     "to_device": "ToCopyBackward0",
 }

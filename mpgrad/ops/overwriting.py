@@ -41,6 +41,7 @@ _copy = operator(
 #: ``draws`` are random and have no history.
 _uniform = operator("uniform", lambda xp, input, draws: draws, input=_no_gradient)
 _normal = operator("normal", lambda xp, input, draws: draws, input=_no_gradient)
+_bernoulli = operator("bernoulli", lambda xp, input, draws: draws, input=_no_gradient)
 
 
 _masked_fill = operator(

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage
-from mpgrad.device_arrays import device_of, moved, on, usable
+from mpgrad.device_arrays import device_of, moved, on, on_host, usable
+from mpgrad.dispatch import call
 from mpgrad.ops.creation import shape_from
+from mpgrad.ops.overwriting import _bernoulli
 from mpgrad.ops.promotion import DEFAULT_FLOAT
 from mpgrad.tensor import Tensor
 
@@ -99,6 +101,22 @@ def fill_normal(array: Array, mean: float = 0.0, std: float = 1.0) -> None:
     _write(array, draws * std + mean)
 
 
+def fill_bernoulli(array: Array, probability: Any) -> None:
+    """Overwrite ``array`` with 1 where a draw is below ``probability``, else with 0.
+
+    Args:
+        array: what to overwrite.
+        probability: a number, or an array of the host that broadcasts to ``array``.
+
+    Raises:
+        RuntimeError: it is no probability.
+    """
+    if not np.all((np.asarray(probability) >= 0) & (np.asarray(probability) <= 1)):
+        raise RuntimeError(f"bernoulli expects p to be in [0, 1], but got p={probability}")
+    draws = default_generator().random(array.shape, np.float32)
+    _write(array, np.less(draws, probability).astype(array.dtype))
+
+
 def _write(array: Array, values: Any) -> None:
     """Put values of the host into ``array``, wherever that lies: the draws are the same."""
     device = device_of(array)
@@ -112,6 +130,17 @@ def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:
     mask = storage.empty(shape, bool)
     np.less(default_generator().random(shape, np.float32), probability, out=mask)
     return mask
+
+
+def bernoulli(input: Tensor) -> Tensor:
+    """1 with the probability that the element of ``input`` says, else 0; its gradient is 0.
+
+    Raises:
+        RuntimeError: an element is no probability.
+    """
+    draws = storage.empty(input.shape, input.dtype, input.device)
+    fill_bernoulli(draws, on_host(input._array))
+    return call(_bernoulli, input, Tensor(draws))  # type: ignore[no-any-return]
 
 
 def rand(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:

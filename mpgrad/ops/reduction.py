@@ -31,6 +31,7 @@ __all__ = [
     "std",
     "sum",
     "var",
+    "var_mean",
 ]
 
 
@@ -167,6 +168,41 @@ def var(
         dim=some_dims(dim, axis, tensor.ndim),
         correction=correction if unbiased is None else int(unbiased),
         keepdim=either("keepdim", keepdim, "keepdims", keepdims),
+    )
+
+
+def _var_and_mean(xp: Any, input: Any, *, dim: Dims, correction: float, keepdim: bool) -> Any:
+    variance = _var_of(xp, input, dim=dim, correction=correction, keepdim=keepdim)
+    return variance, _mean_of(xp, input, dim, keepdim)
+
+
+_var_mean = operator(
+    "var_mean",
+    _var_and_mean,
+    wirtinger=True,
+    outputs=2,
+    input=lambda xp, grads, input, input_shape, dim, correction: xp.add(
+        _var_grad(xp, grads[0], input, dim, correction), _mean_grad(xp, grads[1], input_shape, dim)
+    ),
+)
+
+
+def var_mean(
+    input: Any,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    correction: float = 1,
+    unbiased: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``(var(input, ...), mean(input, ...))``."""
+    tensor = floating(input)
+    return call(  # type: ignore[no-any-return]
+        _var_mean,
+        tensor,
+        dim=some_dims(dim, None, tensor.ndim),
+        correction=correction if unbiased is None else int(unbiased),
+        keepdim=keepdim,
     )
 
 

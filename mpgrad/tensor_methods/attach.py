@@ -26,6 +26,7 @@ from mpgrad.ops import (
     ordering,
     overwriting,
     products,
+    random,
     reduction,
     rounding,
     selection,
@@ -41,7 +42,9 @@ from mpgrad.tensor_methods import (
     in_place,
     in_place_composed,
     layout,
+    new_tensors,
     numpy_functions,
+    shape_in_place,
     values,
 )
 
@@ -147,6 +150,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "detach_": history.detach_,
     "backward": backward,
     "softmax": activation.softmax,
+    "bernoulli": random.bernoulli,
     "log_softmax": activation.log_softmax,
     "where": lambda self, condition, other: choices.where(condition, self, other),
     "view_as": lambda self, other: shape.view(self, other.shape),
@@ -211,6 +215,8 @@ def _attach() -> None:
         numpy_functions.METHODS,
         in_place.METHODS,
         in_place_composed.METHODS,
+        new_tensors.METHODS,
+        shape_in_place.METHODS,
         overrides.METHODS,
         variable.PROPERTIES,
     ):

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpgrad import storage
 from mpgrad.autograd.views.in_place import call_in_place, overwrite
-from mpgrad.device_arrays import on
+from mpgrad.device_arrays import on, on_host
 from mpgrad.dispatch import namespace_for
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
 from mpgrad.ops import overwriting, random
@@ -243,6 +243,17 @@ def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return call_in_place(overwriting._normal, self, Tensor(draws))
 
 
+def bernoulli_(self: Tensor, p: Any = 0.5) -> Tensor:
+    """Overwrite with 1 with probability ``p`` (a number or a Tensor), else with 0.
+
+    Raises:
+        RuntimeError: ``p`` is no probability.
+    """
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_bernoulli(draws, on_host(p._array) if isinstance(p, Tensor) else p)
+    return call_in_place(overwriting._bernoulli, self, Tensor(draws))
+
+
 def setitem(self: Tensor, key: Any, value: Any) -> None:
     """``self[key] = value``, broadcast and converted to this dtype; differentiable in both.
 
@@ -319,6 +330,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "index_put_": index_put_,
     "uniform_": uniform_,
     "normal_": normal_,
+    "bernoulli_": bernoulli_,
     "bitwise_and_": _unrecorded("bitwise_and", np.bitwise_and),
     "bitwise_or_": _unrecorded("bitwise_or", np.bitwise_or),
     "bitwise_xor_": _unrecorded("bitwise_xor", np.bitwise_xor),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import warnings
 from typing import Any
@@ -339,3 +341,19 @@ def test_a_worker_says_which_node_it_was(process_engine: mg.Engine) -> None:
         error_of(y.sum().backward, "nan values")
     assert marks(found.texts[0]) == ["culprit"]
     assert process_engine.statistics().tasks.get("client", 0) == before
+
+
+@paired("L4")
+def test_where_warnings_are_errors_the_explanation_goes_to_stderr(lib: Any) -> Any:
+    captured = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mode = lib.autograd.detect_anomaly()
+    with warnings.catch_warnings(), mode:
+        warnings.simplefilter("error")
+        shifted = leaf(lib, 3) + 1
+        squared = shifted**2
+        shifted += 1
+        with contextlib.redirect_stderr(captured):
+            error = error_of(squared.sum().backward, "modified by an inplace operation")
+    return error, "Error detected in PowBackward0" in captured.getvalue()

@@ -116,6 +116,91 @@ def test_mark_non_differentiable_outputs_get_zeros(lib: Any) -> Any:
 
 
 @paired("H9")
+def test_non_differentiable_outputs_may_get_none(lib: Any) -> Any:
+    shown = []
+
+    class Two(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            first, second = x.clone(), x.clone()
+            ctx.mark_non_differentiable(second)
+            ctx._materialize_non_diff_grads = False
+            return first, second
+
+        @staticmethod
+        def backward(ctx: Any, one: Any, two: Any) -> Any:
+            shown.append(two is None)
+            return one * 2
+
+    x = leaf(lib, 3)
+    Two.apply(x)[0].sum().backward()
+    return shown, x.grad
+
+
+@paired("H10")
+def test_undefined_gradients_reach_a_function_as_zeros_or_none(lib: Any) -> Any:
+    shown = []
+
+    def function(materialize: bool) -> Any:
+        class Same(lib.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.set_materialize_grads(materialize)
+                return x * 1
+
+            @staticmethod
+            def backward(ctx: Any, grad: Any) -> Any:
+                shown.append(None if grad is None else grad.sum().item())
+                return grad
+
+        return Same
+
+    x = leaf(lib, 3)
+    for materialize in (True, False):
+        stopped = lib._C._functions.UndefinedGrad()(function(materialize).apply(x))
+        stopped.sum().backward()
+    return shown, x.grad
+
+
+@paired("H13")
+def test_a_view_returned_without_recording_stays_a_view(lib: Any) -> Any:
+    class Alias(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x[:]
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad
+
+    x = leaf(lib, 2)
+    with lib.no_grad():
+        output = Alias.apply(x)
+    return output.requires_grad, error_of(
+        lambda: output.zero_(), "A view was created in no_grad mode and is being modified inplace"
+    )
+
+
+@paired("H13")
+def test_a_view_that_forward_has_changed_keeps_the_history_of_its_function(lib: Any) -> Any:
+    class Changed(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            view = x.clone()[:2]
+            view += 2
+            return view
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return lib.cat([grad, grad * 0])
+
+    x = leaf(lib, 4)
+    y = Changed.apply(x)
+    y.sum().backward()
+    return type(y.grad_fn).__name__, y, x.grad
+
+
+@paired("H9")
 def test_mark_non_differentiable_on_an_input_and_on_no_tensor(lib: Any) -> Any:
     def as_is(ctx: Any, x: Any) -> Any:
         ctx.mark_non_differentiable(x)

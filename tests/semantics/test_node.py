@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -424,3 +425,60 @@ def test_a_node_is_all_that_its_graph_needs(mode: str, request: pytest.FixtureRe
     gc.collect()
     (grad,) = mg.autograd.grad(edge, x, mg.ones(2, dtype=mg.float64))
     assert grad.tolist() == [3.0, 3.0]
+
+
+@paired("F3")
+def test_a_node_is_what_is_registered_as_one(lib: Any) -> Any:
+    node = lib.autograd.graph.Node
+    kinds = lib._C._functions
+    contexts = []
+
+    class Noting(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            contexts.append(isinstance(ctx, node))
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            contexts.append(isinstance(ctx, node))
+            return grad
+
+    x = leaf(lib, 2)
+    y = Noting.apply(x)
+    y.sum().backward()
+    return (
+        contexts,
+        issubclass(type(y.grad_fn), node),
+        issubclass(lib.autograd.function.BackwardCFunction, node),
+        [issubclass(kind, node) for kind in (kinds.AccumulateGrad, kinds.DelayedError)],
+        isinstance((x * 2).grad_fn.next_functions[0][0], kinds.AccumulateGrad),
+        [isinstance(value, node) for value in (None, 1, node)],
+        node in type((x * 2).grad_fn).mro(),
+    )
+
+
+@paired("L7")
+def test_a_delayed_error_is_raised_when_backward_comes_to_it(lib: Any) -> Any:
+    x, y = leaf(lib, 2), leaf(lib, 2, seed=1)
+    stopped = lib._C._functions.DelayedError("Boom!", 1)(y)
+    first, second = lib._C._functions.DelayedError("Boom!", 2)(x, y)
+    out = (x * stopped).sum()
+    (beside,) = lib.autograd.grad(out, x, retain_graph=True)
+    return (
+        error_of(out.backward, "Boom!"),
+        error_of((first + second).sum().backward, "Boom!"),
+        beside,
+        type(stopped.grad_fn).__name__,
+        len(first.grad_fn.next_functions),
+    )
+
+
+@paired("D3")
+def test_the_first_gradient_of_create_graph_is_a_copy(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (x**2).sum().backward(create_graph=True)
+    node = x.grad.grad_fn
+    return type(node).__name__, [at is None for at, _ in node.next_functions]

@@ -570,3 +570,76 @@ def test_packed_nodes_run_in_the_calling_process(process_engine: mg.Engine) -> N
     assert where["ExpBackward0"][0] == "client"
     assert "unpack" in where["ExpBackward0"][1]
     assert where["MulBackward0"][0] == "worker"
+
+
+@paired("I17")
+def test_hooks_left_or_entered_by_unpack_are_so_during_that_backward_alone(lib: Any) -> Any:
+    def leaving(tensor: Any) -> Any:
+        outer.__exit__()
+        return tensor
+
+    hooks = lib.autograd.graph.saved_tensors_hooks
+    outer, seen = hooks(lambda t: t, leaving), []
+    inner = hooks(lambda t: t, lambda t: seen.append("unpack") or t)
+    for _ in range(2):
+        with inner:
+            outer.__enter__()
+            leaf(lib, 3).sin().sum().backward()
+    left = 0
+    while left < 2:  # what each round has left behind
+        outer.__exit__()
+        left += 1
+    y = leaf(lib, 2).exp()
+    y.grad_fn._raw_saved_result.register_hooks(lambda t: t, lambda t: t)
+    return seen, left
+
+
+@paired("I7", "G13")
+def test_a_post_hook_registered_by_unpack_sees_no_grad_outputs(lib: Any) -> Any:
+    node_of = lib._C._current_autograd_node
+    shown = []
+
+    def unpack(tensor: Any) -> Any:
+        def hook(inputs: Any, outputs: Any) -> Any:
+            shown.append(len(outputs))
+            return tuple(None if value is None else value / 2 for value in inputs)
+
+        node_of().register_hook(hook)
+        return tensor
+
+    x = leaf(lib, 3, 3)
+    with lib.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        x.sin().sum().backward()
+    return shown, x.grad
+
+
+@paired("I8")
+def test_both_hooks_of_a_saved_tensor_are_needed(lib: Any) -> Any:
+    handle = leaf(lib, 2).exp().grad_fn._raw_saved_result
+    return (
+        error_of(lambda: handle.register_hooks(lambda t: t), "incompatible function arguments"),
+        error_of(lambda: handle.register_hooks(1, 1), "incompatible function arguments"),
+        isinstance(handle, lib._C._autograd.SavedTensor),
+    )
+
+
+@paired("I14")
+def test_what_was_cloned_can_be_counted(lib: Any) -> Any:
+    counts = []
+    with lib.autograd.graph.allow_mutation_on_saved_tensors() as clones:
+
+        def note() -> None:
+            counts.append((len(clones.tid_to_weakhandle), len(clones.cloned)))
+
+        y = leaf(lib, 3) * 1
+        out = (y**2).sum()
+        note()
+        y.sin_()
+        note()
+        del out
+        note()
+        kept = (y**2).sum()
+        y.sin_()
+        note()
+    note()
+    return counts, kept.requires_grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -58,6 +59,7 @@ class FunctionContext:
         "_dirty",
         "_inputs",
         "_materialize_grads",
+        "_materialize_non_diff_grads",
         "_metadata",
         "_needs_input_grad",
         "_node",
@@ -79,6 +81,9 @@ class FunctionContext:
         self._non_differentiable: tuple[Any, ...] = ()
         self._dirty: tuple[Any, ...] = ()
         self._materialize_grads = True
+        #: Whether backward gets zeros for outputs that were marked non-differentiable, too; else
+        #: None. PyTorch's users set it in forward.
+        self._materialize_non_diff_grads = True
         self._inputs: tuple[Metadata, ...] = ()
         self._outputs: tuple[Metadata, ...] = ()
         self._metadata: dict[str, Any] | None = None
@@ -142,6 +147,14 @@ class FunctionContext:
         if self._clears_on_access:
             self._saved, self._was_accessed = (), True
         return tensors
+
+    @property
+    def saved_variables(self) -> tuple[Tensor | None, ...]:
+        """The old name of ``saved_tensors``."""
+        warnings.warn(
+            "'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2
+        )
+        return self.saved_tensors
 
     def _unpack(self, item: SavedTensor | Tensor | None) -> Tensor | None:
         if not isinstance(item, SavedTensor):

@@ -56,10 +56,19 @@ class FunctionNode(Node):
         If none is, nobody refers to this Node, and it dies with the call.
         """
         ctx = self.ctx
+        if not ctx._materialize_non_diff_grads:
+            ctx._outputs = tuple(
+                [
+                    meta if at else None
+                    for meta, at in zip(ctx._outputs, differentiable, strict=True)
+                ]
+            )
         self.input_metadata = tuple(meta or _NO_TENSOR for meta in ctx._outputs)
         for output_nr, (value, wanted) in enumerate(zip(outputs, differentiable, strict=True)):
             if wanted:
                 value._grad_fn, value._output_nr, value._requires_grad = self, output_nr, True
+                if value._view is not None:  # what forward has changed is in this history
+                    value._view.version = value._version_counter.value
         produced = {id(value) for value in outputs}
         ctx._saved = tuple(
             None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)

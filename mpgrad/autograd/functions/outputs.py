@@ -157,6 +157,8 @@ class _Outputs:
         is_dirty = _contains(self._dirty, value)
         if is_dirty and not excluded and (self._recording or not value.requires_grad):
             return value
+        if not self._recording and value._view is not None and not self.is_input(value):
+            return value  # it stays a view of its base, whose changes it follows
         # Recording must not rewrite the history of a tensor that somebody else holds.
         taken = value.requires_grad or self.is_input(value)
         made = value

@@ -46,11 +46,11 @@ def will_engine_execute_node(node: Any) -> bool:
         RuntimeError: no backward is running; ``node`` is no Node; or it is a leaf's Node in
             ``grad()``, where it never runs.
     """
-    frozen = _executed("_will_engine_execute_node")
     if not isinstance(node, Node):
         raise RuntimeError(
             f"_will_engine_execute_node expects an grad_fn, but got {type(node).__name__}"
         )
+    frozen = _executed("_will_engine_execute_node")
     if frozen.only_captures(node):
         raise RuntimeError(
             "A leaf node was passed to _will_engine_execute_node but we are currently running "

@@ -17,6 +17,7 @@ from mpgrad.autograd.nodes.accumulate_grad import grad_lock
 from mpgrad.autograd.running.interrupts import interrupts_deferred
 from mpgrad.autograd.running.thread_state import PerThread
 from mpgrad.autograd.running.undo_log import UndoLog
+from mpgrad.autograd.saved.hooks_in_force import HOOKS
 
 if TYPE_CHECKING:
     from mpgrad.autograd.frozen_graph import FrozenGraph
@@ -61,6 +62,7 @@ class RunningBackward:
     __slots__ = (
         "__weakref__",
         "_callbacks",
+        "_hooks",
         "_undo",
         "create_graph",
         "depth",
@@ -89,6 +91,7 @@ class RunningBackward:
         if outer is not None:
             self.depth, self.levels = outer.depth + 1, outer.levels + 1
             self.session = outer.session
+        self._hooks = HOOKS.state
         _current.backward = self
         return self
 
@@ -103,6 +106,8 @@ class RunningBackward:
             raise
         finally:
             _current.backward = self.outer
+            if HOOKS.state is not self._hooks:  # hooks that user code entered or left in here
+                HOOKS.restore(self._hooks)
         if kind is not None:
             self._fail()
         elif self._undo is not None and self.outer is not None:

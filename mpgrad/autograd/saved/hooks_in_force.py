@@ -34,14 +34,14 @@ class SavedTensorsHooks:
     """The saved-tensor hooks of every thread.
 
     Attributes:
-        entered: the pairs that are in force on all threads together. While it is empty, and that is
-            nearly always, saving a tensor need not ask which thread it is on.
+        entered: one None for each pair that is in force, on all threads together. While it is
+            empty, and that is nearly always, saving a tensor need not ask which thread it is on.
     """
 
     __slots__ = ("_threads", "entered")
 
     def __init__(self) -> None:
-        self.entered: list[HookPair] = []
+        self.entered: list[None] = []
         self._threads = _Threads()
 
     @property
@@ -68,7 +68,7 @@ class SavedTensorsHooks:
         if state.forbidden is not None:
             raise RuntimeError(state.forbidden)
         self._threads.state = state._replace(pairs=(*state.pairs, pair))
-        self.entered.append(pair)
+        self.entered.append(None)  # how many is what counts
 
     def pop(self) -> None:
         """Leave the innermost pair.
@@ -80,7 +80,15 @@ class SavedTensorsHooks:
         if not state.pairs:
             raise RuntimeError("there are no saved-tensor hooks to leave on this thread")
         self._threads.state = state._replace(pairs=state.pairs[:-1])
-        self.entered.pop()  # how many is what counts
+        self.entered.pop()
+
+    def restore(self, before: HookState) -> None:
+        """Go back to what was in force on this thread ``before``."""
+        change = len(before.pairs) - len(self._threads.state.pairs)
+        self.entered += [None] * change
+        if change < 0:
+            del self.entered[change:]
+        self._threads.state = before
 
     @contextmanager
     def only_if(self, condition: bool) -> Iterator[None]:

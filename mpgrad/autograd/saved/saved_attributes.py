@@ -40,16 +40,21 @@ class SavedTensorHandle:
         return handle
 
     def register_hooks(
-        self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]
+        self,
+        pack_hook: Callable[[Tensor], Any] | None = None,
+        unpack_hook: Callable[[Any], Tensor] | None = None,
     ) -> None:
         """Pack this tensor now with ``pack_hook``, and unpack it whenever it is needed.
 
         Raises:
-            TypeError: a hook cannot be called.
+            TypeError: a hook is missing, or cannot be called.
             RuntimeError: the tensor has hooks already, was freed, or was never saved.
         """
         if not callable(pack_hook) or not callable(unpack_hook):
-            raise TypeError("register_hooks(): both hooks must be callable")
+            raise TypeError(
+                "register_hooks(): incompatible function arguments: it takes two callables, "
+                "pack_hook and unpack_hook"
+            )
         try:
             saved = self._find()
         except RuntimeError:

@@ -36,6 +36,16 @@ class SavedTensorClones:
         #: By the identity of its version counter, which all views of one memory share.
         self._by_memory: dict[int, WeakSet[_Kept]] = {}
 
+    @property
+    def cloned(self) -> dict[int, Tensor]:
+        """The clones that are still needed, by the identity of what is saved."""
+        return {id(kept): kept.tensor for kept in list(self._kept.values()) if kept.is_cloned}
+
+    @property
+    def tid_to_weakhandle(self) -> dict[_Key, _Kept]:
+        """All that is saved and still needed, cloned or not (PyTorch's name of it)."""
+        return dict(self._kept)
+
     def pack(self, tensor: Tensor) -> _Kept:
         array, counter = tensor._array, tensor._version_counter
         start = address(array)
@@ -53,6 +63,11 @@ class SavedTensorClones:
                 "which the graph was originally recorded."
             )
         return kept.tensor
+
+    def forget(self) -> None:
+        """Nobody may unpack any more."""
+        self._kept.clear()
+        self._by_memory.clear()
 
     def before_write(self, tensor: Tensor) -> None:
         """``tensor``'s memory is about to change: clone what was saved of it."""
@@ -86,4 +101,5 @@ def allow_mutation_on_saved_tensors() -> Iterator[SavedTensorClones]:
         yield clones
     finally:
         active = None
+        clones.forget()
         HOOKS.pop()

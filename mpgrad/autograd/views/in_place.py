@@ -229,7 +229,7 @@ def _before(tensor: Tensor, *, copied: bool) -> Tensor:
     """
     source = tensor
     if tensor._view is not None and tensor._view.base._requires_grad:
-        source = tensor._view.replay(tensor._view.base)
+        source = tensor._view.replay(tensor)
     return Tensor(
         _copy(tensor._array) if copied else tensor._array,
         requires_grad=source._requires_grad,
@@ -252,6 +252,7 @@ def rebase(tensor: Tensor, new: Tensor) -> None:
         set_history(tensor, node, new._output_nr)
         return
     base, steps = view.base, view.steps()
+    view.check_base(tensor)
     old_base, new_base = _before(base, copied=False), Tensor(base._array)
     needs = (base._requires_grad, True)
     record_call(copy_slices, (old_base, new), [new_base], needs, {"steps": steps})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled, is_inference_mode_enabled
+from mpgrad.device_arrays import address
 from mpgrad.storage import INFERENCE
 
 if TYPE_CHECKING:
@@ -100,19 +101,47 @@ class View:
         if self.version == version or not (tensor._grad_fn or self.base._requires_grad):
             return
         self.check(tensor, "its base or another view of its base has been")
-        replayed = self.replay(self.base)
+        replayed = self.replay(tensor)
         if replayed._grad_fn is not None:
             set_history(tensor, replayed._grad_fn, replayed._output_nr)
         self.version = version
 
-    def replay(self, base: Tensor) -> Tensor:
-        """The view of ``base``, recorded anew."""
+    def replay(self, tensor: Tensor) -> Tensor:
+        """What ``tensor``, whose view this is, is of its base, recorded anew.
+
+        Raises:
+            RuntimeError: the shape of the base was changed in place since.
+        """
         from mpgrad.dispatch import call  # it makes Views, with this file
 
+        self.check_base(tensor)
+        base = self.base
         with enable_grad():
             for operator, attributes in self._operators():
                 base = call(operator, base, **attributes)
         return base
+
+    def check_base(self, tensor: Tensor) -> None:
+        """Raise if the way from the base does not lead to ``tensor``, whose view this is, any more.
+
+        Raises:
+            RuntimeError: the shape of the base was changed in place since.
+        """
+        from mpgrad.dispatch import namespace_for  # it makes Views, with this file
+
+        base = self.base
+        if not getattr(base, "_was_reshaped", False):
+            return
+        try:
+            found = namespace_for(base._array).take_view(base._array, self.steps())
+        except (IndexError, ValueError):
+            found = None
+        if found is None or _place(found) != _place(tensor._array):
+            raise RuntimeError(
+                "a view cannot follow an in-place change any more: the shape of its base was "
+                "changed in place (transpose_, squeeze_, resize_, set_ ...) after the view was "
+                "made. Make the view again, or change the shape out of place."
+            )
 
     def check(self, tensor: Tensor, changed: str) -> None:
         """Raise if an in-place change cannot be recorded for ``tensor``.
@@ -139,6 +168,10 @@ class View:
         else:
             text = f"{who} and {changed} modified inplace."
         raise RuntimeError(f"{text} {_WHY[self.creation]}")
+
+
+def _place(array: Any) -> tuple[Any, ...]:
+    return address(array), array.shape, array.strides
 
 
 def share_memory(

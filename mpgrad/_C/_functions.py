@@ -1,0 +1,9 @@
+"""``torch._C._functions`` by its names: Nodes that belong to no operator."""
+
+from __future__ import annotations
+
+from mpgrad.autograd.functions.stopping import DelayedError as DelayedError
+from mpgrad.autograd.functions.stopping import UndefinedGrad as UndefinedGrad
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad as AccumulateGrad
+
+__all__ = ["AccumulateGrad", "DelayedError", "UndefinedGrad"]

@@ -1,0 +1,113 @@
+"""In-place changes of a shape: ``transpose_``, ``squeeze_``, ``resize_``, ``set_`` and their like.
+
+No element changes, only how the tensor looks at its memory. The graph gets what the out-of-place
+form would have got; the version counts all the same, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mpgrad import storage
+from mpgrad.autograd.grad_mode import is_grad_enabled, is_inference_mode_enabled
+from mpgrad.autograd.views.in_place import check_recordable, refuse_inference_tensor
+from mpgrad.autograd.views.view import set_history
+from mpgrad.device_arrays import on
+from mpgrad.ops import shape
+from mpgrad.ops.creation import shape_from
+from mpgrad.tensor import Tensor
+
+
+def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def method(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        refuse_inference_tensor(self)
+        if is_grad_enabled() and self.requires_grad:
+            check_recordable(self)
+        _become(self, function(self, *arguments, **options))
+        return self
+
+    method.__name__ = f"{function.__name__}_"
+    method.__doc__ = f"``{function.__name__}`` in place, of the shape alone; recorded like it."
+    return method
+
+
+def _become(tensor: Tensor, view: Tensor) -> None:
+    """Give ``tensor`` the shape and the history of ``view``, a view of it."""
+    if tensor._view is None:
+        tensor._was_reshaped = True
+        if tensor._grad_fn is None:  # the old AccumulateGrad expects gradients of the old shape
+            tensor._accumulator = None
+    else:
+        if view._view is not None:
+            view._view.creation = tensor._view.creation
+        tensor._view = view._view
+    if view._grad_fn is not None:
+        set_history(tensor, view._grad_fn, view._output_nr)
+    tensor._array = view._array
+    tensor._version_counter.count()
+    if tensor._view is not None:
+        tensor._view.version = tensor._version_counter.value
+
+
+def resize_(self: Tensor, *size: Any) -> Tensor:
+    """Another shape with any number of elements: the first ones stay, new ones are uninitialised.
+
+    Raises:
+        RuntimeError: the tensor requires grad, or is a view or an inference tensor elsewhere.
+    """
+    wanted = shape_from(size)
+    if self.requires_grad and not is_inference_mode_enabled():
+        raise RuntimeError("cannot resize variables that require grad")
+    refuse_inference_tensor(self)
+    if wanted == self.shape:
+        return self
+    count = math.prod(wanted)
+    with on(self.device):
+        elements = self._array.reshape(-1)
+        if count > elements.size:
+            larger = storage.empty((count,), self.dtype, self.device)
+            larger[: elements.size] = elements
+            elements = larger
+        self._array = elements[:count].reshape(wanted)
+    self._was_reshaped = self._view is None
+    self._version_counter.count()
+    return self
+
+
+def resize_as_(self: Tensor, other: Tensor) -> Tensor:
+    """``resize_`` to the shape of ``other``."""
+    return resize_(self, other.shape)
+
+
+def set_(self: Tensor, source: Tensor) -> Tensor:
+    """Lie in the memory of ``source`` from now on, with its shape.
+
+    Raises:
+        RuntimeError: the tensor requires grad and recording is on, or the dtypes differ.
+    """
+    refuse_inference_tensor(self)
+    if is_grad_enabled() and self.requires_grad:
+        check_recordable(self)
+    if source.dtype != self.dtype:
+        raise RuntimeError(
+            f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}"
+        )
+    self._array = source._array
+    self._accumulator = None  # graphs that used it lead to another leaf now
+    self._was_reshaped = self._view is None
+    self._version_counter.count()
+    return self
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    **{
+        f"{name}_": _in_place(getattr(shape, name))
+        for name in ("transpose", "t", "squeeze", "unsqueeze")
+    },
+    "resize_": resize_,
+    "resize_as_": resize_as_,
+    "set_": set_,
+}
+METHODS["swapaxes_"] = METHODS["swapdims_"] = METHODS["transpose_"]
