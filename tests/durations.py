@@ -1,4 +1,4 @@
-"""A pytest plugin (``-p tests.durations``): writes ``build/durations.txt`` after a run of all tests.
+"""A pytest plugin (``-p tests.durations``): ``build/durations.txt`` after a run of all tests.
 
 First the seconds of each test file, then of each test that took a tenth of a second or more; the
 longest come first. With several processes the sum is what they took together.
