@@ -76,6 +76,7 @@ def test_a_quick_run_of_one_workload(quick_run):
 
 @pytest.mark.slow
 @pytest.mark.process
+@pytest.mark.torch
 def test_a_quick_run_gives_the_speed_beside_torch(quick_run):
     pytest.importorskip("torch")
     case = json.loads(quick_run.figures.read_text())["workloads"]["overhead"][0]

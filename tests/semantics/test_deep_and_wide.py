@@ -35,6 +35,7 @@ def chain(x: mg.Tensor, depth: int = DEEP) -> mg.Tensor:
 
 
 @row("B14")
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_leaf_that_is_used_a_hundred_thousand_times(mode: str) -> None:
     x = mg.tensor(2.0, requires_grad=True)
@@ -80,6 +81,7 @@ def test_a_diamond_of_diamonds(mode: str) -> None:
 
 
 @row("B14")
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_root_may_die_on_another_thread() -> None:
     root = [chain(mg.tensor(1.0, requires_grad=True))]
@@ -116,6 +118,7 @@ def test_chains_of_functions_and_views_die_without_recursion() -> None:
 
 
 @row("B14")
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_deep_graph_in_the_middle_of_which_somebody_holds_on() -> None:
     x = mg.tensor(1.0, requires_grad=True)

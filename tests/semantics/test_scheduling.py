@@ -245,6 +245,7 @@ def test_a_deep_chain_with_hooks_at_its_ends(lib: Any) -> Any:
 
 
 @row("B14")
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["local", pytest.param("process", marks=pytest.mark.process)])
 def test_a_chain_of_150_000(mode: str, request: pytest.FixtureRequest) -> None:

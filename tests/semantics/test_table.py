@@ -41,6 +41,7 @@ def test_the_rows_are_all_there() -> None:
         assert [r for r in rows.rows if r[0] == group] == [f"{group}{n + 1}" for n in range(size)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_document_is_what_the_tests_show() -> None:
     # Another process: collecting imports every test, under names of its own.

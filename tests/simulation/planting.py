@@ -38,10 +38,10 @@ class Plants:
         return self.bug(plant)
 
     def names(self) -> list[Any]:
-        """For ``parametrize``; the rare bugs' tests are slow."""
-        slow = (pytest.mark.slow,)
+        """For ``parametrize``; the rare bugs' tests are long."""
+        long = (pytest.mark.long, pytest.mark.slow)
         return [
-            pytest.param(name, marks=slow if name in self._rare else ()) for name in self.by_name
+            pytest.param(name, marks=long if name in self._rare else ()) for name in self.by_name
         ]
 
     def check_caught(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

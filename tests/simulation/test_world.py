@@ -30,6 +30,7 @@ def test_a_thousand_graphs_with_every_fault() -> None:
     assert set(tally.injected) == {field.name for field in fields(Faults)}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_five_thousand_graphs_with_every_fault() -> None:
     tally = run_worlds(range(WORLDS_FAST, WORLDS_FAST + WORLDS_SLOW))
@@ -54,6 +55,7 @@ def test_each_fault_by_itself(kind: str) -> None:
     run_with_one_fault(kind, range(16))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_fault_by_itself_in_more_worlds(kind: str) -> None:

@@ -178,7 +178,7 @@ def test_fuzz_finds_a_worker_that_does_not_check(
     [
         ["deep", "--nodes", "3000", "--levels", "40"],
         ["wide", "--branches", "1500", "--leaves", "300"],
-        ["oom", "--rounds", "1"],
+        pytest.param(["oom", "--rounds", "1"], marks=pytest.mark.long),
     ],
     ids=lambda arguments: arguments[0],
 )

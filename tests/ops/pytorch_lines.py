@@ -1,21 +1,16 @@
-"""What PyTorch makes of lines of code, kept as data, so that it is known without PyTorch, too.
+"""Lines of code for both libraries, and whether what they give is the same.
 
 ``pytorch_lines.txt`` has one line of code each, in which ``T`` is the library and ``F`` its
 ``nn.functional``; the last statement of a line is what it gives.
-
-python -m tests.ops.pytorch_outcomes --write    ask PyTorch again, and write pytorch_outcomes.json
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 LINES = Path(__file__).with_name("pytorch_lines.txt")
-OUTCOMES = Path(__file__).with_name("pytorch_outcomes.json")
 
 #: How closely values agree, by dtype; those of other dtypes are equal.
 TOLERANCES = {"float16": 2e-3, "float32": 2e-5, "complex64": 2e-5}
@@ -87,17 +82,3 @@ def _agree_numbers(here: float, there: float, close: float) -> bool:
     if here != here or there != there:
         return here != here and there != there
     return here == there or abs(here - there) <= close * abs(there)
-
-
-def main() -> None:
-    if "--write" not in sys.argv:
-        sys.exit(__doc__)
-    import torch
-
-    known = {line: outcome(torch, line) for line in lines()}
-    rows = [f"{json.dumps(line)}: {json.dumps(known[line])}" for line in known]
-    OUTCOMES.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-
-
-if __name__ == "__main__":
-    main()
