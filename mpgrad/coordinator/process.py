@@ -54,7 +54,7 @@ class Coordinator:
         # Its journal empties it from time to time; without one it would only grow.
         recorder = None if setup.journal.mode == "off" else AllocatorRecorder(backing)
         self.state = state = CoordinatorState(recorder or backing)
-        self.journal = JournalKeeper(setup.journal, "coordinator", "")
+        self.journal = JournalKeeper(setup.journal)
         self._handle_event = self.journal.keep(state.handle_event, state.tables, recorder)
         #: Lanes on which a worker has said Hello; it is ready when it has on all of them.
         self._greeted: dict[str, set[str]] = {}
@@ -100,6 +100,8 @@ class Coordinator:
         """Something that must not happen ends this process, or a peer: leave a trace."""
         where = self.journal.on_error(error)
         say(f"the coordinator (pid {os.getpid()}) met an internal error: {error}. {where}")
+        for note in getattr(error, "__notes__", ()):
+            say(note)
 
     def close(self) -> None:
         """Let the workers go."""

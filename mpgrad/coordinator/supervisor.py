@@ -131,7 +131,6 @@ class Supervisor:
                 board_fd=self.board.fd,
                 slot=worker.slot,
                 environment=setup.worker_environment,
-                journal=setup.journal,
                 device=worker.device,
                 device_arena=worker.arena,
                 device_board_fd=setup.device_board_fd,
@@ -186,16 +185,11 @@ class Supervisor:
 
         A worker that was never ready is nobody's loss: its slot is started again a few times.
         """
-        from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
-        from mpgrad.wire.journal_keeper import words_about
-
         worker = self._by_pidfd.pop(pidfd)
         del self._by_peer[worker.peer]
         os.close(pidfd)
         end = self._burial.bury(worker.process)
         is_killed, cause = end.is_killed, f"{_name(worker)} {end.words}"
-        if trace := words_about(self._setup.journal, "worker", worker.process.pid):
-            cause = f"{cause}. {trace}"
         if worker.peer in self._joined:
             self._joined.discard(worker.peer)
             running = self.board.read(worker.slot)

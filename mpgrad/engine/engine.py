@@ -57,7 +57,7 @@ class Engine:
         task_timeout: seconds that a worker may take for one NodeTask. If it takes longer, the
             worker is killed and the task run again; the second time the backward fails with
             ``errors.TaskTimedOut``. What runs in this process is not limited. Default: no limit.
-        journal: when the engine's processes write their last events to a file for ``mpgrad
+        journal: when the coordinator writes its last events to a file for ``mpgrad
             replay``: after internal "errors", "always" (also when they end), or "off". Default:
             MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR says where.
 

@@ -29,6 +29,7 @@ from mpgrad.engine.process import ProcessEngine
 from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
 from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
+from mpgrad.standard_streams import say
 from mpgrad.tensor import Tensor, gradient_edge
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Execution:
         text = f"{ready.choice.mode} ({ready.choice.reason})"
         if config.debug() >= 2:
             text = str(self._explain(frozen, ready))
-        print(f"mpgrad: backward: {text}", file=sys.stderr)
+        say(f"backward: {text}")
 
     def statistics(self) -> EngineStatistics:
         """See ``Engine.statistics``."""

@@ -45,7 +45,7 @@ class CoordinatorProcess:
         shm_limit: bytes that the engine's arena may hold.
         blas_threads: BLAS threads in each worker.
         task_timeout_s: seconds that one NodeTask may take; None for ever.
-        journal: when its processes write their journals, see ``MPGRAD_JOURNAL``.
+        journal: when it writes its journal, see ``MPGRAD_JOURNAL``.
         kill: kill points, see ``mpgrad.kill_points``.
         gpus: for each GPU worker the number of its GPU.
     """
@@ -141,7 +141,7 @@ class CoordinatorProcess:
         # Here and not above, since this file is loaded before the coordinator can start.
         from mpgrad.wire.journal_keeper import words_about
 
-        words = words_about(self.journal, "coordinator", self.pid)
+        words = words_about(self.journal, self.pid)
         return f" {words}" if words else ""
 
     def is_alive(self) -> bool:

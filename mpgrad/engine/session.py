@@ -23,7 +23,6 @@ from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.doomed import DoomedSpoke
-from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.output import WARNING, show_output
 from mpgrad.wire.transport import Spoke
 
@@ -50,8 +49,6 @@ class Session:
         self.peer = peer
         self.coordinator = coordinator
         self._state = ClientState(peer)
-        self._journal = JournalKeeper(coordinator.journal, "client", peer)
-        self._recorded = self._journal.keep(self._state.handle_event, self._state)
         self._spoke: Spoke = coordinator.endpoint.session(peer)
         if coordinator.passages:
             self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
@@ -96,8 +93,7 @@ class Session:
         """
         graph = submission.graph
         self._run_task[graph] = run_task
-        # Without its tables, which the journal would keep alive.
-        self._handle(submission._replace(tasks=(), seeds=()))
+        self._handle(submission)
         try:
             with self.interrupts.deferred():
                 self._send(*self._releases(), submission)
@@ -180,13 +176,12 @@ class Session:
     def distrust(self, error: ProtocolError) -> ProtocolError:
         """End a coordinator that has sent what it must not; the error for the caller."""
         self.refused_frames += 1
-        where = self._journal.on_error(error)
         self.coordinator.kill("was killed, because it broke the protocol")
         return ProtocolError(
             f"the coordinator process (pid {self.coordinator.pid}) sent session {self.peer} what "
             f"the protocol does not allow: {error}. No .grad was changed; it was killed, and the "
             "next backward starts a new one. This is a bug in mpgrad, or something has overwritten "
-            f"its memory: please report it. {where}"
+            "its memory: please report it."
         )
 
     def _receive(self, message: Any) -> list[Any]:
@@ -215,14 +210,13 @@ class Session:
     def _handle(self, event: Any) -> list[Any]:
         """What this session's core says to ``event``; if it cannot, that is a bug."""
         try:
-            return self._recorded(event)
+            return self._state.handle_event(event)
         except ProtocolError:
             raise
         except Exception as error:
-            where = self._journal.on_error(error)
             raise InvariantViolated(
                 f"session {self.peer} (pid {os.getpid()}) met an internal error: {error}. This is "
-                f"a bug in mpgrad: please report it. {where}"
+                "a bug in mpgrad: please report it."
             ) from error
 
     def _show(self, output: do.ForwardOutput) -> None:
@@ -268,7 +262,6 @@ class Session:
         self._send(schema.StopEngine(self.peer))
 
     def close(self) -> None:
-        self._journal.on_end()
         self._spoke.close()
         os.close(self._pidfd)
 

@@ -45,8 +45,7 @@ def digest(record: Record) -> str:
 
 
 def _print_head(journal: JournalFile) -> None:
-    name = f"{journal.kind} {journal.peer}".strip()
-    print(f"{name} (pid {journal.pid}), mpgrad {journal.version}, written {journal.written}")
+    print(f"coordinator (pid {journal.pid}), mpgrad {journal.version}, written {journal.written}")
     print(f"because: {journal.reason}")
     if journal.details:
         print(*(f"    {line}" for line in journal.details.splitlines()), sep="\n")

@@ -4,12 +4,13 @@
     running -> draining -> failed           nothing new is dispatched; what is in flight lands
                                             or is declared lost, so that every lease closes
 After an error it runs on until all is settled that comes before the error in the serial order.
-A NodeTask goes not_ready -> ready -> dispatched -> done; a lost one goes back to ready.
+What a NodeTask goes through stands in ``TRANSITIONS``.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.handles import GradientRef
@@ -22,6 +23,23 @@ class TaskState(Enum):
     READY = "ready"
     DISPATCHED = "dispatched"
     DONE = "done"
+
+
+class Transition(NamedTuple):
+    """A NodeTask's next state, and what changes in the counts of its GraphTask with that."""
+
+    state: TaskState
+    outstanding_tasks: int = 0
+    remaining: int = 0
+
+
+#: (state, what happens) -> what follows. Anything else violates an invariant.
+TRANSITIONS = {
+    (TaskState.NOT_READY, "inputs complete"): Transition(TaskState.READY, outstanding_tasks=1),
+    (TaskState.READY, "dispatched"): Transition(TaskState.DISPATCHED),
+    (TaskState.DISPATCHED, "lost"): Transition(TaskState.READY),
+    (TaskState.DISPATCHED, "done"): Transition(TaskState.DONE, outstanding_tasks=-1, remaining=-1),
+}
 
 
 class GraphPhase(Enum):
@@ -92,7 +110,7 @@ class GraphTask:
             first + at for at, spec in enumerate(tasks) if at >= done and spec.dependencies == 0
         ]
         for task in ready:
-            self._make_ready(task)
+            self._apply(task, "inputs complete")
         early, self.early = self.early, []
         for task, slot, place, ref in early:
             is_ready = self.unlock(task) if slot < 0 else self.deliver(task, slot, place, ref)
@@ -120,7 +138,7 @@ class GraphTask:
         if self.dependencies[task] < 0:
             raise InvariantViolated(f"task {task} got more than its dependencies")
         if self.dependencies[task] == 0:
-            self._make_ready(task)
+            self._apply(task, "inputs complete")
             return True
         return False
 
@@ -133,33 +151,28 @@ class GraphTask:
         self.early.append((task, slot, place, ref))
         return True
 
-    def _make_ready(self, task: int) -> None:
-        self._move(task, TaskState.NOT_READY, TaskState.READY)
-        self.outstanding_tasks += 1
-
     def dispatch(self, task: int) -> int:
-        """ready -> dispatched; the number of this attempt."""
-        self._move(task, TaskState.READY, TaskState.DISPATCHED)
+        """A worker gets the task; the number of this attempt."""
+        self._apply(task, "dispatched")
         self.attempts[task] = self.attempts.get(task, 0) + 1
         return self.attempts[task]
 
     def requeue(self, task: int) -> None:
-        """dispatched -> ready, because its worker died."""
-        self._move(task, TaskState.DISPATCHED, TaskState.READY)
+        """Its worker died."""
+        self._apply(task, "lost")
 
     def finish(self, task: int) -> None:
-        """dispatched -> done."""
-        self._move(task, TaskState.DISPATCHED, TaskState.DONE)
-        self.outstanding_tasks -= 1
-        self.remaining -= 1
+        """Its reply was accepted."""
+        self._apply(task, "done")
 
-    def _move(self, task: int, start: TaskState, finish: TaskState) -> None:
-        if self.states[task] is not start:
-            raise InvariantViolated(
-                f"task {task} is {self.states[task].value}, not {start.value}, and cannot become "
-                f"{finish.value}"
-            )
-        self.states[task] = finish
+    def _apply(self, task: int, happening: str) -> None:
+        transition = TRANSITIONS.get((self.states[task], happening))
+        if transition is None:
+            state = self.states[task].value
+            raise InvariantViolated(f"task {task} is {state}, and cannot be: {happening}")
+        self.states[task] = transition.state
+        self.outstanding_tasks += transition.outstanding_tasks
+        self.remaining += transition.remaining
 
     def note_error(self, task: int, step: int, error: bytes) -> None:
         """Node ``step`` of a task raised: it counts if no earlier one did."""

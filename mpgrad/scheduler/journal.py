@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.errors import InvariantViolated, SharedMemoryExhausted
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.scheduler.snapshot import copy_of, size_of
@@ -24,6 +24,8 @@ SEGMENT_EVENTS = 512
 PATIENCE, COPIED_PER_EVENT = 16, 1
 #: Tasks whose tables a journal may keep alive after their graph has ended.
 HEAVY_TASKS = 10_000
+#: Events that the message of an error shows, and characters of each.
+EVENTS_SHOWN, EVENT_SHOWN = 20, 200
 HEAVY_EVENTS = frozenset({GraphSubmitted, GraphExtended})
 
 #: Instructions in order; for an exception its type and text.
@@ -98,6 +100,8 @@ class Journal:
             instructions = self._handle(event)
         except Exception as error:
             self._entries.append((event, describe(error)))
+            if isinstance(error, InvariantViolated):
+                error.add_note(self._last_events())
             raise
         self._entries.append((event, instructions))
         if self._tasks > HEAVY_TASKS and not self._graphs:
@@ -118,6 +122,11 @@ class Journal:
         if before is None:
             return now
         return Record(before.start, before.entries + now.entries, before.answers + now.answers)
+
+    def _last_events(self) -> str:
+        """For an error message: what the core was told at last, the newest last."""
+        texts = [repr(event) for event, _ in self.record().entries[-EVENTS_SHOWN:]]
+        return "\n".join(["The last events:", *[text[:EVENT_SHOWN] for text in texts]])
 
     def _turn_over(self) -> None:
         """A new segment; the last one is kept unless that would take much memory."""

@@ -6,12 +6,9 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from mpgrad.errors import InvariantViolated, SharedMemoryExhausted
-from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.journal import Answer, Outcome, Record, describe
 from mpgrad.scheduler.snapshot import copy_of
-from mpgrad.scheduler.worker_state import WorkerState
 
 
 class Difference(NamedTuple):
@@ -53,7 +50,7 @@ class RecordedAnswers:
 
 def replay(record: Record) -> Replay:
     """Run ``record`` from its start; stops at the first difference."""
-    core = _core(record)
+    core = CoordinatorState(RecordedAnswers(record.answers), copy_of(record.start))
     instructions = 0
     for number, (event, recorded) in enumerate(record.entries):
         replayed = _handle(core, event)
@@ -63,16 +60,7 @@ def replay(record: Record) -> Replay:
     return Replay(len(record.entries), instructions, None)
 
 
-def _core(record: Record) -> CoordinatorState | WorkerState | ClientState:
-    tables = copy_of(record.start)
-    if isinstance(tables, CoordinatorTables):
-        return CoordinatorState(RecordedAnswers(record.answers), tables)
-    if isinstance(tables, WorkerState | ClientState):
-        return tables
-    raise InvariantViolated(f"a journal of a {type(tables).__name__}")
-
-
-def _handle(core: CoordinatorState | WorkerState | ClientState, event: Any) -> Outcome:
+def _handle(core: CoordinatorState, event: Any) -> Outcome:
     try:
         return list(core.handle_event(event))
     except Exception as error:

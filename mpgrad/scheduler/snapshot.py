@@ -11,14 +11,12 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from mpgrad.errors import InvariantViolated
-from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.graph_task import GraphTask
 from mpgrad.scheduler.input_buffer import MISSING, InputBuffer
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import MemberRecord, Membership
 from mpgrad.scheduler.ready_queue import ReadyQueue
-from mpgrad.scheduler.worker_state import WorkerState
 
 T = TypeVar("T")
 
@@ -31,8 +29,6 @@ TABLE_CLASSES: tuple[type[Any], ...] = (
     InputBuffer,
     LeaseTable,
     ReadyQueue,
-    WorkerState,
-    ClientState,
 )
 #: Fields that a copy leaves out: what belongs to the process, and what follows from other fields.
 OUTSIDE: dict[type[Any], tuple[str, ...]] = {

@@ -21,15 +21,13 @@ from mpgrad.scheduler.input_buffer import MISSING
 from mpgrad.scheduler.journal import Record
 from mpgrad.scheduler.snapshot import OUTSIDE, TABLE_CLASSES, fields_of
 
-MAGIC = b"mpgrad journal 1\n"
+MAGIC = b"mpgrad journal 2\n"
 
 
 class JournalFile(NamedTuple):
-    """What a process wrote down about itself.
+    """What a coordinator wrote down about itself.
 
     Attributes:
-        kind: "coordinator", "worker" or "client".
-        peer: its name in messages (empty: the coordinator).
         pid: its process id.
         version: of mpgrad.
         written: when, in ISO 8601.
@@ -38,8 +36,6 @@ class JournalFile(NamedTuple):
         record: see ``Journal``.
     """
 
-    kind: str
-    peer: str
     pid: int
     version: str
     written: str
@@ -70,13 +66,13 @@ def from_bytes(data: bytes) -> JournalFile:
         raise ProtocolError("this is no journal, or one of another version of mpgrad")
     try:
         plain = msgspec.msgpack.decode(memoryview(data)[len(MAGIC) :])
-        kind, peer, pid, version, written, reason, details, start, entries, answers = plain
+        pid, version, written, reason, details, start, entries, answers = plain
         record = Record(
             _restored(start),
             [(_event(event), _recorded(outcome)) for event, outcome in entries],
             [tuple(answer) for answer in answers],
         )
-        return JournalFile(kind, peer, pid, version, written, reason, details, record)
+        return JournalFile(pid, version, written, reason, details, record)
     except (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ProtocolError(f"the journal is damaged, or of another version: {error}") from None
 
@@ -106,20 +102,12 @@ def _decoder(name: str) -> msgspec.msgpack.Decoder[Any]:
 
 
 def _message(message: Any) -> tuple[str, bytes]:
-    """An event or instruction: its class, and its fields.
-
-    A reply inside NodeTaskFinished can be of two classes, so that one stands for itself.
-    """
-    if isinstance(message, events.NodeTaskFinished):
-        name, data = _message(message.reply)
-        return f"Finished{name}", data
+    """An event or instruction: its class, and its fields."""
     return type(message).__name__, _encoder.encode(message)
 
 
 def _event(written: tuple[str, bytes]) -> Any:
     name, data = written
-    if name.startswith("Finished"):
-        return events.NodeTaskFinished(_event((name.removeprefix("Finished"), data)))
     return _decoder(name).decode(data)
 
 

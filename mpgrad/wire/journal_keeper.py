@@ -1,4 +1,4 @@
-"""JournalKeeper: the journal of one process, when it is written, and where to.
+"""JournalKeeper: when the coordinator's journal is written, and where to.
 
 A core that is used through ``keep`` leaves a trace that ``mpgrad replay`` can run again. The files
 are private: small gradients and the text of errors stand in them.
@@ -20,22 +20,17 @@ FILES_MAX = 40
 #: Times that one process writes: a peer that provokes errors must not keep it busy.
 WRITES_MAX = 8
 SUFFIX = ".journal"
-#: Few where there are workers' and clients' events: what is kept makes the garbage collector come
-#: more often, and a client's last event of a backward holds all its small results.
-SEGMENT_EVENTS = {"coordinator": 512, "worker": 32, "client": 32}
 
 
 class JournalKeeper:
-    """One per process, or per session of the client.
+    """The journal of this process.
 
     Args:
         plan: when and where.
-        kind: "coordinator", "worker" or "client".
-        peer: this process's name in messages.
     """
 
-    def __init__(self, plan: JournalPlan, kind: str, peer: str) -> None:
-        self._plan, self._kind, self._peer = plan, kind, peer
+    def __init__(self, plan: JournalPlan) -> None:
+        self._plan = plan
         self._journal: Journal | None = None
         self._writes = 0
         # What a process of the same number left long ago is not about this one.
@@ -45,7 +40,7 @@ class JournalKeeper:
 
     @property
     def path(self) -> str:
-        return path_of(self._plan.directory, self._kind, os.getpid(), self._peer)
+        return path_of(self._plan.directory, os.getpid())
 
     def keep(
         self,
@@ -56,7 +51,7 @@ class JournalKeeper:
         """``handle_event``, from now on with a journal of it."""
         if self._plan.mode == "off":
             return handle_event
-        self._journal = Journal(handle_event, tables, recorder, SEGMENT_EVENTS[self._kind])
+        self._journal = Journal(handle_event, tables, recorder)
         return self._journal.handle_event
 
     def handle_unrecorded(self, event: Any, handle_event: Callable[[Any], list[Any]]) -> list[Any]:
@@ -87,8 +82,6 @@ class JournalKeeper:
 
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         journal = JournalFile(
-            self._kind,
-            self._peer,
             os.getpid(),
             sys.modules["mpgrad"].__version__,  # the package itself is the top floor
             now,
@@ -104,10 +97,9 @@ class JournalKeeper:
         return False
 
 
-def path_of(directory: str, kind: str, pid: int, peer: str) -> str:
-    """Where a process writes its journal; a client has one per session."""
-    name = f"client-{peer}" if kind == "client" else f"{kind}-{pid}"
-    return os.path.join(directory, name + SUFFIX)
+def path_of(directory: str, pid: int) -> str:
+    """Where a coordinator writes its journal."""
+    return os.path.join(directory, f"coordinator-{pid}{SUFFIX}")
 
 
 def words(path: str) -> str:
@@ -115,9 +107,9 @@ def words(path: str) -> str:
     return f"Its last events are in {path} (`mpgrad replay {path}`)"
 
 
-def words_about(plan: JournalPlan, kind: str, pid: int) -> str:
+def words_about(plan: JournalPlan, pid: int) -> str:
     """The same about another process, empty if it has left none."""
-    path = path_of(plan.directory, kind, pid, "")
+    path = path_of(plan.directory, pid)
     return words(path) if plan.mode != "off" and os.path.exists(path) else ""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class JournalPlan(NamedTuple):
-    """When and where the processes of an engine write their journals."""
+    """When and where the coordinator writes its journal."""
 
     #: "errors", "always" or "off", see ``MPGRAD_JOURNAL``.
     mode: str
@@ -70,7 +70,6 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     board_fd: int
     slot: int
     environment: bytes
-    journal: JournalPlan
     #: Number of its GPU, or -1; then also the number of the memory that it exports, and the
     #: DeviceBoard.
     device: int = -1

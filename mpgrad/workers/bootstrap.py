@@ -41,12 +41,10 @@ def main(descriptor: int) -> None:
     try:
         worker.run()
     except Exception as error:
-        where = worker.journal.on_error(error)
         sys.stderr = sys.__stderr__  # nobody passes on any more what is written here
         who = f"worker {setup.peer} (pid {os.getpid()})"
-        say(f"{who} met an internal error: {error}. {where}")
+        say(f"{who} met an internal error: {error}")
         raise
-    worker.journal.on_end()
 
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:

@@ -14,7 +14,6 @@ from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.environment import WorkerEnvironment
-from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.schema import PROTOCOL_VERSION, TO_WORKER, Hello
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.wire.transport import WORKER_LANES
@@ -37,9 +36,7 @@ class Worker:
         self._setup = setup
         self._board = StatusBoard.attach(setup.board_fd)
         self._memory, publication = _memory_of(setup)
-        state = WorkerState(setup.peer)
-        self.journal = JournalKeeper(setup.journal, "worker", setup.peer)
-        self._handle_event = self.journal.keep(state.handle_event, state)
+        self._state = WorkerState(setup.peer)
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self._runner = TaskRunner(self._memory, where, self._report)
         self._runner.publication = publication
@@ -64,9 +61,9 @@ class Worker:
                 self._spoke.wait(None)
             instructions: list[Any] = []
             for frame in self._spoke.receive():
-                instructions += self._handle_event(decode(frame, TO_WORKER))
+                instructions += self._state.handle_event(decode(frame, TO_WORKER))
             if finished is not None:
-                instructions += self._handle_event(ev.NodeTaskFinished(finished))
+                instructions += self._state.handle_event(ev.NodeTaskFinished(finished))
             if any(isinstance(instruction, do.StopProcess) for instruction in instructions):
                 break
             finished = self._perform(instructions)

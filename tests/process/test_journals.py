@@ -1,4 +1,4 @@
-"""Journals of real processes: an internal error leaves a file that is named and runs again."""
+"""The journal of a real coordinator: an internal error leaves a file that runs again."""
 
 from __future__ import annotations
 
@@ -110,21 +110,15 @@ def test_a_bug_in_the_coordinator(directory: Path, plant, monkeypatch, capfd) ->
     assert "raised ValueError: a planted bug" in mended.stdout.partition("another outcome")[2]
 
 
-def test_a_bug_in_a_worker(directory: Path, plant) -> None:
+def test_a_bug_in_a_worker(plant, capfd: pytest.CaptureFixture[str]) -> None:
     plant("worker")
     with mg.Engine("process", cpu_workers=1), pytest.raises(WorkerLost) as caught:
         backward()
     assert "exited with status 1" in str(caught.value)
-    file = named_file(str(caught.value))
-    done = run_replay(file)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("worker w0.")
-    assert "because: ValueError: a planted bug" in done.stdout
+    assert "met an internal error: a planted bug" in capfd.readouterr().err
 
 
-def test_a_bug_in_the_session(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bug_in_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     right, completed = ClientState.handle_event, set()
 
     def wrong(self, event):
@@ -137,24 +131,21 @@ def test_a_bug_in_the_session(
     monkeypatch.setattr(ClientState, "handle_event", wrong)
     with mg.Engine("process", cpu_workers=1):
         backward()
-        with pytest.raises(InvariantViolated, match="a planted bug") as caught:
+        with pytest.raises(InvariantViolated, match="a planted bug"):
             backward()
-    assert replay.main(named_file(str(caught.value)), 3) == 0
-    assert "because: ValueError: a planted bug" in capsys.readouterr().out
 
 
-def test_journals_that_the_user_asked_for(
+def test_a_journal_that_the_user_asked_for(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with mg.Engine("process", cpu_workers=2, journal="always"):
         backward()
-    files = sorted(file.name.partition("-")[0] for file in directory.iterdir())
-    assert files == ["client", "coordinator", "worker", "worker"]
-    for file in directory.iterdir():
-        assert replay.main(str(file), 0) == 0, capsys.readouterr().out
+    [file] = directory.iterdir()
+    assert file.name.startswith("coordinator-")
+    assert replay.main(str(file), 0) == 0, capsys.readouterr().out
 
 
-def test_journals_can_be_switched_off(directory: Path, plant) -> None:
+def test_the_journal_can_be_switched_off(directory: Path, plant) -> None:
     plant("coordinator")
     with mg.Engine("process", cpu_workers=1, journal="off"):
         backward()

@@ -8,11 +8,13 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import journal as journal_module
 from mpgrad.scheduler import snapshot
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.graph_task import GraphTask
 from mpgrad.scheduler.journal import Journal, Record
 from mpgrad.scheduler.membership import Membership
 from mpgrad.scheduler.replay import replay
 from mpgrad.scheduler.snapshot import copy_of
-from mpgrad.scheduler.worker_state import WorkerState
+from mpgrad.shm.free_list import FreeList
 from mpgrad.testing import World
 from mpgrad.wire.journal_file import MAGIC, JournalFile, from_bytes, to_bytes
 
@@ -30,7 +32,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def journal_of(seed: int, journal_events: int = SHORT) -> JournalFile:
     world = World(seed, workers=3, graphs=3, sessions=2, journal_events=journal_events).run()
     record = world.coordinator.journal.record()
-    return JournalFile("coordinator", "", 1, "0", "", "a test", "", record)
+    return JournalFile(1, "0", "", "a test", "", record)
 
 
 def test_worlds_replay() -> None:
@@ -87,12 +89,12 @@ def test_the_first_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_an_event_raises_belongs_to_the_record() -> None:
-    tables = WorkerState("w0.1")
-    journal = Journal(tables.handle_event, tables)
-    with pytest.raises(InvariantViolated):
-        journal.handle_event(ev.SessionOpened("c1.0"))
+    core = CoordinatorState(FreeList(1 << 20, 1 << 20, "arena"))
+    journal = Journal(core.handle_event, core.tables)
+    with pytest.raises(ProtocolError):
+        journal.handle_event(ev.GraphCancelled("c1.0", 1, grace_ms=-1))
     (entry,) = journal.record().entries
-    assert entry[1] == "InvariantViolated: a worker cannot handle SessionOpened"
+    assert entry[1] == "ProtocolError: c1.0 gives a graph -1 ms to end"
     assert replay(journal.record()).difference is None
 
 
@@ -116,23 +118,23 @@ def test_a_large_graph_is_let_go_when_it_has_ended(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_copy_does_not_change() -> None:
-    state = WorkerState("w0.1")
-    copy = copy_of(state)
-    state.waiting.append((0, 0, None))  # type: ignore[arg-type]
-    assert copy.waiting == []
-    assert copy.peer == "w0.1"
+    graph = GraphTask(1, "c1.1", 1, 0, captures=1)
+    copy = copy_of(graph)
+    graph.early.append((0, 0, 0, None))
+    assert copy.early == []
+    assert copy.owner == "c1.1"
 
 
 def test_a_table_of_unknown_class_is_refused() -> None:
-    state = WorkerState("w0.1")
-    state.extra = object()  # type: ignore[attr-defined]
+    graph = GraphTask(1, "c1.1", 1, 0, captures=1)
+    graph.extra = object()  # type: ignore[attr-defined]
     with pytest.raises(InvariantViolated, match="a table holds a object"):
-        copy_of(state)
+        copy_of(graph)
 
 
 @pytest.mark.parametrize("damage", ["magic", "cut", "class", "list"])
 def test_a_damaged_file_is_refused(damage: str) -> None:
-    data = to_bytes(JournalFile("worker", "w0.1", 1, "0", "", "", "", Record(None, [], [])))
+    data = to_bytes(JournalFile(1, "0", "", "", "", Record(None, [], [])))
     damaged = {
         "magic": data[1:],
         "cut": data[:-1],

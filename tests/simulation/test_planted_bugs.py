@@ -403,7 +403,7 @@ def a_task_is_ready_one_arrival_early(patch):
         self.dependencies[task] -= 1
         is_ready = self.dependencies[task] <= 1 and self.states[task] is TaskState.NOT_READY
         if is_ready:
-            self._make_ready(task)
+            self._apply(task, "inputs complete")
         return is_ready
 
     patch.setattr(GraphTask, "unlock", wrong)

@@ -16,7 +16,6 @@ from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
 from mpgrad.wire.setup import (
     CoordinatorSetup,
-    JournalPlan,
     WorkerSetup,
     receive_setup,
     send_setup,
@@ -32,7 +31,6 @@ SETUP = WorkerSetup(
     5,
     0,
     bytes(300_000),
-    JournalPlan("off", "/x"),
 )
 
 
