@@ -21,7 +21,7 @@ from benchmarks.document import document
 from benchmarks.peers.process import is_installed
 from benchmarks.plots import draw
 from benchmarks.report import Run, as_json, show_case, show_header
-from benchmarks.rounds import WARM_UP_ROUNDS, CaseResult, Effort, measure
+from benchmarks.rounds import CaseResult, Effort, measure
 from benchmarks.workloads import WORKLOADS, Workload
 
 #: The figures that the page of the documents was written from.
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: ``sys.argv``).
 
     Returns:
-        The exit code: 1 for a regression, 2 if there was nothing to compare with.
+        The exit code: 1 for a regression, 2 if there was nothing to compare with, 3 if figures are
+        not published because a case was not what its name says.
     """
     options = _parser().parse_args(arguments)
     console = Console()
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     committed = _figures(options.against if options.compare else None)
     earlier = _figures(options.before)
     chosen = [WORKLOADS[name] for name in options.workloads or WORKLOADS]
-    effort = Effort(options.rounds, 1 if options.quick else WARM_UP_ROUNDS)
+    effort = Effort(options.rounds, 1, 1) if options.quick else Effort(options.rounds)
     usual_s = QUICK_PATIENCE_S if options.quick else PATIENCE_S
     patience_s = usual_s if options.patience is None else float(options.patience)
     run = _run(console, chosen, effort, patience_s, is_quick=options.quick)
@@ -55,7 +56,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_json(options.json, as_json(run))
     if options.write is not None:
         _write_page(console, options.write, run, earlier)
-    return 0 if committed is None else _compare(console, committed, run)
+    is_worse = 0 if committed is None else _compare(console, committed, run)
+    return is_worse or _name_faults(console, run)
+
+
+def _name_faults(console: Console, run: Run) -> int:
+    faults = [
+        f"not published: {name}, {result.name}: {result.fault}"
+        for name, results in run.results.items()
+        for result in results
+        if result.fault
+    ]
+    for line in faults:
+        console.print(f"[red]{line}[/]", highlight=False)
+    return 3 if faults else 0
 
 
 def _figures(path: Path | None) -> dict[str, Any] | None:

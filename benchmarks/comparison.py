@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import Run
+from benchmarks.report import Run, published
 from benchmarks.rounds import CaseResult
 from benchmarks.statistics import speed_up
 
@@ -52,7 +52,7 @@ def changes(earlier: Mapping[str, Any], run: Run) -> Iterator[Change]:
     """
     for name, results in run.results.items():
         old_cases = {case["case"]: case for case in earlier["workloads"].get(name, ())}
-        for result in results:
+        for result in published(results):
             if result.name in old_cases:
                 yield from _changes_of_case(name, old_cases[result.name], result)
 

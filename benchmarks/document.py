@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.comparison import changes
 from benchmarks.machine import is_busy
 from benchmarks.peers.process import NOT_INSTALLED
-from benchmarks.report import Run, cells_of, figure
+from benchmarks.report import Run, cells_of, figure, published
 from benchmarks.rounds import CaseResult
 from benchmarks.statistics import Verdict, verdict
 from benchmarks.workloads import WORKLOADS
@@ -20,9 +20,10 @@ _INTRODUCTION = """\
 Written by `scripts/bench --write docs/benchmarks.md`; nothing here is typed in by hand.
 
 All contenders of a case take turns in every round, in one run on one machine; each round has
-another order, so that everyone follows everyone else equally often. Where the work is short, a
-sample is the mean of a few backwards in a row, as in a training loop, after one that does not
-count.
+another order, so that everyone follows everyone else equally often. All processes of a case are
+started anew twice between its rounds, and warmed up again. Where the work is short, a sample is the
+mean of a few backwards in a row, each behind its forward pass, after one that does not count; in
+the cases *in a training loop* the client does 20 ms of other work before each forward pass.
 Before anything is timed, their gradients are compared: with each other up to rounding, between
 mpgrad's modes bit for bit. A ratio is formed within a round; shown are the median of the rounds and
 in brackets the smallest and largest. More than 1x is faster. Timed is `backward()` alone unless the
@@ -63,7 +64,7 @@ def document(
         blocks += [f"## {name}", WORKLOADS[name].about, *filter(None, [pictures.get(name)])]
         for result in results:
             blocks += [f"### {name}: {result.name}", _table(result)]
-        targets = _targets(results)
+        targets = _targets(published(results))
         if targets:
             blocks += ["Targets:", targets]
     if earlier is not None:
@@ -109,6 +110,8 @@ def _machine(run: Run) -> str:
 
 
 def _table(result: CaseResult) -> str:
+    if result.fault:
+        return f"Not published: {result.fault}."
     return _markdown_table(*cells_of(result))
 
 
@@ -144,7 +147,7 @@ def _not_reached(run: Run) -> str:
         (found.missed_by, f"- {name}, {result.name}: {found.wanted}; measured {_measured(found)}, "
          f"missed by {found.missed_by:.0%}.")
         for name, results in run.results.items()
-        for result in results
+        for result in published(results)
         for found in _verdicts(result)
         if found.measured is not None and not found.is_reached
     ]  # fmt: skip
@@ -169,6 +172,12 @@ def _absent(run: Run) -> Iterable[str]:
 def _not_measured(run: Run) -> str:
     """What is missing from this run, and from all runs so far."""
     lines = [f"- {text}." for text in _absent(run)]
+    lines += [
+        f"- {name}, {result.name}: {result.fault}."
+        for name, results in run.results.items()
+        for result in results
+        if result.fault
+    ]
     lines += [f"- {name}: left out of this run." for name in WORKLOADS if name not in run.results]
     lines += [
         f"- {name}, {result.name}: {found.wanted} (a contender was not there)."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -22,19 +21,6 @@ def spin(loops: int) -> float:
     for _ in repeat(None, loops):
         total = 3.9 * total * (1.0 - total)
     return total
-
-
-def loops_for(milliseconds: float) -> int:
-    """How many loops take that long here, from the fastest of some tries."""
-    tried = 50_000
-    fastest = min(_seconds(tried) for _ in range(7))
-    return max(1, round(tried * milliseconds / 1e3 / fastest))
-
-
-def _seconds(loops: int) -> float:
-    start = time.perf_counter()
-    spin(loops)
-    return time.perf_counter() - start
 
 
 def branch_input(branch: int, elements: int) -> Array:

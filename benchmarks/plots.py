@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.process import is_installed
-from benchmarks.report import Run
+from benchmarks.report import Run, published
 from benchmarks.rounds import CaseResult
 from benchmarks.statistics import Spread, speed_up, spread
 
@@ -66,7 +66,7 @@ def speed_up_lines(results: Sequence[CaseResult]) -> dict[str, Line]:
     first counts.
     """
     lines: dict[str, Line] = {}
-    for result in results:
+    for result in published(results):
         if result.point is None:
             continue
         for contender in result.samples:

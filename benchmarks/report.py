@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,11 @@ class Run:
     others_share: float = 0.0
     seconds: float = 0.0
     results: dict[str, list[CaseResult]] = field(default_factory=dict)
+
+
+def published(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """Those whose work was what their name says."""
+    return [result for result in results if not result.fault]
 
 
 class Row:
@@ -123,6 +128,9 @@ def show_case(console: Console, workload: str, result: CaseResult) -> None:
         table.add_row(*row)
     console.print()
     console.print(table)
+    if result.fault:
+        console.print(f"   [red]not published[/]: {result.fault}", highlight=False)
+        return
     for target in result.targets:
         found = verdict(result, target)
         if found.measured is None:
@@ -137,7 +145,7 @@ def show_case(console: Console, workload: str, result: CaseResult) -> None:
 
 
 def as_json(run: Run, *, has_samples: bool = True) -> dict[str, Any]:
-    """All of it; without samples what ``comparison.changes`` needs, and the medians."""
+    """All of it; without samples what is published: medians, and what ``comparison`` needs."""
     return {
         "machine": dict(run.machine),
         "load_before": run.load_before,
@@ -148,7 +156,10 @@ def as_json(run: Run, *, has_samples: bool = True) -> dict[str, Any]:
         "quick": run.is_quick,
         "seconds": run.seconds,
         "workloads": {
-            name: [_case_as_json(result, has_samples) for result in results]
+            name: [
+                _case_as_json(result, has_samples)
+                for result in (results if has_samples else published(results))
+            ]
             for name, results in run.results.items()
         },
     }
@@ -169,6 +180,7 @@ def _case_as_json(result: CaseResult, has_samples: bool) -> dict[str, Any]:
     }
     if has_samples:
         case["samples"], case["remarks"] = result.samples, result.remarks
+        case["fault"] = result.fault
         case["targets"] = [verdict(result, target)._asdict() for target in result.targets]
     return case
 

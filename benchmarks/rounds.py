@@ -4,7 +4,8 @@ A machine drifts (clock, neighbours, temperature). Contenders therefore take tur
 and then all of B, and ratios are formed within a round before their median is taken. Each round
 has another order, such that everyone follows everyone else equally often: what one leaves behind
 (caches, threads that still spin, cores that have gone to sleep) would otherwise always meet the
-same one.
+same one. And a process may be slow for its whole life (where its memory lies, on which core): those
+that can be are started anew between rounds, so that no row hangs on one of them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ TIME = "time"
 SETTLE_S = 0.005
 #: Rounds that nobody looks at; gradients are compared after them.
 WARM_UP_ROUNDS = 3
+#: How often a case's processes are there: each time for a share of the rounds, after a warm-up.
+GENERATIONS = 3
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Contender:
         same_bits: members of a group so named must agree bit for bit.
         remark: said beside the row, asked after the last round. For a contender that is not there,
             the reason.
+        renew: starts the processes that it works with anew.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Contender:
     gradients: Callable[[], Sequence[Any]] | None = None
     same_bits: str = ""
     remark: Callable[[], str] | None = None
+    renew: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class Case:
         point: where it lies on its workload's plot.
         warm_up_rounds: instead of as many as all others; for cases that take long.
         quantity: what samples are; of time, ratios are speeds.
+        fault: says after the last round why the case is not what its name says; empty if it is.
     """
 
     name: str
@@ -97,11 +103,15 @@ class Case:
     point: Point | None = None
     warm_up_rounds: int | None = None
     quantity: str = TIME
+    fault: Callable[[CaseResult], str] = lambda result: ""
 
 
 @dataclass
 class CaseResult:
-    """What was measured; ``samples`` by contender, one per round, in ``unit``."""
+    """What was measured; ``samples`` by contender, one per round, in ``unit``.
+
+    ``fault``: why the figures are not published; empty if they are.
+    """
 
     name: str
     unit: str
@@ -111,6 +121,7 @@ class CaseResult:
     remarks: dict[str, str] = field(default_factory=dict)
     point: Point | None = None
     quantity: str = TIME
+    fault: str = ""
 
 
 class WrongGradient(AssertionError):
@@ -164,11 +175,22 @@ class Effort:
 
     rounds: int | None = None
     warm_up_rounds: int = WARM_UP_ROUNDS
+    generations: int = GENERATIONS
 
     def samples(self, case: Case) -> int:
         """How many samples :func:`measure` takes."""
         present = sum(one.sample is not None for one in case.contenders)
-        return present * (self.warm_ups_of(case) + self.rounds_of(case))
+        warm_ups = self.warm_ups_of(case) * (1 + len(self.renewals_of(case)))
+        return present * (warm_ups + self.rounds_of(case))
+
+    def renewals_of(self, case: Case) -> frozenset[int]:
+        """The rounds before which processes start anew; never before the first."""
+        if not any(one.renew is not None for one in case.contenders):
+            return frozenset()
+        rounds = self.rounds_of(case)
+        return frozenset(
+            rounds * number // self.generations for number in range(1, self.generations)
+        ) - {0}
 
     def warm_ups_of(self, case: Case) -> int:
         """The rounds that nobody looks at."""
@@ -187,7 +209,7 @@ def measure(
     tick: Callable[[], object] = bool,
     take: Callable[[Callable[[], float]], float] = lambda sample: sample(),
 ) -> CaseResult:
-    """Warm up, check that all compute the same, then measure in turns.
+    """Warm up, check that all compute the same, then measure in turns; see also ``GENERATIONS``.
 
     Args:
         case: what to measure.
@@ -202,13 +224,23 @@ def measure(
         case.name, case.unit, case.baselines, case.targets, point=case.point, quantity=case.quantity
     )
     present = [(one, one.sample) for one in case.contenders if one.sample is not None]
-    with _collector_off():
+
+    def warm_up() -> None:
         for _ in range(effort.warm_ups_of(case)):
             for _, sample in present:
                 sample()
                 tick()
         _check([one for one, _ in present], case.tolerance)
+
+    renewals = effort.renewals_of(case)
+    with _collector_off():
+        warm_up()
         for turn in range(effort.rounds_of(case)):
+            if turn in renewals:
+                for one, _ in present:
+                    if one.renew is not None:
+                        one.renew()
+                warm_up()
             for index in order(len(present), turn):
                 one, sample = present[index]
                 # Only times are disturbed by others, and bytes that were counted before (the cases
@@ -218,6 +250,7 @@ def measure(
                 tick()
     for one in case.contenders:
         result.remarks[one.name] = one.remark() if one.remark is not None else ""
+    result.fault = case.fault(result)
     return result
 
 
@@ -237,8 +270,10 @@ def order(count: int, turn: int) -> list[int]:
 def _collector_off() -> Iterator[None]:
     """No cyclic collection inside a sample; there is one before each.
 
-    What exists already (torch alone has 100,000s of objects) is frozen, so that those are short.
+    What exists already (torch alone has 100,000s of objects) is frozen, so that those are short;
+    what somebody else has frozen stays so.
     """
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -246,7 +281,8 @@ def _collector_off() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 def _check(contenders: Sequence[Contender], tolerance: float) -> None:

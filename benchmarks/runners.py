@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import mpgrad as mg
+from benchmarks.gil_work import spin
+from benchmarks.loads import loops_for
 from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.rounds import Contender, backward, forward_and_backward
 from mpgrad.autograd import engine_slot
@@ -18,32 +20,59 @@ from mpgrad.engine.engine import current_engine
 
 #: Every workload is measured with two workers: the targets are for two cores.
 WORKERS = 2
+#: What a client does between two backwards of a training loop: batches, forward, optimizer.
+OTHER_WORK_MS = 20.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Runner:
     """Who runs a program.
 
     Attributes:
         name: the row of the table.
         library: ``mpgrad`` or ``torch``, whose names are the same; None: not installed.
-        select: makes this runner the one that the next backward uses.
         same_bits: runners with the same text here must give the same bits.
         engine: for mpgrad.
+        threads: for torch.
     """
 
     name: str
     library: Any
-    select: Callable[[], object]
     same_bits: str = ""
     engine: mg.Engine | None = None
+    threads: int = 1
+
+    def select(self) -> None:
+        """Make this runner the one that the next backward uses."""
+        if (engine := self.engine) is not None:
+            # An engine's `with` block ends it on leaving; here several live side by side.
+            engine_slot.install(lambda: engine)
+        elif self.library is not None:
+            self.library.set_num_threads(self.threads)
+
+    def renew(self) -> None:
+        """Start an engine in place of this one."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = mg.Engine(mode=self.engine.mode, cpu_workers=self.engine.cpu_workers)
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether others than this one could be slow."""
+        return self.engine is not None and self.engine.mode != "local"
 
     def contender(
-        self, make: Callable[[Any], ForwardPass], repeats: int = 1, *, is_whole: bool = False
+        self,
+        make: Callable[[Any], ForwardPass],
+        repeats: int = 1,
+        *,
+        is_whole: bool = False,
+        after: Callable[[], object] = bool,
     ) -> Contender:
         """Times ``backward()`` after the forward pass that ``make`` writes for a library.
 
-        With ``is_whole`` the forward pass is timed as well.
+        With ``is_whole`` the forward pass is timed as well. ``after``: is done before each forward
+        pass, and not timed.
         """
         if self.library is None:
             return Contender(self.name, None, remark=lambda: NOT_INSTALLED)
@@ -53,12 +82,20 @@ class Runner:
             self.select()
             for leaf in work.leaves:
                 leaf.grad = None
+            after()
 
         def build() -> Any:
             start()
             return work.forward()
 
-        return Contender(
+        def renew() -> None:
+            assert self.engine is not None
+            has_used_workers = self.engine.statistics().backwards_process > 0
+            self.renew()
+            if self.engine.mode == "auto" and has_used_workers:
+                start_auto(self, made)
+
+        made = Contender(
             self.name,
             forward_and_backward(work.forward, start, repeats)
             if is_whole
@@ -66,7 +103,9 @@ class Runner:
             lambda: [leaf.grad.numpy() for leaf in work.leaves],
             self.same_bits,
             self.remark,
+            renew if self.has_processes else None,
         )
+        return made
 
     def remark(self) -> str:
         """Where ``auto`` went; the others have no choice."""
@@ -91,36 +130,37 @@ class ForwardPass:
 @contextmanager
 def mpgrad_runners(*modes: str, workers: int = WORKERS) -> Iterator[list[Runner]]:
     """One runner per engine mode; the engines are closed at the end."""
-    engines = [mg.Engine(mode=mode, cpu_workers=workers) for mode in modes]
+    runners = [
+        Runner(f"mpgrad {mode}", mg, "mpgrad", mg.Engine(mode=mode, cpu_workers=workers))
+        for mode in modes
+    ]
     try:
-        yield [
-            Runner(f"mpgrad {engine.mode}", mg, _selection(engine), "mpgrad", engine)
-            for engine in engines
-        ]
+        yield list(runners)
     finally:
         engine_slot.install(current_engine)
-        for engine in engines:
-            engine.close()
-
-
-def _selection(engine: mg.Engine) -> Callable[[], None]:
-    # Entering an engine's `with` block ends it on leaving; here several live side by side.
-    return lambda: engine_slot.install(lambda: engine)
+        for runner in runners:
+            assert runner.engine is not None
+            runner.engine.close()
 
 
 def torch_runners(*threads: int) -> list[Runner]:
     """torch on the CPU with so many threads each."""
     torch = find_torch()
-    if torch is None:
-        return [Runner(f"torch {_threads(count)}", None, bool) for count in threads]
-    return [
-        Runner(f"torch {_threads(count)}", torch, partial(torch.set_num_threads, count))
-        for count in threads
-    ]
+    return [Runner(f"torch {_threads(count)}", torch, threads=count) for count in threads]
 
 
 def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
+
+
+@cache
+def _other_loops() -> int:
+    return loops_for(OTHER_WORK_MS)
+
+
+def other_work() -> None:
+    """``OTHER_WORK_MS`` of Python in this process; workers and threads have time to fall asleep."""
+    spin(_other_loops())
 
 
 @cache

@@ -32,22 +32,29 @@ class TwoProcesses:
     """
 
     def __init__(self, branches: int, loops: int, elements: int) -> None:
+        self._work = branches, loops, elements
         nbytes = branches * elements * 4
         self._fd = os.memfd_create("benchmark-gradients")
         os.ftruncate(self._fd, nbytes)
         self._memory = mmap.mmap(self._fd, nbytes)
         self._gradients = np.frombuffer(self._memory, np.float32).reshape(branches, elements)
+        self._start_both()
+
+    def _start_both(self) -> None:
+        branches = self._work[0]
         half = branches // 2
-        self._children = [
-            self._start(loops, elements, branches, list(mine))
-            for mine in (range(half), range(half, branches))
-        ]
+        halves = (range(half), range(half, branches))
+        self._children = [self._start(list(mine)) for mine in halves]
         for child in self._children:
             _read(child)  # it is ready
 
-    def _start(
-        self, loops: int, elements: int, branches: int, mine: list[int]
-    ) -> subprocess.Popen[bytes]:
+    def renew(self) -> None:
+        """Two other processes in their place."""
+        self._end()
+        self._start_both()
+
+    def _start(self, mine: list[int]) -> subprocess.Popen[bytes]:
+        branches, loops, elements = self._work
         setup = {
             "fd": self._fd,
             "shape": [branches, elements],
@@ -67,10 +74,13 @@ class TwoProcesses:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._end()
+        os.close(self._fd)
+
+    def _end(self) -> None:
         """A child ends when its pipe does."""
         for child in self._children:
             _, _ = child.communicate()
-        os.close(self._fd)
 
     def run(self) -> None:
         """All branches once."""

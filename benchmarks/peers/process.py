@@ -78,11 +78,15 @@ class PeerProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._end()
+        self._messages.close()
+
+    def _end(self) -> None:
         """The child ends when its connection does."""
         if self._child is not None:
             self._connection.close()
             self._child.wait()
-        self._messages.close()
+            self._child = None
 
     def contender(self, program: str, *args: Any, repeats: int = 1) -> Contender:
         """Take up another program, in place of the one before it.
@@ -101,8 +105,16 @@ class PeerProcess:
         except PeerFailed as error:
             reason = f"failed: {str(error).splitlines()[0]}"
             return Contender(self.name, None, remark=lambda: reason)
+
+        def renew() -> None:
+            self._end()
+            self._ask("load", program, args)
+
         return Contender(
-            self.name, lambda: self._ask("sample", repeats), lambda: self._ask("gradients")
+            self.name,
+            lambda: self._ask("sample", repeats),
+            lambda: self._ask("gradients"),
+            renew=renew,
         )
 
     def _ask(self, *request: Any) -> Any:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mpgrad as mg
-from benchmarks.gil_work import loops_for, spin
+from benchmarks.gil_work import spin
+from benchmarks.loads import loops_for
 from mpgrad import nn
 from mpgrad.nn import functional as F
 

@@ -15,7 +15,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import mpgrad as mg
-from benchmarks.gil_work import branch_input, loops_for
+from benchmarks.gil_work import branch_input
+from benchmarks.loads import loops_for
 from benchmarks.perceptron_arrays import Perceptrons
 from benchmarks.scaling.costs import Costs
 from benchmarks.scaling.networks import Network

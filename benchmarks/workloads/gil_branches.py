@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import mpgrad as mg
-from benchmarks.gil_work import branch_backward, branch_forward, branch_input, loops_for
+from benchmarks.gil_work import branch_backward, branch_forward, branch_input
+from benchmarks.loads import Load, alone, loops_for
 from benchmarks.peers.process import PeerProcess
 from benchmarks.rounds import Case, Contender, Point, Target, timed
-from benchmarks.runners import ForwardPass, Runner, mpgrad_runners, start_auto, torch_runners
+from benchmarks.runners import (
+    ForwardPass,
+    Runner,
+    mpgrad_runners,
+    other_work,
+    start_auto,
+    torch_runners,
+)
 from benchmarks.two_processes import TwoProcesses
 
 ABOUT = """\
 16 independent branches joined by a sum. Each is one custom `Function` whose backward holds the GIL:
-one and the same pure Python loop for all contenders, calibrated at the start of the run. With 4 MB,
-each branch also saves a float32 array of that size and returns a gradient of that size. The
+one and the same pure Python loop for all contenders. How many loops take the time that a case is
+named by is counted before it; *the loops alone* are all of them, one after another, in each round,
+and figures are not published where these or `mpgrad local` took another time (by more than a
+tenth). *In a training loop*: the client does 20 ms of other work before each forward pass. With
+4 MB, each branch also saves a float32 array of that size and returns a gradient of that size. The
 *two-process limit* is two processes that already hold 8 branches each, get one byte to start, and
 write their gradients into shared memory.
 
@@ -28,6 +40,7 @@ their backward, and have none in Python that could hold the GIL."""
 BRANCHES = 16
 LIMIT = "two-process limit"
 PROCESS = "mpgrad process"
+LOCAL = "mpgrad local"
 TORCH = "torch 1 thread"
 #: Row, what has to be installed, and the program in ``benchmarks.peers``.
 _TASK_SYSTEMS = (
@@ -57,8 +70,15 @@ class _Grain(NamedTuple):
     against_limit: float | None
     against_torch: float
 
+    @property
+    def is_in_a_loop(self) -> bool:
+        """Whether it is measured in a training loop, too: where a message's time is noticeable."""
+        return 0.1 < self.milliseconds < 10.0
+
 
 _SMALL = 16
+#: From so long a branch on, nothing else in `local` takes noticeable time; that of 4 MB does.
+_LONG_MS = 2.0
 _GRAINS = (
     _Grain("20 ms", 20.0, _SMALL, 9, 1, 0.95, 1.75),
     _Grain("20 ms and 4 MB", 20.0, 1 << 20, 9, 1, 0.93, 1.75),
@@ -66,6 +86,8 @@ _GRAINS = (
     _Grain("0.2 ms", 0.2, _SMALL, 21, 5, None, 1.5),
     _Grain("0.02 ms", 0.02, _SMALL, 31, 20, None, 1.0),
 )
+#: Backwards per sample in a training loop.
+_LOOP_REPEATS = 5
 
 
 def cases(quick: bool) -> Generator[Case, None, None]:
@@ -78,15 +100,22 @@ def cases(quick: bool) -> Generator[Case, None, None]:
         runners += torch_runners(1)
         for grain in _GRAINS:
             loops = loops_for(grain.milliseconds)
+            rounds = 2 if quick else grain.rounds
             with TwoProcesses(BRANCHES, loops, grain.elements) as limit:
                 work = (BRANCHES, loops, grain.elements)
                 contenders = [
                     *_contenders(runners, grain, loops),
+                    alone(loops, BRANCHES, grain.repeats),
                     hips.contender("hips_autograd.gil_branches", *work, repeats=grain.repeats),
-                    Contender(LIMIT, _sample(limit, grain.repeats), limit.gradients),
+                    _limit(limit, grain.repeats),
                 ]
-                rounds = 2 if quick else grain.rounds
                 yield _case(grain, grain.name, contenders, (TORCH, LIMIT), rounds)
+            if grain.is_in_a_loop:
+                in_loop = grain._replace(repeats=_LOOP_REPEATS)
+                contenders = _contenders(runners, in_loop, loops, other_work)
+                contenders.append(alone(loops, BRANCHES, in_loop.repeats))
+                name = f"{grain.name}, in a training loop"
+                yield replace(_case(grain, name, contenders, (TORCH,), rounds), point=None)
     with mpgrad_runners("process") as runners, ExitStack() as stack:
         runners += torch_runners(1)
         peers = [
@@ -98,7 +127,10 @@ def cases(quick: bool) -> Generator[Case, None, None]:
         for grain in reversed(_GRAINS):
             loops = loops_for(grain.milliseconds)
             work = (BRANCHES, loops, grain.elements)
-            contenders = _contenders(runners, grain, loops)
+            contenders = [
+                *_contenders(runners, grain, loops),
+                alone(loops, BRANCHES, grain.repeats),
+            ]
             contenders += [
                 peer.contender(program, *work, repeats=grain.repeats) for peer, program in peers
             ]
@@ -110,9 +142,12 @@ def _hips() -> PeerProcess:
     return PeerProcess("HIPS autograd", "autograd")
 
 
-def _contenders(runners: list[Runner], grain: _Grain, loops: int) -> list[Contender]:
+def _contenders(
+    runners: list[Runner], grain: _Grain, loops: int, after: Callable[[], object] = bool
+) -> list[Contender]:
     contenders = [
-        runner.contender(_branches(loops, grain.elements), grain.repeats) for runner in runners
+        runner.contender(_branches(loops, grain.elements), grain.repeats, after=after)
+        for runner in runners
     ]
     _warm_auto(runners, contenders)
     return contenders
@@ -125,13 +160,22 @@ def _case(
     baselines: tuple[str, ...],
     rounds: int,
 ) -> Case:
-    point = Point("small gradients", grain.milliseconds) if grain.elements == _SMALL else None
-    targets = _targets(grain) if LIMIT in baselines else ()
-    return Case(name, contenders, baselines, rounds, targets=targets, point=point)
+    is_small, is_long = grain.elements == _SMALL, grain.milliseconds >= _LONG_MS
+    has_local = any(contender.name == LOCAL for contender in contenders)
+    load = Load(BRANCHES * grain.milliseconds, LOCAL if has_local else "", is_small and is_long)
+    return Case(
+        name,
+        contenders,
+        baselines,
+        rounds,
+        targets=_targets(grain) if LIMIT in baselines else (),
+        point=Point("small gradients", grain.milliseconds) if is_small else None,
+        fault=load.fault,
+    )
 
 
-def _sample(limit: TwoProcesses, repeats: int) -> Callable[[], float]:
-    return lambda: timed(limit.run, repeats)
+def _limit(limit: TwoProcesses, repeats: int) -> Contender:
+    return Contender(LIMIT, lambda: timed(limit.run, repeats), limit.gradients, renew=limit.renew)
 
 
 def _warm_auto(runners: list[Runner], contenders: list[Contender]) -> None:

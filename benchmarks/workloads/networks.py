@@ -112,6 +112,7 @@ def _epoch(runner: Runner, arrays: list[tuple[Array, Array]]) -> Contender:
         lambda: [np.concatenate([parameter.detach().numpy().ravel() for parameter in trained])],
         runner.same_bits,
         runner.remark,
+        runner.renew if runner.has_processes else None,
     )
 
 

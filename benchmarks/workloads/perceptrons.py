@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.peers.process import PeerProcess
 from benchmarks.perceptron_arrays import Perceptrons
 from benchmarks.rounds import Case, Contender, Target
-from benchmarks.runners import ForwardPass, mpgrad_runners, torch_runners
+from benchmarks.runners import ForwardPass, mpgrad_runners, other_work, torch_runners
 
 _PEERS = """
 
@@ -22,7 +22,8 @@ both sides time both passes. Each peer has an interpreter of its own."""
 ABOUT_BRANCHES = f"""\
 8 branches, each a multilayer perceptron of 4 layers, 512 wide, batch 256, float32 (`x @ w + b` and
 relu), joined by a sum. torch runs one branch after the other, each product on all of its threads;
-mpgrad runs branches side by side with one BLAS thread each.{_PEERS}"""
+mpgrad runs branches side by side with one BLAS thread each. *In a training loop*: the client does
+20 ms of other work before each forward pass.{_PEERS}"""
 
 ABOUT_CHAIN = """\
 One perceptron of 8 layers, 512 or 1024 wide, batch 256, float32: a chain. Beside the input
@@ -52,6 +53,7 @@ def branches(quick: bool) -> Generator[Case, None, None]:
     )
     shape = Perceptrons(8, 4, 512)
     yield from _backward("8 x 4 layers", shape, 2 if quick else 15, targets)
+    yield from _in_loop("8 x 4 layers", shape, 2 if quick else 9)
     yield from _whole("8 x 4 layers", shape, 2 if quick else 9)
 
 
@@ -60,6 +62,7 @@ def chain(quick: bool) -> Generator[Case, None, None]:
     targets = (Target(PROCESS, LOCAL, at_least=1.7), Target(PROCESS, TORCH_2, at_most=1.2))
     narrow, wide = Perceptrons(1, 8, 512), Perceptrons(1, 8, 1024)
     yield from _backward("8 layers", narrow, 5 if quick else 25, targets)
+    yield from _in_loop("8 layers", narrow, 5 if quick else 15)
     yield from _whole("8 layers", narrow, 5 if quick else 15)
     yield from _backward("8 layers, 1024 wide", wide, 2 if quick else 15, targets)
 
@@ -79,6 +82,18 @@ def _backward(
             targets=targets,
             tolerance=TOLERANCE,
         )
+
+
+def _in_loop(name: str, shape: Perceptrons, rounds: int) -> Generator[Case, None, None]:
+    """The backward as a training loop sees it: after other work of the client."""
+    with mpgrad_runners("process", "local", "auto") as runners:
+        runners += torch_runners(1, 2)
+        contenders = [
+            runner.contender(partial(program, shape), _REPEATS, after=other_work)
+            for runner in runners
+        ]
+        name = f"{name}, in a training loop"
+        yield Case(name, contenders, (LOCAL, TORCH_2), rounds, tolerance=TOLERANCE)
 
 
 def _whole(name: str, shape: Perceptrons, rounds: int) -> Generator[Case, None, None]:

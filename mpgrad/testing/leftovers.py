@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import psutil
 
-#: Seconds after which nothing may be left.
-PATIENCE_S = 1.0
+#: Seconds to wait for what never comes: processes may be slow to end on a busy machine.
+PATIENCE_S = 30.0
 _POLL_S = 0.005
 
 
@@ -36,14 +37,26 @@ class Leftovers(NamedTuple):
 
     def beyond(self, before: Leftovers) -> str:
         """In words, what is here and was not there ``before``; empty if nothing."""
+        names = self.shared_memory - before.shared_memory
         found: dict[str, frozenset[int] | frozenset[str]] = {
             "processes": self.processes - before.processes,
-            "in /dev/shm": self.shared_memory - before.shared_memory,
+            "in /dev/shm": names and names - _of_others(names),
         }
-        words = [f"{what} {sorted(map(str, names))}" for what, names in found.items() if names]
+        words = [f"{what} {sorted(map(str, left))}" for what, left in found.items() if left]
         if self.descriptors > before.descriptors:
             words.append(f"{self.descriptors - before.descriptors} descriptors")
         return ", ".join(words)
+
+
+def _of_others(names: Iterable[str]) -> frozenset[str]:
+    """Those of ``names`` in /dev/shm that a process maps that is no descendant of this one."""
+    mine = {os.getpid(), *descendants(os.getpid())}
+    found: set[str] = set()
+    for pid in set(psutil.pids()) - mine:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as lines:
+            text = lines.read()
+            found |= {name for name in names if f"/dev/shm/{name}" in text}
+    return frozenset(found)
 
 
 def left_since(before: Leftovers, patience_s: float = PATIENCE_S) -> str:
@@ -69,7 +82,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], object], patience_s: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> bool:
     """Ask again and again until ``condition()`` is true; False after ``patience_s`` seconds."""
     deadline = time.monotonic() + patience_s
     while not condition():

@@ -11,6 +11,8 @@ import contextlib
 import os
 
 _MEMFD = "/memfd:mpgrad-"
+#: The unit of ``st_blocks`` (``man 7 inode``).
+_BLOCK_BYTES = 512
 
 
 def arenas_of(pid: int) -> dict[int, str]:
@@ -27,10 +29,15 @@ def holders_of(inodes: set[int]) -> set[int]:
     return {pid for pid in pids if inodes & arenas_of(pid).keys()}
 
 
-def shared_memory_bytes() -> int:
-    """All shared memory of the machine, whoever uses it."""
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Shmem:"))
+def arena_bytes(pid: int) -> int:
+    """What the kernel has allotted to the arenas that the process ``pid`` has open."""
+    sizes = {}
+    for path in _descriptors(pid):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(path).startswith(_MEMFD):
+                status = os.stat(path)
+                sizes[status.st_ino] = status.st_blocks * _BLOCK_BYTES
+    return sum(sizes.values())
 
 
 def _mapped(pid: int) -> dict[int, str]:
@@ -49,14 +56,18 @@ def _mapped(pid: int) -> dict[int, str]:
 
 def _open(pid: int) -> dict[int, str]:
     found = {}
+    for path in _descriptors(pid):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if (target := os.readlink(path)).startswith(_MEMFD):
+                found[os.stat(path).st_ino] = _name(target)
+    return found
+
+
+def _descriptors(pid: int) -> list[str]:
     directory = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
-        for number in os.listdir(directory):
-            path = os.path.join(directory, number)
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if (target := os.readlink(path)).startswith(_MEMFD):
-                    found[os.stat(path).st_ino] = _name(target)
-    return found
+        return [os.path.join(directory, number) for number in os.listdir(directory)]
+    return []
 
 
 def _name(target: str) -> str:

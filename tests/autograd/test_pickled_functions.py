@@ -48,7 +48,7 @@ def in_a_fresh_interpreter(source: str, sent: bytes) -> bytes:
         env={"PYTHONPATH": path_to(ROOT)},
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=120,
     ).stdout
 
 

@@ -655,7 +655,7 @@ def run_python(arguments, directory, stdin=b""):
         capture_output=True,
         cwd=directory,
         env=environment,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -8,14 +8,17 @@ import pytest
 
 import mpgrad as mg
 from benchmarks.gil_work import branch_input, spin
+from benchmarks.loads import ALONE
 from benchmarks.rounds import Effort, measure
-from benchmarks.runners import mpgrad_runners
+from benchmarks.runners import ForwardPass, Runner, mpgrad_runners
 from benchmarks.two_processes import TwoProcesses
 from benchmarks.workloads import gil_branches
-from mpgrad.autograd import costs
+from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.freeze import freeze
+from mpgrad.engine.engine import current_engine
 from mpgrad.engine.placement import place
 from mpgrad.tensor import gradient_edge
+from mpgrad.testing.leftovers import is_alive
 
 LOOPS = 50
 
@@ -43,6 +46,11 @@ def test_the_limit_computes_the_gradients_and_ends() -> None:
         for _ in range(2):
             limit.run()
         limit.ping()
+        limit.renew()
+        assert not any(child.is_running() for child in started)
+        started = [child for child in psutil.Process().children() if child not in before]
+        assert len(started) == 2
+        limit.run()
         found = [gradient.copy() for gradient in limit.gradients()]
     expected = [branch_input(branch, 8) * np.float32(spin(LOOPS)) for branch in range(4)]
     assert np.array_equal(found, expected)
@@ -57,7 +65,7 @@ def test_all_contenders_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gil_branches, "start_auto", lambda *_: None)
     results = [measure(case, Effort(1, 1)) for case in gil_branches.cases(True)]
     one, tasks = (set(result.samples) for result in results)
-    assert {"mpgrad process", "mpgrad local", gil_branches.LIMIT} <= one
+    assert {"mpgrad process", "mpgrad local", gil_branches.LIMIT, ALONE} <= one
     assert {"mpgrad process", "ProcessPoolExecutor"} <= tasks
 
 
@@ -75,3 +83,40 @@ def test_a_runner_uses_its_own_engine() -> None:
     with mg.Engine(mode="local") as engine:
         mg.tensor([1.0], requires_grad=True).sum().backward()
         assert engine.statistics().backwards_local == 1
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_renewed_runner_has_another_engine_and_the_same_bits():
+    def make(library):
+        leaf = library.tensor(np.linspace(0.0, 1.0, 100), requires_grad=True)
+        return ForwardPass([leaf], lambda: (leaf * leaf).sum())
+
+    with mpgrad_runners("process", "local", workers=1) as runners:
+        process, local = (runner.contender(make) for runner in runners)
+        assert local.renew is None
+        process.sample()
+        (first,), found = runners[0].engine.worker_pids(), process.gradients()[0].tobytes()
+        process.renew()
+        assert not is_alive(first)
+        process.sample()
+        assert runners[0].engine.worker_pids() != [first]
+        assert process.gradients()[0].tobytes() == found
+        second = runners[0].engine
+    assert second.worker_pids() == []
+
+
+def test_other_work_comes_before_each_forward_pass():
+    log = []
+
+    class Root:
+        def backward(self):
+            log.append("backward")
+
+    runner = Runner("local", mg, engine=mg.Engine("local"))
+    try:
+        work = ForwardPass([], lambda: log.append("forward") or Root())
+        runner.contender(lambda _: work, repeats=2, after=lambda: log.append("other")).sample()
+    finally:
+        engine_slot.install(current_engine)
+    assert log == ["other", "forward", "backward"] * 3

@@ -45,6 +45,19 @@ def test_a_program_runs_elsewhere_and_ends_with_its_peer():
 
 
 @pytest.mark.slow
+def test_a_renewed_peer_is_another_process_with_the_same_program():
+    with PeerProcess("pool", "concurrent.futures") as peer:
+        contender = peer.contender("task_systems.process_pool", 4, LOOPS, 4)
+        contender.sample()
+        first, found = peer._child, contender.gradients()
+        contender.renew()
+        assert first.returncode is not None
+        contender.sample()
+        assert peer._child.pid != first.pid
+        assert np.array_equal(contender.gradients(), found)
+
+
+@pytest.mark.slow
 def test_a_peer_that_cannot_start_says_why():
     with PeerProcess("pool", "concurrent.futures") as peer:
         contender = peer.contender("task_systems.no_such_program")

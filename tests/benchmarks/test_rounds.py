@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +17,7 @@ from benchmarks.rounds import (
     Case,
     CaseResult,
     Contender,
+    Effort,
     Target,
     WrongGradient,
     backward,
@@ -102,6 +105,53 @@ def test_repeats_build_a_graph_for_each_backward():
     assert backward(build, repeats=3)() >= 0.0
     assert ran == built
     assert len(built) == 4, "three that count and the first, which does not"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "generations", "renewals"),
+    [(9, 3, {3, 6}), (15, 3, {5, 10}), (2, 3, {1}), (1, 3, set()), (9, 1, set())],
+)
+def test_processes_are_renewed_after_equal_shares_of_the_rounds(rounds, generations, renewals):
+    renewed = Contender("a", lambda: 1.0, renew=lambda: None)
+    case = Case("case", [renewed], (), rounds)
+    assert Effort(generations=generations).renewals_of(case) == renewals
+
+
+def test_a_renewed_contender_is_warmed_up_and_checked_again():
+    log = []
+    rows = [
+        contender("a", [1.0], log=log),
+        replace(contender("b", [1.0], log=log), renew=lambda: log.append("renewed")),
+        Contender("absent", None, renew=lambda: log.append("never")),
+    ]
+    case, effort = Case("case", rows, (), 4), Effort(warm_up_rounds=1, generations=2)
+    ticks = []
+    measured = measure(case, effort, lambda: ticks.append(1))
+    assert log == [*"ab", *"ab", *"ba", "renewed", *"ab", *"ab", *"ba"]
+    assert {name: len(found) for name, found in measured.samples.items()} == {"a": 4, "b": 4}
+    assert effort.samples(case) == len(ticks) == 12
+
+
+def test_a_renewed_process_that_computes_something_else_ends_the_case():
+    value = [1.0]
+    other = Contender("b", lambda: 0.1, lambda: [np.array(value)], renew=lambda: value.append(2.0))
+    with pytest.raises(WrongGradient):
+        measure(Case("case", [contender("a", [1.0]), other], (), 4), Effort(generations=2))
+
+
+def test_nothing_is_renewed_where_all_happens_in_this_process():
+    case = Case("case", [contender("a", [1.0])], (), 9)
+    assert Effort().renewals_of(case) == frozenset()
+
+
+def test_what_somebody_has_frozen_stays_so():
+    case = Case("case", [contender("a", [1.0])], (), 1)
+    assert gc.get_freeze_count() > 0  # see conftest
+    measure(case)
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+    measure(case)
+    assert gc.get_freeze_count() == 0
 
 
 def test_ratios_are_formed_within_a_round():

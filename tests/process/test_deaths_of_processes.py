@@ -33,7 +33,7 @@ def test_the_same_bits_with_a_worker_killed() -> None:
         victim = engine.worker_pids()[0]
         os.kill(victim, signal.SIGKILL)
         assert gradients() == expected
-        wait_until(lambda: victim not in engine.worker_pids(), 10)
+        wait_until(lambda: victim not in engine.worker_pids())
         assert gradients() == expected
     assert left_since(before) == ""
 
@@ -44,7 +44,7 @@ def test_the_coordinators_death_is_an_error_once() -> None:
         gradients()
         dead: Any = engine.coordinator_pid
         os.kill(dead, signal.SIGKILL)
-        wait_until(lambda: not is_alive(dead), 10)
+        wait_until(lambda: not is_alive(dead))
         try:
             gradients()
         except CoordinatorLost:

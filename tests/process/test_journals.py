@@ -75,7 +75,7 @@ def run_replay(file: str, **environment: str) -> subprocess.CompletedProcess[str
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 

@@ -37,7 +37,7 @@ def test_too_few_processes(tmp_path: Path, allowed: int) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=120,
         )
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.startswith("BlockingIOError [Errno 11] Resource temporarily unavailable")
