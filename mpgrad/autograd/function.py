@@ -16,7 +16,7 @@ from mpgrad.autograd.functions.function_node import (
     run_function_backward,
 )
 from mpgrad.autograd.functions.outputs import outputs_of
-from mpgrad.autograd.functions.stopping import DelayedError
+from mpgrad.autograd.functions.stopping import refused
 from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from mpgrad.autograd.nodes.node import Edge
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
@@ -239,23 +239,14 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(ctx: FunctionContext, *grads: Any) -> Any:
         with no_grad():
             returned = backward(ctx, *grads)
-        if not is_grad_enabled() or not any(
-            isinstance(grad, Tensor) and grad.requires_grad for grad in grads
-        ):
+        wanted = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
+        if not is_grad_enabled() or not wanted:
             return returned
-        refuse = DelayedError(
-            "trying to differentiate twice a function that was marked with @once_differentiable",
-            len(returned) if isinstance(returned, tuple) else 1,
-        )
-        values = returned if isinstance(returned, tuple) else (returned,)
-        return refuse(*map(_as_leaf, values))
+        several = isinstance(returned, tuple)
+        stopped = refused(_TWICE, returned if several else (returned,), wanted)
+        return stopped if several else stopped[0]
 
     return wrapper
 
 
-def _as_leaf(value: Any) -> Any:
-    """A gradient that backward returned, as a leaf, so that somebody may want its derivative."""
-    if value is None or isinstance(value, bool | int | float | complex):
-        return value
-    array = value._array if isinstance(value, Tensor) else value
-    return Tensor(array, requires_grad=array.dtype.kind in "fc")
+_TWICE = "trying to differentiate twice a function that was marked with @once_differentiable"

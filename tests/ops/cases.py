@@ -108,6 +108,8 @@ _reductions = [
     Case("mean", lambda m, x: m.mean(x), ((3, 4),)),
     Case("mean dim", lambda m, x: x.mean(-1, keepdim=True), ((3, 4),)),
     Case("var", lambda m, x: m.var(x), ((3, 4),)),
+    Case("var_mean", lambda m, x: sum(m.var_mean(x, 1)), ((3, 4),)),
+    Case("bernoulli of ones", lambda m, x: m.bernoulli(x * 0 + 1) * x, ((3, 4),)),
     Case("var dim", lambda m, x: m.var(x, dim=0, correction=0), ((3, 4),)),
     Case("std", lambda m, x: m.std(x, dim=1, keepdim=True), ((3, 4),)),
     Case("norm", lambda m, x: m.norm(x), ((3, 4),)),

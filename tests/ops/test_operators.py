@@ -323,4 +323,4 @@ def test_only_views_share_memory_with_an_input(monkeypatch: pytest.MonkeyPatch) 
     for case in CASES:
         run(case, case.arrays())
     # The last four exist for their in-place forms, which copy the result at once.
-    assert set(aliases) <= {"copy", "fill", "normal", "uniform"}
+    assert set(aliases) <= {"bernoulli", "copy", "fill", "normal", "uniform"}

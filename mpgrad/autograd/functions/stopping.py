@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
+from mpgrad.device_arrays import is_on_gpu
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
 
@@ -19,7 +22,12 @@ class Error(Node):
     __slots__ = ("message",)
 
     runs_on_client = True
-    message: str
+
+    def __init__(
+        self, message: str, edges: Sequence[Edge | None], inputs: Sequence[InputMetadata]
+    ) -> None:
+        super().__init__(edges, inputs)
+        self.message = message
 
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
         raise RuntimeError(self.message)
@@ -56,9 +64,8 @@ class DelayedError:
 
     def __call__(self, *tensors: Tensor | None) -> Any:
         """The tensors behind one Node; one alone is no tuple, and None stays None."""
-        node = Error(*_place(tensors))
-        node.message = self._message
-        return _behind(node, tensors)
+        found = refused(self._message, tensors, tensors)
+        return found[0] if len(found) == 1 else found
 
 
 class UndefinedGrad:
@@ -66,25 +73,45 @@ class UndefinedGrad:
 
     def __call__(self, *tensors: Tensor | None) -> Any:
         """The tensors behind one Node; one alone is no tuple, and None stays None."""
-        return _behind(UndefinedGradBackward(*_place(tensors)), tensors)
+        outputs, places = _taken(tensors)
+        node = UndefinedGradBackward(_edges(tensors), [metadata_of(place) for place in places])
+        _put_behind(node, places)
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _place(tensors: Sequence[Tensor | None]) -> tuple[list[Edge | None], list[InputMetadata]]:
-    """The edges and the input metadata of a Node between ``tensors`` and what becomes of them."""
-    edges = [gradient_edge(t) if t is not None and t.requires_grad else None for t in tensors]
-    return edges, [metadata_of(t) for t in tensors if t is not None]
+def refused(
+    message: str, values: Sequence[Any], sources: Sequence[Tensor | None]
+) -> tuple[Any, ...]:
+    """``values``, tensors and arrays as tensors whose history is one :class:`Error`.
+
+    Args:
+        message: what it says.
+        values: tensors, arrays, or anything else, which stays as it is.
+        sources: where it leads to: who differentiates with respect to these, comes by.
+    """
+    outputs, places = _taken(values)
+    _put_behind(Error(message, _edges(sources), [metadata_of(place) for place in places]), places)
+    return outputs
 
 
-def _behind(node: Node, tensors: Sequence[Tensor | None]) -> Any:
-    outputs: list[Tensor | None] = []
-    number = 0
-    for tensor in tensors:
-        if tensor is None:
-            outputs.append(None)
-            continue
-        made = Tensor(tensor._array, version_counter=tensor._version_counter)
-        if any(node.next_edges) and made._array.dtype.kind in "fc":
-            made._grad_fn, made._output_nr, made._requires_grad = node, number, True
-        outputs.append(made)
-        number += 1
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+def _edges(sources: Sequence[Tensor | None]) -> list[Edge | None]:
+    return [gradient_edge(t) if t is not None and t.requires_grad else None for t in sources]
+
+
+def _taken(values: Sequence[Any]) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """``values`` with new tensors for those that can have a gradient; and these tensors."""
+    outputs, places = [], []
+    for value in values:
+        array = value._array if isinstance(value, Tensor) else value
+        if (isinstance(array, np.ndarray) or is_on_gpu(array)) and array.dtype.kind in "fc":
+            counter = value._version_counter if isinstance(value, Tensor) else None
+            value = Tensor(array, version_counter=counter)
+            places.append(value)
+        outputs.append(value)
+    return tuple(outputs), places
+
+
+def _put_behind(node: Node, places: Sequence[Tensor]) -> None:
+    if any(node.next_edges):
+        for number, tensor in enumerate(places):
+            tensor._grad_fn, tensor._output_nr, tensor._requires_grad = node, number, True
