@@ -8,6 +8,7 @@ from mpgrad.ops.activation import (
     leaky_relu,
     log_softmax,
     logsigmoid,
+    relu,
     silu,
     softmax,
     softplus,
@@ -30,7 +31,7 @@ from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.norms import cosine_similarity, normalize
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from mpgrad.ops.selection import pad
-from mpgrad.ops.transcendental import relu, sigmoid, tanh
+from mpgrad.ops.transcendental import sigmoid, tanh
 
 __all__ = [
     "linear",

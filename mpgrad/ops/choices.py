@@ -123,6 +123,9 @@ def clamp(input: Any, min: float | None = None, max: float | None = None) -> Ten
         return call(_clamp_between, *clamp_operands(input, min, max))
     tensor = as_tensor_operand(input)
     refuse_complex("clamp", tensor)
+    for limit in (min, max):
+        if isinstance(limit, complex):
+            raise RuntimeError(f"clamp: value {limit} cannot be converted to a real number")
     limits = tuple(as_operand(limit) for limit in (min, max) if limit is not None)
     tensor = cast(tensor, _result_dtype(tensor, *limits))
     return call(_clamp, tensor, min=min, max=max)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.ops.shape import broadcast_to, cat, expand, reshape, transpose
 from mpgrad.tensor import Tensor
 
@@ -28,7 +27,7 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Views of one common shape."""
-    shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    shape = broadcast_shape(*(tensor.shape for tensor in tensors))
     return tuple(broadcast_to(tensor, shape) for tensor in tensors)
 
 

@@ -20,6 +20,7 @@ from mpgrad.ops import (
     choices,
     comparison,
     complex_numbers,
+    extrema,
     indexing,
     linalg,
     norms,
@@ -28,6 +29,7 @@ from mpgrad.ops import (
     products,
     reduction,
     rounding,
+    scattering,
     selection,
     shape,
     transcendental,
@@ -40,6 +42,7 @@ from mpgrad.tensor_methods import (
     history,
     in_place,
     in_place_composed,
+    in_place_shapes,
     layout,
     numpy_functions,
     values,
@@ -75,6 +78,9 @@ _INFIX: dict[str, Callable[..., Tensor]] = {
     "mod": rounding.remainder,
     "pow": arithmetic.pow,
     "matmul": linalg.matmul,
+    "and": comparison.bitwise_and,
+    "or": comparison.bitwise_or,
+    "xor": comparison.bitwise_xor,
 }
 _COMPARISONS = {
     "__eq__": comparison.eq,
@@ -83,9 +89,6 @@ _COMPARISONS = {
     "__le__": comparison.le,
     "__gt__": comparison.gt,
     "__ge__": comparison.ge,
-    "__and__": comparison.bitwise_and,
-    "__or__": comparison.bitwise_or,
-    "__xor__": comparison.bitwise_xor,
 }
 
 
@@ -131,12 +134,14 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (comparison, ""),
     (transcendental, ""),
     (reduction, ""),
+    (extrema, ""),
     (products, ""),
     (norms, "normalize cosine_similarity"),
     (shape, "cat stack"),
     (indexing, ""),
     (overwriting, ""),
     (selection, ""),
+    (scattering, ""),
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),
@@ -211,6 +216,7 @@ def _attach() -> None:
         numpy_functions.METHODS,
         in_place.METHODS,
         in_place_composed.METHODS,
+        in_place_shapes.METHODS,
         overrides.METHODS,
         variable.PROPERTIES,
     ):

@@ -20,6 +20,7 @@ from mpgrad.ops import (
     comparison,
     complex_numbers,
     einsum,
+    extrema,
     linalg,
     products,
     reduction,
@@ -89,13 +90,13 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.sum: reduction.sum,
     np.mean: reduction.mean,
     np.var: lambda x, axis=None, ddof=0, keepdims=False: reduction.var(
-        x, axis, keepdims, correction=ddof
+        x, axis, keepdim=keepdims, correction=ddof
     ),
     np.std: lambda x, axis=None, ddof=0, keepdims=False: reduction.std(
-        x, axis, keepdims, correction=ddof
+        x, axis, keepdim=keepdims, correction=ddof
     ),
-    np.max: lambda x, axis=None, keepdims=False: reduction.amax(x, axis, keepdims),
-    np.min: lambda x, axis=None, keepdims=False: reduction.amin(x, axis, keepdims),
+    np.max: lambda x, axis=None, keepdims=False: extrema.amax(x, axis, keepdims),
+    np.min: lambda x, axis=None, keepdims=False: extrema.amin(x, axis, keepdims),
     np.prod: lambda x, axis=None, keepdims=False: products.prod(x, axis, keepdims),
     np.cumprod: lambda x, axis=None: (
         products.cumprod(shape.flatten(x), 0) if axis is None else products.cumprod(x, axis)
