@@ -13,6 +13,7 @@ from mpgrad.ops.promotion import (
     as_tensor_operand,
     operands,
     refuse_complex,
+    require_tensors,
     result_dtype,
 )
 from mpgrad.tensor import Tensor
@@ -44,7 +45,7 @@ __all__ = [
 def _comparison(
     name: str, function: str, doc: str, *, orders: bool = False
 ) -> Callable[[Any, Any], Tensor]:
-    """A function of two operands whose result is boolean, so that nothing is recorded."""
+    """A function of a tensor and another operand whose result is boolean: nothing is recorded."""
 
     def compare(xp: Any, a: Any, b: Any) -> Any:
         return getattr(xp, function)(a, b)
@@ -52,12 +53,23 @@ def _comparison(
     compare.__name__ = name
 
     def public(input: Any, other: Any) -> Tensor:
+        require_tensors(name, input=input)
         a, b = (as_operand(value) for value in (input, other))
-        if not isinstance(a, Tensor) and not isinstance(b, Tensor):
-            a = as_tensor_operand(a)
         if orders:
             refuse_complex(name, a, b)
         return unrecorded(compare, a, b)
+
+    public.__name__, public.__doc__ = name, doc
+    return public
+
+
+def _logic(name: str, doc: str) -> Callable[[Any, Any], Tensor]:
+    """The same of two tensors."""
+    compare = _comparison(name, name, doc)
+
+    def public(input: Any, other: Any) -> Tensor:
+        require_tensors(name, input=input, other=other)
+        return compare(input, other)
 
     public.__name__, public.__doc__ = name, doc
     return public
@@ -69,9 +81,9 @@ gt = _comparison("gt", "greater", "``input > other``, element by element.", orde
 ge = _comparison("ge", "greater_equal", "``input >= other``, element by element.", orders=True)
 lt = _comparison("lt", "less", "``input < other``, element by element.", orders=True)
 le = _comparison("le", "less_equal", "``input <= other``, element by element.", orders=True)
-logical_and = _comparison("logical_and", "logical_and", "Both are true (not zero).")
-logical_or = _comparison("logical_or", "logical_or", "At least one is true (not zero).")
-logical_xor = _comparison("logical_xor", "logical_xor", "Exactly one is true (not zero).")
+logical_and = _logic("logical_and", "Both are true (not zero).")
+logical_or = _logic("logical_or", "At least one is true (not zero).")
+logical_xor = _logic("logical_xor", "Exactly one is true (not zero).")
 
 
 def _predicate(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
@@ -142,7 +154,9 @@ def isclose(
 
     Raises:
         RuntimeError: the dtypes differ, or a tolerance is negative.
+        TypeError: one is no tensor.
     """
+    require_tensors("isclose", input=input, other=other)
     if input.dtype != other.dtype:
         raise RuntimeError(f"isclose(): {input.dtype} did not match {other.dtype}")
     for name, tolerance in (("rtol", rtol), ("atol", atol)):

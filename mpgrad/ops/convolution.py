@@ -148,8 +148,13 @@ def conv2d(
     if input.ndim == 3:
         batch = conv2d(unsqueeze(input, 0), weight, bias, stride, padding, dilation, groups)
         return squeeze(batch, 0)
+    if input.ndim != 4 or weight.ndim != 4:
+        raise RuntimeError(
+            f"conv2d: expected 4D input and weight, but got input of size: {list(input.shape)} and "
+            f"weight of size: {list(weight.shape)}"
+        )
     steps, spread = pair(stride), pair(dilation)
-    if weight.ndim == 4 and padding == "same":
+    if padding == "same":
         # What is left of an odd sum goes below and to the right.
         odd = [d * (k - 1) % 2 for d, k in zip(spread, weight.shape[2:], strict=True)]
         input = pad(input, (0, odd[1], 0, odd[0])) if any(odd) else input
@@ -212,11 +217,6 @@ def _check(
     dilation: Pair,
     groups: int,
 ) -> None:
-    if input.ndim != 4 or weight.ndim != 4:
-        raise RuntimeError(
-            f"conv2d: expected 4D input and weight, but got input of size: {list(input.shape)} and "
-            f"weight of size: {list(weight.shape)}"
-        )
     if input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         raise RuntimeError(
             f"Given groups={groups}, weight of size {list(weight.shape)}, expected "

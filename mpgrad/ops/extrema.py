@@ -11,7 +11,7 @@ from mpgrad.ops.choices import maximum, minimum
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import Dims, either, keep, one_dim, some_dims
 from mpgrad.ops.out_argument import into
-from mpgrad.ops.promotion import as_tensor_operand, refuse_complex
+from mpgrad.ops.promotion import as_tensor_operand, refuse_complex, require_tensors
 from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import clone
 from mpgrad.tensor import Tensor
@@ -112,6 +112,22 @@ def _check_not_empty(name: str, shape: tuple[int, ...], dims: Dims) -> None:
             raise IndexError(f"{name}(): Expected reduction dim {dim} to have non-zero size.")
 
 
+def _whole_grad(xp: Any, grad: Any, input: Any, result: Any) -> Any:
+    """An equal share for each element that attains the extremum, also where that is NaN."""
+    attains = xp.equal(input, result)
+    attains = xp.logical_or(attains, xp.logical_and(xp.isnan(input), xp.isnan(result)))
+    share = xp.divide(grad, xp.astype(xp.sum(attains), grad.dtype))
+    return xp.where(attains, share, 0.0)
+
+
+_max_of_all = operator(
+    "max_of_all", lambda xp, input: xp.max(input), input=_whole_grad, node_name="MaxBackward"
+)
+_min_of_all = operator(
+    "min_of_all", lambda xp, input: xp.min(input), input=_whole_grad, node_name="MinBackward"
+)
+
+
 def _at_extremum(xp: Any, input: Any, indices: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
     values = xp.take_along_axis(input, indices, dim)
     if keepdim:
@@ -148,7 +164,9 @@ def max(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None)
 
     Along ``dim`` the first of equal elements is taken and gets the gradient.
     """
-    return _extremum(_amax, _max_along, maximum, input, either("dim", dim, "axis", axis), keepdim)
+    return _extremum(
+        _max_of_all, _max_along, maximum, input, either("dim", dim, "axis", axis), keepdim
+    )
 
 
 def min(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
@@ -156,17 +174,20 @@ def min(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None)
 
     Along ``dim`` the first of equal elements is taken and gets the gradient.
     """
-    return _extremum(_amin, _min_along, minimum, input, either("dim", dim, "axis", axis), keepdim)
+    return _extremum(
+        _min_of_all, _min_along, minimum, input, either("dim", dim, "axis", axis), keepdim
+    )
 
 
 def _extremum(whole: Any, along: Any, of_two: Any, input: Any, dim: Any, keepdim: bool) -> Any:
     if isinstance(dim, Tensor):
         return of_two(input, dim)
+    require_tensors(along.name, input=input)
     tensor = as_tensor_operand(input)
     refuse_complex("max or min", tensor)
     if dim is None:
         _check_not_empty(along.name, tensor.shape, None)
-        return call(whole, tensor, dim=None, keepdim=False)
+        return call(whole, tensor)
     dim = one_dim(dim, tensor.ndim)
     if tensor.ndim == 0:
         return ValuesAndIndices(clone(tensor), beside(tensor, np.zeros((), np.int64)))

@@ -11,8 +11,8 @@ _WHOLE = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 def check_index_dtype(name: str, index: Tensor, error: type[Exception] = RuntimeError) -> None:
-    """Raise ``error`` unless ``index`` holds int32 or int64."""
-    if index.dtype not in _WHOLE:
+    """Raise ``error`` unless ``index`` holds int32 or int64, or nothing."""
+    if index.dtype not in _WHOLE and index._array.size:
         raise error(f"{name}(): Expected dtype int32 or int64 for index, but got {index.dtype}")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.cpu import INDEX
+from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.index_checks import as_vector, check_bounds, check_covered, check_index_dtype
@@ -309,6 +310,8 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
     """
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim]
+    if isinstance(indices_or_sections, Tensor):
+        indices_or_sections = on_host(indices_or_sections._array).tolist()
     if isinstance(indices_or_sections, int):
         sections = indices_or_sections
         if sections < 1:
@@ -368,6 +371,8 @@ def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
     """
     if input.ndim == 0:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
+    if isinstance(start, Tensor) and (start.ndim or start.dtype.kind not in "iu"):
+        raise RuntimeError("narrow(): start must be an 0-dim integral Tensor.")
     dim = one_dim(dim, input.ndim)
     total, start = input.shape[dim], python_operator.index(start)
     if not -total <= start <= total:

@@ -9,16 +9,16 @@ from mpgrad.backends.cpu import INDEX
 from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
 from mpgrad.ops import reduction as reductions
-from mpgrad.ops.activation import log_softmax
+from mpgrad.ops.activation import log_softmax, logsigmoid
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, div, mul, neg, square, sub
-from mpgrad.ops.choices import maximum, where
+from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import lt, ne
 from mpgrad.ops.indexing import getitem
 from mpgrad.ops.joining import broadcast_tensors
 from mpgrad.ops.promotion import cast, operands, refuse_complex
 from mpgrad.ops.registry import operator
-from mpgrad.ops.transcendental import exp, log1p, xlogy
+from mpgrad.ops.transcendental import exp, xlogy
 from mpgrad.tensor import Tensor
 
 
@@ -343,7 +343,7 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of ``sigmoid(input)``: ``max(x, 0) - x * target + log(1 + exp(-|x|))``.
+    """Cross-entropy of ``sigmoid(input)``: ``(1 - target) * input - logsigmoid(input)``.
 
     Args:
         input: logits.
@@ -361,13 +361,10 @@ def binary_cross_entropy_with_logits(
             f"Target size ({tuple(target.shape)}) must be the same as input size "
             f"({tuple(input.shape)})"
         )
-    softened = log1p(exp(neg(absolute(input))))
-    if pos_weight is None:
-        losses = add(sub(maximum(input, 0.0), mul(input, target)), softened)
-    else:
-        factor = add(mul(sub(pos_weight, 1), target), 1)
-        soft = add(softened, maximum(neg(input), 0.0))
-        losses = add(mul(sub(1, target), input), mul(factor, soft))
+    logs = logsigmoid(input)
+    if pos_weight is not None:
+        logs = mul(logs, add(mul(sub(pos_weight, 1), target), 1))
+    losses = sub(mul(sub(1, target), input), logs)
     return _reduced(losses if weight is None else mul(losses, weight), reduction)
 
 

@@ -9,14 +9,16 @@ import numpy as np
 
 from mpgrad.backends.cpu_windows import output_length
 from mpgrad.dispatch import call
-from mpgrad.ops.arithmetic import add, mul
+from mpgrad.ops.arithmetic import add, div, mul
+from mpgrad.ops.choices import where
 from mpgrad.ops.convolution import Pair, pair
 from mpgrad.ops.device_moves import beside
-from mpgrad.ops.linalg import matmul
+from mpgrad.ops.indexing import pick
+from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.registry import operator
 from mpgrad.ops.rounding import floor_divide, remainder
 from mpgrad.ops.selection import pad
-from mpgrad.ops.shape import squeeze, transpose, unsqueeze
+from mpgrad.ops.shape import squeeze, unsqueeze
 from mpgrad.tensor import Tensor
 
 _max_pool2d = operator(
@@ -291,17 +293,19 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
         )
     if all(size) and not (image[0] % size[0] or image[1] % size[1]):
         return avg_pool2d(input, (image[0] // size[0], image[1] // size[1]))
-    # As products with matrices that have the share of each element in each window.
-    rows, columns = (
-        beside(input, _shares(n, s).astype(input.dtype)) for n, s in zip(image, size, strict=True)
-    )
-    return matmul(matmul(rows, input), transpose(columns, 0, 1))
+    return _window_means(_window_means(input, -1, size[1]), -2, size[0])
 
 
-def _shares(length: int, count: int) -> Any:
-    """(``count``, ``length``): what each element adds to the mean of each window."""
+def _window_means(input: Tensor, dim: int, count: int) -> Tensor:
+    """The means of ``count`` windows that cover ``dim``, as equal as whole numbers allow."""
+    dim, length = dim % input.ndim, input.shape[dim]
     starts = np.arange(count) * length // max(count, 1)
     stops = -(-(np.arange(count) + 1) * length // max(count, 1))
-    places = np.arange(length)
-    inside = (places >= starts[:, None]) & (places < stops[:, None])
-    return inside / np.maximum(stops - starts, 1)[:, None]
+    offsets = np.arange(max(stops - starts, default=0))
+    places = np.minimum(starts[:, None] + offsets, max(length - 1, 0))
+    inside = offsets < (stops - starts)[:, None]
+    after = (1,) * (input.ndim - dim - 1)
+    picked = pick(input, dim, beside(input, places))
+    picked = where(beside(input, inside.reshape(*inside.shape, *after)), picked, 0.0)
+    lengths = np.maximum(stops - starts, 1).reshape(-1, *after).astype(input.dtype)
+    return div(sum_over(picked, dim + 1), beside(input, lengths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from mpgrad.ops.indexing import (
     scatter_index,
     unbind,
 )
+from mpgrad.ops.out_argument import into
 from mpgrad.ops.overwriting import masked_fill
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import broadcast_to, cat, clone, contiguous, reshape
@@ -47,12 +49,14 @@ __all__ = [
 # ------------------------------------------------------------------------ by mask
 
 
-def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The elements where ``mask`` is true, 1-d.
 
     Raises:
         RuntimeError: the mask is not boolean.
     """
+    if out is not None:
+        return into(out, masked_select, input, mask)
     check_mask("masked_select", mask)
     shape = broadcast_shape(input.shape, mask.shape)
     return getitem(broadcast_to(input, shape), broadcast_to(mask, shape))
@@ -168,6 +172,8 @@ def diff(
         raise RuntimeError(f"diff(): order must be non-negative but got {n}")
     if input.ndim == 0:
         raise RuntimeError("diff expects input to be at least one-dimensional")
+    if n == 0:
+        return clone(input)
     parts = [part for part in (prepend, input, append) if part is not None]
     input = cat(parts, dim) if len(parts) > 1 else input
     for _ in range(n):
@@ -212,13 +218,15 @@ def repeat_interleave(
     return index_select(input, dim, Tensor(places))
 
 
-def take(input: Tensor, index: Tensor) -> Tensor:
+def take(input: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The elements at ``index`` of the flattened tensor.
 
     Raises:
         RuntimeError: the index is no int64.
         IndexError: an index is out of range.
     """
+    if out is not None:
+        return into(out, take, input, index)
     if index.dtype != np.int64:
         raise RuntimeError(f"take(): Expected a long tensor for index, but got {index.dtype}")
     return pick(reshape(input, -1), 0, index)
@@ -234,7 +242,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = 
         value: of the new elements of ``"constant"``, by default 0.
 
     Raises:
-        RuntimeError: there are too many counts, or an odd number of them.
+        RuntimeError: there are too many counts, an odd number of them, or not enough elements.
         NotImplementedError: another mode.
     """
     pairs = [(pad[at], pad[at + 1]) for at in range(0, len(pad) - 1, 2)]
@@ -245,20 +253,37 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = 
     counts = [(0, 0)] * (input.ndim - len(pairs)) + pairs[::-1]
     if mode == "constant":
         return _pad_constant(input, counts, 0 if value is None else value)
-    numpy_mode = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}.get(mode)
-    if numpy_mode is None:
+    if mode not in ("reflect", "replicate", "circular"):
         raise NotImplementedError(f"Unrecognised padding mode {mode}")
-    # What is taken away goes first.
-    input = _pad_constant(input, [(min(before, 0), min(after, 0)) for before, after in counts], 0)
     for dim, (before, after) in enumerate(counts):
-        if before > 0 or after > 0:
-            more = (max(before, 0), max(after, 0))
-            places: Any = np.pad(np.arange(input.shape[dim]), more, mode=numpy_mode)  # type: ignore[call-overload]
+        if before or after:
+            places = _places(mode, input.shape[dim], before, after)
             input = index_select(input, dim, Tensor(places))
     return input
 
 
+def _places(mode: str, length: int, before: int, after: int) -> Any:
+    """The elements of a dimension, in the order that they have after padding."""
+    most = {"reflect": length - 1, "replicate": math.inf if length else 0, "circular": length}
+    if max(before, after) > most[mode] or length + before + after < 0:
+        raise RuntimeError(
+            f"pad: Padding size should be less than the corresponding input dimension, but got: "
+            f"padding ({before}, {after}) of {length} elements with mode {mode!r}"
+        )
+    places = np.arange(-before, length + after)
+    if mode == "replicate":
+        return np.clip(places, 0, length - 1)
+    if mode == "reflect":
+        mirrored = np.abs(places)
+        return np.where(mirrored < length, mirrored, 2 * (length - 1) - mirrored)
+    # Around what is left, where elements are taken away.
+    first, rest = max(-before, 0), length + min(before, 0) + min(after, 0)
+    return (places - first) % max(rest, 1) + first
+
+
 def _pad_constant(input: Tensor, counts: list[tuple[int, int]], value: float) -> Tensor:
+    if any(n + before + after < 0 for (before, after), n in zip(counts, input.shape, strict=True)):
+        raise RuntimeError(f"pad: {counts} takes more away than {list(input.shape)} has")
     inner = tuple(
         slice(max(-before, 0), n + min(after, 0))
         for (before, after), n in zip(counts, input.shape, strict=True)

@@ -8,7 +8,13 @@ from typing import Any
 
 from mpgrad.dispatch import call
 from mpgrad.ops.out_argument import into
-from mpgrad.ops.promotion import as_tensor_operand, floating, operands, refuse_complex
+from mpgrad.ops.promotion import (
+    as_tensor_operand,
+    floating,
+    operands,
+    refuse_complex,
+    require_tensors,
+)
 from mpgrad.ops.registry import Formula, operator
 from mpgrad.tensor import Tensor
 
@@ -222,7 +228,12 @@ _arctan2 = operator(
 
 
 def arctan2(input: Any, other: Any) -> Tensor:
-    """The angle of the point (``other``, ``input``), in (-pi, pi]."""
+    """The angle of the point (``other``, ``input``), in (-pi, pi].
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("atan2", input=input, other=other)
     a, b = operands(input, other, float_result=True)
     refuse_complex("atan2", a, b)
     return call(_arctan2, a, b)
@@ -252,7 +263,12 @@ _logaddexp = operator(
 
 
 def logaddexp(input: Any, other: Any) -> Tensor:
-    """``log(exp(input) + exp(other))``, computed so that it cannot overflow."""
+    """``log(exp(input) + exp(other))``, computed so that it cannot overflow.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("logaddexp", input=input, other=other)
     a, b = operands(input, other, float_result=True)
     return call(_logaddexp, as_tensor_operand(a), as_tensor_operand(b))
 
