@@ -34,6 +34,7 @@ _NAMES_OF = {
         "float16 half float32 float float64 double complex64 cfloat complex128 cdouble "
         "uint8 int8 int16 short int32 int int64 long bool"
     ),
+    "mpgrad.memory_formats": "preserve_format contiguous_format",
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",
     "mpgrad.autograd.anomaly_mode": "is_anomaly_enabled is_anomaly_check_nan_enabled",
@@ -68,9 +69,8 @@ _NAMES_OF = {
         "arcsin arccos arctan arctan2 sinh cosh tanh asinh acosh atanh arcsinh arccosh arctanh "
         "erf sigmoid relu"
     ),
-    "mpgrad.ops.reduction": (
-        "sum mean var var_mean std max min amax amin argmax argmin any all cumsum logsumexp"
-    ),
+    "mpgrad.ops.reduction": "sum mean var var_mean std any all cumsum logsumexp",
+    "mpgrad.ops.extrema": "max min amax amin argmax argmin",
     "mpgrad.ops.products": "prod cumprod",
     "mpgrad.ops.shape": (
         "reshape flatten unflatten ravel squeeze unsqueeze permute transpose t swapaxes swapdims "
@@ -82,9 +82,9 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.overwriting": "masked_fill index_put",
     "mpgrad.ops.selection": (
-        "masked_select tril triu nonzero diag trace roll diff repeat_interleave take "
-        "scatter scatter_add index_add index_copy index_fill masked_scatter"
+        "masked_select tril triu nonzero diag trace roll diff repeat_interleave take"
     ),
+    "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
     "mpgrad.ops.ordering": "sort argsort topk",
     "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",
     "mpgrad.ops.joining": "broadcast_tensors concat hstack meshgrid vstack",
@@ -118,6 +118,7 @@ _WITHOUT_TENSOR = (
     "mpgrad.device_arrays",
     "mpgrad.dtypes",
     "mpgrad.errors",
+    "mpgrad.memory_formats",
 )
 
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}

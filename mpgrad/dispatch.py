@@ -19,6 +19,7 @@ from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.autograd.views.view import share_memory
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, first_gpu, is_current, moved, on
@@ -134,7 +135,10 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
         run = functools.partial(operator.forward, xp, *arrays, **attributes)
         raw = MODES.forward(operator, inputs, attributes, run)
     else:
-        raw = operator.forward(xp, *arrays, **attributes)
+        try:
+            raw = operator.forward(xp, *arrays, **attributes)
+        except (TypeError, ValueError) as error:
+            raise refusal(operator.name, arrays, error) from error
     several = isinstance(raw, tuple)
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
@@ -148,6 +152,22 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
         if True in needs:
             record_call(operator, inputs, outputs, needs, attributes)
     return tuple(outputs) if several else outputs[0]
+
+
+def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
+    """What PyTorch would raise where an array library raised ``error`` in a forward of ``name``."""
+    if isinstance(error, IndexError):
+        return error
+    if isinstance(error, TypeError):
+        dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
+        return NotImplementedError(
+            f"{name}() is not implemented for {' and '.join(dtypes)} ({error})"
+        )
+    try:
+        broadcast_shape(*(array.shape for array in arrays if hasattr(array, "shape")))
+    except RuntimeError as mismatch:
+        return RuntimeError(f"{name}(): {mismatch}")
+    return RuntimeError(f"{name}(): {error}")
 
 
 def device_of_inputs(operator: Operator, inputs: Sequence[Any]) -> Device:
@@ -206,7 +226,10 @@ def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
         if device is not CPU:
             with on(device):
                 return Tensor(compute(cuda_namespace(), *_gathered(arrays, device)))
-    return Tensor(np.asarray(compute(cpu, *arrays)))
+    try:
+        return Tensor(np.asarray(compute(cpu, *arrays)))
+    except (TypeError, ValueError) as error:
+        raise refusal(compute.__name__, arrays, error) from error
 
 
 def _gathered(arrays: Sequence[Any], device: Device) -> list[Any]:

@@ -12,7 +12,7 @@ elementwise    add subtract multiply divide power maximum minimum remainder floo
                erf sign floor ceil rint trunc where(condition, a, b) astype(x, dtype) copy(x)
 complex        conj real imag complex(real, imag) angle view_as_real view_as_complex
 comparison     equal not_equal greater greater_equal less less_equal logical_and logical_or
-               logical_xor logical_not isnan isinf isfinite
+               logical_xor logical_not isnan isinf isfinite invert (of integers and booleans)
 reduction      sum(x, axis, keepdims) prod max min argmax argmin any all cumsum(x, axis)
                cumprod(x, axis)
                sum_to(x, shape): the reverse of broadcasting

@@ -22,6 +22,7 @@ from mpgrad.backends import (
     cpu_views,
     cpu_windows,
 )
+from mpgrad.backends.broadcasting import broadcast_shape
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -148,19 +149,12 @@ class CpuBackend:
     logaddexp = _binary(np.logaddexp)
     sinh = _unary(np.sinh)
     cosh = _unary(np.cosh)
-    _sign = _unary(np.sign)
+    sign = cpu_special.sign
     floor = _unary(np.floor)
     ceil = _unary(np.ceil)
     rint = _unary(np.rint)
     trunc = _unary(np.trunc)
     conj = _unary(np.conjugate)
-
-    def sign(self, x: Array) -> Array:
-        """-1, 0 or 1, and of NaN 0; of complex numbers ``x / |x|``."""
-        out = self._sign(x)
-        if x.dtype.kind == "f":
-            np.copyto(out, 0, where=np.isnan(x))
-        return out
 
     def real(self, x: Array) -> Array:
         """A view of the real parts of complex numbers."""
@@ -172,7 +166,7 @@ class CpuBackend:
 
     def complex(self, real: Array, imag: Array) -> Array:
         """``real + 1j * imag``, exact also where a part is infinite."""
-        out = self._place(np.broadcast_shapes(real.shape, imag.shape), _complex_of(real.dtype))
+        out = self._place(broadcast_shape(real.shape, imag.shape), _complex_of(real.dtype))
         out.real, out.imag = real, imag
         return out
 
@@ -191,6 +185,9 @@ class CpuBackend:
 
     def logical_not(self, x: Array) -> Array:
         return _as_array(np.logical_not(x))
+
+    def invert(self, x: Array) -> Array:
+        return _as_array(np.invert(x))
 
     def isnan(self, x: Array) -> Array:
         return _as_array(np.isnan(x))

@@ -1,11 +1,14 @@
-"""Special functions that NumPy lacks, as rational approximations in the array's own precision."""
+"""Functions that NumPy lacks, or has another meaning for at some values."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mpgrad.backends.cpu import CpuBackend
 
 Array = np.ndarray[Any, Any]
 
@@ -75,6 +78,14 @@ _SINGLE_ONE_FROM = 4.0
 
 #: From here on erf is 1 in double precision.
 _ONE_FROM = 6.0
+
+
+def sign(xp: CpuBackend, x: Array) -> Array:
+    """-1, 0 or 1, and of NaN 0; of complex numbers ``x / |x|``."""
+    out = np.sign(x, out=xp._place(x.shape, x.dtype))
+    if x.dtype.kind == "f":
+        np.copyto(out, 0, where=np.isnan(x))
+    return out
 
 
 def erf(x: Array, out: Array) -> Array:

@@ -107,6 +107,7 @@ class CudaBackend:
     less, less_equal = _same("less"), _same("less_equal")
     logical_and, logical_or = _same("logical_and"), _same("logical_or")
     logical_xor, logical_not = _same("logical_xor"), _same("logical_not")
+    invert = _same("invert")
     isnan, isinf, isfinite = _same("isnan"), _same("isinf"), _same("isfinite")
 
     negative, absolute, sqrt = _same("negative"), _same("absolute"), _same("sqrt")

@@ -24,7 +24,7 @@ Spans = tuple[bool, ...]
 _FLOATS = (
     "add subtract multiply power negative absolute sqrt reciprocal exp expm1"
     " exp2 log log1p log2 log10 logaddexp sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh"
-    " arcsinh arccosh arctanh sign"
+    " arcsinh arccosh arctanh"
 )
 _COMPARISONS = (
     "equal not_equal greater greater_equal less less_equal logical_and logical_or logical_not"

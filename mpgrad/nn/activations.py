@@ -7,19 +7,27 @@ from mpgrad.nn.module import Module
 from mpgrad.tensor import Tensor
 
 
-class ReLU(Module):
-    """``max(input, 0)``; with ``inplace`` it overwrites the input."""
+class _Activation(Module):
+    """An activation that may write into its input.
+
+    Args:
+        inplace: do so.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
         self.inplace = inplace
 
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+
+class ReLU(_Activation):
+    """``max(input, 0)``."""
+
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
         return F.relu(input, self.inplace)
-
-    def extra_repr(self) -> str:
-        return "inplace=True" if self.inplace else ""
 
 
 class Tanh(Module):
@@ -53,12 +61,12 @@ class GELU(Module):
         return f"approximate={self.approximate!r}"
 
 
-class SiLU(Module):
+class SiLU(_Activation):
     """``input * sigmoid(input)``."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
-        return F.silu(input)
+        return F.silu(input, self.inplace)
 
 
 class Softmax(Module):

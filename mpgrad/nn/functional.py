@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mpgrad.ops import transcendental
 from mpgrad.ops.activation import (
     elu,
     gelu,
     leaky_relu,
     log_softmax,
     logsigmoid,
+    relu,
     silu,
     softmax,
     softplus,
@@ -32,7 +32,6 @@ from mpgrad.ops.norms import cosine_similarity, normalize
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from mpgrad.ops.selection import pad
 from mpgrad.ops.transcendental import sigmoid, tanh
-from mpgrad.tensor import Tensor
 
 __all__ = [
     "linear",
@@ -68,8 +67,3 @@ __all__ = [
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 ]
-
-
-def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """``max(input, 0)``; the gradient at 0 is 0. With ``inplace`` it overwrites ``input``."""
-    return input.relu_() if inplace else transcendental.relu(input)

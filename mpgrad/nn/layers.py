@@ -143,48 +143,85 @@ class Dropout(Module):
         ValueError: ``p`` is no probability.
     """
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-        self.p = p
+        self.p, self.inplace = p, inplace
 
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
-        return F.dropout(input, self.p, self.training)
+        return F.dropout(input, self.p, self.training, self.inplace)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return f"p={self.p}, inplace={self.inplace}"
 
 
-class _Pool2d(Module):
-    """A window, its step and the padding around the image."""
+class MaxPool2d(Module):
+    """The largest element of each window; see ``mg.nn.functional.max_pool2d``."""
 
     def __init__(
         self,
         kernel_size: int | Pair,
         stride: int | Pair | None = None,
         padding: int | Pair = 0,
+        dilation: int | Pair = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.padding, self.dilation = kernel_size, padding, dilation
+        self.stride = kernel_size if stride is None else stride
+        self.return_indices, self.ceil_mode = return_indices, ceil_mode
+
+    def forward(self, input: Tensor) -> Any:
+        """(batch, channels, height, width) -> (batch, channels, height', width')."""
+        return F.max_pool2d(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            self.return_indices,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
+            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
+        )
+
+
+class AvgPool2d(Module):
+    """The mean of each window; see ``mg.nn.functional.avg_pool2d``."""
+
+    def __init__(
+        self,
+        kernel_size: int | Pair,
+        stride: int | Pair | None = None,
+        padding: int | Pair = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
     ) -> None:
         super().__init__()
         self.kernel_size, self.padding = kernel_size, padding
         self.stride = kernel_size if stride is None else stride
+        self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
+        self.divisor_override = divisor_override
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> (batch, channels, height', width')."""
+        return F.avg_pool2d(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
-
-
-class MaxPool2d(_Pool2d):
-    """The largest element of each window; see ``mg.nn.functional.max_pool2d``."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, channels, height', width')."""
-        return F.max_pool2d(input, self.kernel_size, self.stride, self.padding)  # type: ignore[no-any-return]
-
-
-class AvgPool2d(_Pool2d):
-    """The mean of each window; see ``mg.nn.functional.avg_pool2d``."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, channels, height', width')."""
-        return F.avg_pool2d(input, self.kernel_size, self.stride, self.padding)

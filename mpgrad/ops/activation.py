@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mpgrad.autograd.views.in_place import call_in_place
 from mpgrad.dispatch import call
 from mpgrad.ops.dimensions import either, one_dim
-from mpgrad.ops.promotion import floating, refuse_complex
-from mpgrad.ops.registry import operator
+from mpgrad.ops.promotion import as_tensor_operand, cast, floating, refuse_complex
+from mpgrad.ops.registry import OPERATORS, Operator, operator
+from mpgrad.ops.shape import clone, reshape
+from mpgrad.ops.transcendental import relu as _relu
 from mpgrad.tensor import Tensor
 
 Axes = tuple[int, ...]
@@ -54,26 +57,61 @@ _log_softmax = operator(
 )
 
 
-def softmax(input: Any, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+def softmax(
+    input: Any, dim: int | None = None, *, dtype: Any = None, axis: int | None = None
+) -> Tensor:
     """``exp(input)`` scaled to a sum of 1 along ``dim``.
 
+    Args:
+        input: any floating tensor.
+        dim: must be given.
+        dtype: to convert the elements to first.
+        axis: another name of ``dim``.
+
     Raises:
         TypeError: ``dim`` is not given.
+        NotImplementedError: the elements are integers or complex numbers.
     """
-    tensor = floating(input)
-    refuse_complex("softmax", tensor)
-    return call(_softmax, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))
+    return _along(_softmax, input, either("dim", dim, "axis", axis), dtype)
 
 
-def log_softmax(input: Any, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+def log_softmax(
+    input: Any, dim: int | None = None, *, dtype: Any = None, axis: int | None = None
+) -> Tensor:
     """The logarithm of :func:`softmax`, exact where a probability underflows.
 
+    Args:
+        input: any floating tensor.
+        dim: must be given.
+        dtype: to convert the elements to first.
+        axis: another name of ``dim``.
+
     Raises:
         TypeError: ``dim`` is not given.
+        NotImplementedError: the elements are integers or complex numbers.
     """
+    return _along(_log_softmax, input, either("dim", dim, "axis", axis), dtype)
+
+
+def _along(scaled: Operator, input: Any, dim: Any, dtype: Any) -> Tensor:
+    tensor = as_tensor_operand(input)
+    tensor = tensor if dtype is None else cast(tensor, dtype)
+    if tensor.dtype.kind != "f":
+        raise NotImplementedError(f"{scaled.name} is not implemented for {tensor.dtype}")
+    dim = one_dim(dim, tensor.ndim)
+    if tensor.ndim == 0:
+        return reshape(call(scaled, reshape(tensor, (1,)), dim=0), ())
+    return call(scaled, tensor, dim=dim) if tensor._array.size else clone(tensor)
+
+
+def _elementwise(operator: Operator, input: Any, inplace: bool, **attributes: Any) -> Tensor:
+    """``operator`` of a floating tensor, or with ``inplace`` written into it."""
+    if inplace:
+        refuse_complex(operator.name, input)
+        return call_in_place(operator, input, **attributes)
     tensor = floating(input)
-    refuse_complex("log_softmax", tensor)
-    return call(_log_softmax, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))
+    refuse_complex(operator.name, tensor)
+    return call(operator, tensor, **attributes)
 
 
 # ---------------------------------------------------------------------- gates
@@ -158,9 +196,11 @@ _silu = operator(
 )
 
 
-def silu(input: Any) -> Tensor:
+def silu(input: Any, inplace: bool = False) -> Tensor:
     """``input * sigmoid(input)`` (Elfwing, Uchibe and Doya, 2017)."""
-    return call(_silu, floating(input))
+    if not inplace:  # also of complex numbers
+        return call(_silu, floating(input))
+    return _elementwise(_silu, input, inplace)
 
 
 # ---------------------------------------------------------------------- bent lines
@@ -182,11 +222,14 @@ _leaky_relu = operator(
 )
 
 
-def leaky_relu(input: Any, negative_slope: float = 0.01) -> Tensor:
+def relu(input: Any, inplace: bool = False) -> Tensor:
+    """``max(input, 0)``; the gradient at 0 is 0."""
+    return _elementwise(OPERATORS["relu"], input, inplace) if inplace else _relu(input)
+
+
+def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """``input``, multiplied by ``negative_slope`` where it is negative."""
-    tensor = floating(input)
-    refuse_complex("leaky_relu", tensor)
-    return call(_leaky_relu, tensor, negative_slope=negative_slope)
+    return _elementwise(_leaky_relu, input, inplace, negative_slope=negative_slope)
 
 
 def _elu_values(xp: Any, x: Any, alpha: float) -> Any:
@@ -207,11 +250,9 @@ _elu = operator(
 )
 
 
-def elu(input: Any, alpha: float = 1.0) -> Tensor:
+def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """``input``, and ``alpha * (exp(input) - 1)`` where it is negative."""
-    tensor = floating(input)
-    refuse_complex("elu", tensor)
-    return call(_elu, tensor, alpha=alpha)
+    return _elementwise(_elu, input, inplace, alpha=alpha)
 
 
 def _softened(xp: Any, x: Any) -> Any:

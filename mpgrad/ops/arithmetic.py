@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import builtins
 import cmath
 import math
 from typing import Any
 
+import numpy as np
+
 from mpgrad.dispatch import call
 from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import (
+    as_operand,
     as_tensor_operand,
+    cast,
     floating,
     operands,
+    refuse_bool,
     stored,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
 from mpgrad.ops.registry import operator
-from mpgrad.ops.rounding import floored_quotient
+from mpgrad.ops.rounding import floored_quotient, truncated_quotient
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -63,16 +69,30 @@ _sub = operator(
 )
 
 
+def refuse_subtraction(*values: Any) -> None:
+    """Raise if one of the values is boolean.
+
+    Raises:
+        RuntimeError: that is so.
+    """
+    for value in values:
+        if value._array.dtype.kind == "b" if isinstance(value, Tensor) else type(value) is bool:
+            raise RuntimeError(
+                "Subtraction, the `-` operator, with a bool tensor is not supported. Use the `^`, "
+                "`~`, `logical_xor()` or `logical_not()` operator instead."
+            )
+
+
 def sub(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
-    """``input - alpha * other``."""
+    """``input - alpha * other``.
+
+    Raises:
+        RuntimeError: an operand is boolean.
+    """
     if out is not None:
         return into(out, sub, input, other, alpha=alpha)
+    refuse_subtraction(input, other)
     a, b = operands(input, other)
-    if _result_dtype(a, b).kind == "b":
-        raise RuntimeError(
-            "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or "
-            "`logical_xor()` operator instead."
-        )
     return call(_sub, a, b if alpha == 1 else scaled(a, b, alpha))
 
 
@@ -121,35 +141,98 @@ _div = operator(
 def div(
     input: Any, other: Any, *, rounding_mode: str | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """``input / other``, true division; ``rounding_mode="floor"`` rounds down.
+    """``input / other``, true division; ``rounding_mode`` ``"floor"`` rounds down, ``"trunc"``
+    towards zero.
 
     Raises:
-        RuntimeError: an unknown ``rounding_mode``.
+        RuntimeError: an unknown ``rounding_mode``, or an integer is divided by 0.
     """
     if out is not None:
         return into(out, div, input, other, rounding_mode=rounding_mode)
     if rounding_mode == "floor":
         return floored_quotient(input, other)
+    if rounding_mode == "trunc":
+        return truncated_quotient(input, other)
     if rounding_mode is not None:
         raise RuntimeError(
-            f"div expected rounding_mode to be one of None or 'floor' but found {rounding_mode!r}"
+            "div expected rounding_mode to be one of None, 'trunc' or 'floor' but found "
+            f"{rounding_mode!r}"
         )
     return call(_div, *operands(input, other, float_result=True))
 
 
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
-    """``input + value * tensor1 * tensor2``."""
+    """``input + value * tensor1 * tensor2``.
+
+    Raises:
+        NotImplementedError: all are boolean.
+    """
+    refuse_bool("addcmul", *(as_operand(tensor) for tensor in (input, tensor1, tensor2)))
     return add(input, mul(tensor1, tensor2), alpha=value)
 
 
 def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
-    """``input + value * tensor1 / tensor2``."""
+    """``input + value * tensor1 / tensor2``.
+
+    Raises:
+        RuntimeError: ``tensor1`` and ``tensor2`` are integers.
+    """
+    if _result_dtype(as_operand(tensor1), as_operand(tensor2)).kind not in "fc":
+        raise RuntimeError(
+            "addcdiv: integer division is not supported. Use add(input, div(tensor1, tensor2)) "
+            "for true division."
+        )
     return add(input, div(tensor1, tensor2), alpha=value)
 
 
+def _rest(xp: Any, weight: Any) -> Any:
+    return xp.subtract(1, weight) if hasattr(weight, "dtype") else 1 - weight
+
+
+def _between(xp: Any, input: Any, end: Any, weight: Any) -> Any:
+    way = xp.subtract(end, input)
+
+    def near() -> Any:
+        return xp.add(input, xp.multiply(weight, way))
+
+    def far() -> Any:
+        return xp.subtract(end, xp.multiply(way, _rest(xp, weight)))
+
+    if isinstance(weight, int | float | complex):
+        return near() if builtins.abs(weight) < 0.5 else far()
+    return xp.where(xp.less(xp.absolute(weight), 0.5), near(), far())
+
+
+_lerp = operator(
+    "lerp",
+    _between,
+    input=lambda xp, grad, weight, input_shape: xp.sum_to(
+        xp.multiply(grad, _rest(xp, weight)), input_shape
+    ),
+    end=lambda xp, grad, weight, end_shape: xp.sum_to(xp.multiply(grad, weight), end_shape),
+    weight=lambda xp, grad, input, end, weight_shape: xp.sum_to(
+        xp.multiply(grad, xp.subtract(end, input)), weight_shape
+    ),
+)
+
+
 def lerp(input: Any, end: Any, weight: Any) -> Tensor:
-    """``input + weight * (end - input)``."""
-    return add(input, mul(weight, sub(end, input)))
+    """``input + weight * (end - input)``, computed from the nearer end.
+
+    Raises:
+        RuntimeError: the dtypes differ.
+        NotImplementedError: they are no floating or complex ones.
+    """
+    a, b = as_tensor_operand(input), as_tensor_operand(end)
+    for name, other in (("end", b), ("weight", weight)):
+        if isinstance(other, Tensor) and other.dtype != a.dtype:
+            raise RuntimeError(f"lerp: expected dtype {a.dtype} for `{name}` but got {other.dtype}")
+    if a.dtype.kind not in "fc":
+        raise NotImplementedError(f"lerp is not implemented for {a.dtype}")
+    return call(_lerp, a, b, as_operand(weight))
+
+
+_REAL = np.dtype(np.float32)
 
 
 def _power(xp: Any, a: Any, b: Any) -> Any:
@@ -159,6 +242,11 @@ def _power(xp: Any, a: Any, b: Any) -> Any:
             return xp.multiply(a, a)
         if b == 0.5:
             return xp.sqrt(a)
+    elif getattr(b, "dtype", _REAL).kind == "i":
+        # NumPy refuses integers to negative powers: 1 / a ** -b, cut off to an integer.
+        sign = xp.subtract(1, xp.multiply(xp.remainder(b, 2), 2))
+        inverse = xp.where(xp.equal(a, 1), 1, xp.where(xp.equal(a, -1), sign, 0))
+        return xp.where(xp.less(b, 0), inverse, xp.power(a, xp.maximum(b, 0)))
     return xp.power(a, b)
 
 
@@ -207,6 +295,10 @@ def pow(input: Any, exponent: Any) -> Tensor:
         RuntimeError: integers to a negative integer power.
     """
     a, b = operands(input, exponent)
+    if _result_dtype(a, b).kind == "b":
+        if not isinstance(b, bool):
+            raise NotImplementedError("pow is not implemented for bool")
+        return call(_add, a, not b)
     if isinstance(b, int) and b < 0 and isinstance(a, Tensor) and a._array.dtype.kind in "iu":
         raise RuntimeError("Integers to negative integer powers are not allowed.")
     return call(_pow, a, b)
@@ -218,8 +310,18 @@ _neg = operator(
 
 
 def neg(input: Any) -> Tensor:
-    """``-input``."""
-    return call(_neg, as_tensor_operand(input))
+    """``-input``.
+
+    Raises:
+        RuntimeError: the elements are boolean.
+    """
+    tensor = as_tensor_operand(input)
+    if tensor._array.dtype.kind == "b":
+        raise RuntimeError(
+            "Negation, the `-` operator, on a bool tensor is not supported. Use the `~` or "
+            "`logical_not()` operator instead."
+        )
+    return call(_neg, tensor)
 
 
 _abs = operator(
@@ -231,8 +333,14 @@ _abs = operator(
 
 
 def abs(input: Any) -> Tensor:
-    """The absolute value, real also of complex numbers; its gradient at 0 is 0."""
-    return call(_abs, as_tensor_operand(input))
+    """The absolute value, real also of complex numbers; its gradient at 0 is 0.
+
+    Raises:
+        NotImplementedError: the elements are boolean.
+    """
+    tensor = as_tensor_operand(input)
+    refuse_bool("abs", tensor)
+    return call(_abs, tensor)
 
 
 _sqrt = operator(
@@ -282,4 +390,5 @@ _square = operator(
 
 def square(input: Any) -> Tensor:
     """``input * input``."""
-    return call(_square, as_tensor_operand(input))
+    tensor = as_tensor_operand(input)
+    return call(_square, cast(tensor, np.int64) if tensor.dtype.kind == "b" else tensor)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, operands, refuse_complex
+from mpgrad.ops.promotion import (
+    as_operand,
+    as_tensor_operand,
+    cast,
+    operands,
+    refuse_complex,
+    require_tensors,
+)
 from mpgrad.ops.promotion import result_dtype as _result_dtype
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -20,35 +27,58 @@ __all__ = [
 ]
 
 
-def _chosen(xp: Any, grad: Any, wins: Any, ties: Any, shape: Any) -> Any:
-    """The gradient of the operand that ``wins``; a tie gives half to each, as in PyTorch."""
-    whole = xp.where(wins, grad, 0.0)
+def _chosen(xp: Any, grad: Any, loses: Any, ties: Any, shape: Any) -> Any:
+    """The gradient of the operand unless it ``loses``; a tie gives half to each, as in PyTorch.
+
+    Beside a NaN neither loses.
+    """
+    whole = xp.where(loses, 0.0, grad)
     return xp.sum_to(xp.where(ties, xp.multiply(grad, 0.5), whole), shape)
 
 
 _maximum = operator(
     "maximum",
     lambda xp, a, b: xp.maximum(a, b),
-    a=lambda xp, grad, a, b, a_shape: _chosen(xp, grad, xp.greater(a, b), xp.equal(a, b), a_shape),
-    b=lambda xp, grad, a, b, b_shape: _chosen(xp, grad, xp.less(a, b), xp.equal(a, b), b_shape),
+    a=lambda xp, grad, a, b, a_shape: _chosen(xp, grad, xp.less(a, b), xp.equal(a, b), a_shape),
+    b=lambda xp, grad, a, b, b_shape: _chosen(xp, grad, xp.greater(a, b), xp.equal(a, b), b_shape),
 )
 _minimum = operator(
     "minimum",
     lambda xp, a, b: xp.minimum(a, b),
-    a=lambda xp, grad, a, b, a_shape: _chosen(xp, grad, xp.less(a, b), xp.equal(a, b), a_shape),
-    b=lambda xp, grad, a, b, b_shape: _chosen(xp, grad, xp.greater(a, b), xp.equal(a, b), b_shape),
+    a=lambda xp, grad, a, b, a_shape: _chosen(xp, grad, xp.greater(a, b), xp.equal(a, b), a_shape),
+    b=lambda xp, grad, a, b, b_shape: _chosen(xp, grad, xp.less(a, b), xp.equal(a, b), b_shape),
 )
 
 
 def maximum(input: Any, other: Any) -> Tensor:
-    """The larger of each pair of elements; a NaN wins."""
+    """The larger of each pair of elements of two tensors; a NaN wins.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("maximum", input=input, other=other)
+    return larger(input, other)
+
+
+def minimum(input: Any, other: Any) -> Tensor:
+    """The smaller of each pair of elements of two tensors; a NaN wins.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("minimum", input=input, other=other)
+    return smaller(input, other)
+
+
+def larger(input: Any, other: Any) -> Tensor:
+    """:func:`maximum`, also of a tensor and a number."""
     a, b = operands(input, other)
     refuse_complex("maximum", a, b)
     return call(_maximum, a, b)
 
 
-def minimum(input: Any, other: Any) -> Tensor:
-    """The smaller of each pair of elements; a NaN wins."""
+def smaller(input: Any, other: Any) -> Tensor:
+    """:func:`minimum`, also of a tensor and a number."""
     a, b = operands(input, other)
     refuse_complex("minimum", a, b)
     return call(_minimum, a, b)
@@ -122,6 +152,9 @@ def clamp(input: Any, min: float | None = None, max: float | None = None) -> Ten
         return call(_clamp_between, *clamp_operands(input, min, max))
     tensor = as_tensor_operand(input)
     refuse_complex("clamp", tensor)
+    for limit in (min, max):
+        if isinstance(limit, complex):
+            raise RuntimeError(f"clamp: value {limit} cannot be converted to a real number")
     limits = tuple(as_operand(limit) for limit in (min, max) if limit is not None)
     tensor = cast(tensor, _result_dtype(tensor, *limits))
     return call(_clamp, tensor, min=min, max=max)
@@ -136,16 +169,33 @@ _where = operator(
 )
 
 
-def where(condition: Tensor, input: Any, other: Any) -> Tensor:
-    """``input`` where ``condition`` is true, ``other`` elsewhere (all broadcast)."""
+def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
+    """``input`` where ``condition`` is true, ``other`` elsewhere (all broadcast).
+
+    With ``condition`` alone, ``nonzero(condition, as_tuple=True)``.
+    """
+    if input is None and other is None:
+        from mpgrad.ops.selection import nonzero  # made of this
+
+        return nonzero(condition, as_tuple=True)
     return call(_where, cast(as_tensor_operand(condition), bool), *operands(input, other))
 
 
 def clamp_min(input: Any, min: Any) -> Tensor:
-    """At least ``min``."""
+    """At least ``min``.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+    """
+    require_tensors("clamp_min", input=input)
     return clamp(input, min)
 
 
 def clamp_max(input: Any, max: Any) -> Tensor:
-    """At most ``max``."""
+    """At most ``max``.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+    """
+    require_tensors("clamp_max", input=input)
     return clamp(input, None, max)

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from mpgrad.dispatch import unrecorded
-from mpgrad.ops.promotion import as_operand, as_tensor_operand, refuse_complex, result_dtype
+from mpgrad.ops.promotion import (
+    as_operand,
+    as_tensor_operand,
+    operands,
+    refuse_complex,
+    require_tensors,
+    result_dtype,
+)
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -38,18 +45,31 @@ __all__ = [
 def _comparison(
     name: str, function: str, doc: str, *, orders: bool = False
 ) -> Callable[[Any, Any], Tensor]:
-    """A function of two operands whose result is boolean, so that nothing is recorded."""
+    """A function of a tensor and another operand whose result is boolean: nothing is recorded."""
 
     def compare(xp: Any, a: Any, b: Any) -> Any:
         return getattr(xp, function)(a, b)
 
+    compare.__name__ = name
+
     def public(input: Any, other: Any) -> Tensor:
+        require_tensors(name, input=input)
         a, b = (as_operand(value) for value in (input, other))
-        if not isinstance(a, Tensor) and not isinstance(b, Tensor):
-            a = as_tensor_operand(a)
         if orders:
             refuse_complex(name, a, b)
         return unrecorded(compare, a, b)
+
+    public.__name__, public.__doc__ = name, doc
+    return public
+
+
+def _logic(name: str, doc: str) -> Callable[[Any, Any], Tensor]:
+    """The same of two tensors."""
+    compare = _comparison(name, name, doc)
+
+    def public(input: Any, other: Any) -> Tensor:
+        require_tensors(name, input=input, other=other)
+        return compare(input, other)
 
     public.__name__, public.__doc__ = name, doc
     return public
@@ -61,9 +81,9 @@ gt = _comparison("gt", "greater", "``input > other``, element by element.", orde
 ge = _comparison("ge", "greater_equal", "``input >= other``, element by element.", orders=True)
 lt = _comparison("lt", "less", "``input < other``, element by element.", orders=True)
 le = _comparison("le", "less_equal", "``input <= other``, element by element.", orders=True)
-logical_and = _comparison("logical_and", "logical_and", "Both are true (not zero).")
-logical_or = _comparison("logical_or", "logical_or", "At least one is true (not zero).")
-logical_xor = _comparison("logical_xor", "logical_xor", "Exactly one is true (not zero).")
+logical_and = _logic("logical_and", "Both are true (not zero).")
+logical_or = _logic("logical_or", "At least one is true (not zero).")
+logical_xor = _logic("logical_xor", "Exactly one is true (not zero).")
 
 
 def _predicate(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
@@ -77,20 +97,49 @@ def _predicate(name: str, function: str, doc: str) -> Callable[[Any], Tensor]:
 def _bitwise(name: str, ufunc: np.ufunc) -> Callable[..., Tensor]:
     """Of integers bit by bit, of booleans the logical operation."""
 
-    def public(*inputs: Any) -> Tensor:
-        operands = [as_operand(value) for value in inputs]
-        if any(result_dtype(value).kind in "fc" for value in operands):
-            raise RuntimeError(f"{name}: not implemented for floating point tensors")
-        return unrecorded(lambda xp, *arrays: getattr(xp, ufunc.__name__)(*arrays), *operands)
+    def compute(xp: Any, *arrays: Any) -> Any:
+        return getattr(xp, ufunc.__name__)(*arrays)
 
-    public.__name__, public.__doc__ = name, f"``np.{ufunc.__name__}``, element by element."
+    def public(input: Any, other: Any) -> Tensor:
+        a, b = bitwise_operands(name, input, other)
+        return unrecorded(compute, a, b)
+
+    compute.__name__ = public.__name__ = name
+    public.__doc__ = f"``np.{ufunc.__name__}``, element by element."
     return public
+
+
+def bitwise_operands(name: str, input: Any, other: Any) -> tuple[Any, Any]:
+    """The operands of a bitwise operator in one dtype.
+
+    Raises:
+        NotImplementedError: they are no integers and booleans.
+    """
+    dtype = result_dtype(as_operand(input), as_operand(other))
+    if dtype.kind in "fc":
+        raise NotImplementedError(f"{name} is not implemented for {dtype}")
+    return operands(input, other)
 
 
 bitwise_and = _bitwise("bitwise_and", np.bitwise_and)
 bitwise_or = _bitwise("bitwise_or", np.bitwise_or)
 bitwise_xor = _bitwise("bitwise_xor", np.bitwise_xor)
-bitwise_not = _bitwise("bitwise_not", np.invert)
+
+
+def bitwise_not(input: Any) -> Tensor:
+    """``np.invert``, element by element.
+
+    Raises:
+        TypeError: the elements are no integers and booleans.
+    """
+    tensor = as_tensor_operand(input)
+    if tensor.dtype.kind in "fc":
+        raise TypeError(
+            "~ (bitwise_not) is only implemented on integer and Boolean-type tensors, not on "
+            f"{tensor.dtype}"
+        )
+    return unrecorded(lambda xp, x: xp.invert(x), tensor)
+
 
 logical_not = _predicate("logical_not", "logical_not", "True where the element is zero.")
 isnan = _predicate("isnan", "isnan", "True where the element is NaN.")
@@ -101,14 +150,31 @@ isfinite = _predicate("isfinite", "isfinite", "True where the element is finite.
 def isclose(
     input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
-    """``abs(input - other) <= atol + rtol * abs(other)``, element by element."""
+    """``abs(input - other) <= atol + rtol * abs(other)``, element by element.
+
+    Raises:
+        RuntimeError: the dtypes differ, or a tolerance is negative.
+        TypeError: one is no tensor.
+    """
+    require_tensors("isclose", input=input, other=other)
+    if input.dtype != other.dtype:
+        raise RuntimeError(f"isclose(): {input.dtype} did not match {other.dtype}")
+    for name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if tolerance < 0:
+            raise RuntimeError(
+                f"isclose(): {name} must be greater than or equal to zero, but got {tolerance}"
+            )
     return unrecorded(lambda xp, a, b: xp.isclose(a, b, rtol, atol, equal_nan), input, other)
 
 
 def allclose(
     input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
-    """Whether all elements are close (see :func:`isclose`)."""
+    """Whether all elements are close (see :func:`isclose`).
+
+    Raises:
+        RuntimeError: the dtypes differ, or a tolerance is negative.
+    """
     return bool(isclose(input, other, rtol, atol, equal_nan)._array.all())
 
 

@@ -126,8 +126,9 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 
     Raises:
         RuntimeError: they are not both float32 or both float64.
+        TypeError: one is no tensor.
     """
-    _check_parts(real, imag)
+    _check_parts("complex", "real imag", real, imag)
     return call(_complex, real, imag)
 
 
@@ -136,12 +137,18 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
 
     Raises:
         RuntimeError: they are not both float32 or both float64.
+        TypeError: one is no tensor.
     """
-    _check_parts(abs, angle)
+    _check_parts("polar", "abs angle", abs, angle)
     return call(_complex, mul(abs, cos(angle)), mul(abs, sin(angle)))
 
 
-def _check_parts(first: Tensor, second: Tensor) -> None:
+def _check_parts(name: str, arguments: str, first: Tensor, second: Tensor) -> None:
+    for argument, value in zip(arguments.split(), (first, second), strict=True):
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}"
+            )
     dtypes = first._array.dtype, second._array.dtype
     if any(dtype.kind != "f" or dtype.itemsize < 4 for dtype in dtypes):
         raise RuntimeError(f"Expected both inputs to be Float or Double tensors but got {dtypes}")

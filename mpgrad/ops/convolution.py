@@ -7,6 +7,8 @@ from typing import Any
 from mpgrad.backends.cpu_windows import output_length
 from mpgrad.dispatch import call
 from mpgrad.ops.registry import operator
+from mpgrad.ops.selection import pad
+from mpgrad.ops.shape import squeeze, unsqueeze
 from mpgrad.tensor import Tensor
 
 Pair = tuple[int, int]
@@ -128,12 +130,12 @@ def conv2d(
     """Slide ``weight`` over ``input``.
 
     Args:
-        input: (batch, in channels, height, width).
+        input: (batch, in channels, height, width), or without the batch.
         weight: (out channels, in channels / groups, kernel height, kernel width).
         bias: (out channels,) or None.
         stride: step between windows, one number or (vertical, horizontal).
         padding: zeros around the image, ``"valid"`` for none, or ``"same"`` to keep its size
-            (odd effective kernels and stride 1).
+            (stride 1).
         dilation: distance between the elements of a window.
         groups: groups of channels that do not see each other.
 
@@ -143,7 +145,19 @@ def conv2d(
     Raises:
         RuntimeError: the shapes do not fit.
     """
+    if input.ndim == 3:
+        batch = conv2d(unsqueeze(input, 0), weight, bias, stride, padding, dilation, groups)
+        return squeeze(batch, 0)
+    if input.ndim != 4 or weight.ndim != 4:
+        raise RuntimeError(
+            f"conv2d: expected 4D input and weight, but got input of size: {list(input.shape)} and "
+            f"weight of size: {list(weight.shape)}"
+        )
     steps, spread = pair(stride), pair(dilation)
+    if padding == "same":
+        # What is left of an odd sum goes below and to the right.
+        odd = [d * (k - 1) % 2 for d, k in zip(spread, weight.shape[2:], strict=True)]
+        input = pad(input, (0, odd[1], 0, odd[0])) if any(odd) else input
     around = _padding(padding, weight.shape[2:], steps, spread)
     _check(input, weight, bias, steps, around, spread, groups)
     return call(
@@ -169,8 +183,17 @@ def conv2d_weight_grad(input: Tensor, output_grad: Tensor, **geometry: Any) -> T
 
 
 def pair(value: Any) -> Pair:
-    """One number for both directions, or (vertical, horizontal)."""
-    first, second = value if isinstance(value, tuple | list) else (value, value)
+    """One number for both directions, or (vertical, horizontal).
+
+    Raises:
+        RuntimeError: there are more.
+    """
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if len(values) not in (1, 2):
+        raise RuntimeError(
+            f"expected a single integer value or a list of 2 values, but got {value}"
+        )
+    first, second = values * 2 if len(values) == 1 else values
     return int(first), int(second)
 
 
@@ -180,11 +203,8 @@ def _padding(padding: Any, kernel: tuple[int, ...], stride: Pair, dilation: Pair
     if padding != "same":
         return pair(padding)
     total = tuple(d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
-    if stride != (1, 1) or total[0] % 2 or total[1] % 2:
-        raise RuntimeError(
-            "conv2d: padding='same' needs stride 1 and an odd effective kernel, not stride "
-            f"{stride} and kernel {kernel}; pad the input yourself"
-        )
+    if stride != (1, 1):
+        raise RuntimeError("conv2d: padding='same' is not supported for strided convolutions")
     return total[0] // 2, total[1] // 2
 
 
@@ -197,11 +217,6 @@ def _check(
     dilation: Pair,
     groups: int,
 ) -> None:
-    if input.ndim != 4 or weight.ndim != 4:
-        raise RuntimeError(
-            f"conv2d: expected 4D input and weight, but got input of size: {list(input.shape)} and "
-            f"weight of size: {list(weight.shape)}"
-        )
     if input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         raise RuntimeError(
             f"Given groups={groups}, weight of size {list(weight.shape)}, expected "
@@ -217,6 +232,16 @@ def _check(
             f"conv2d: Input type ({input.dtype}), weight type ({weight.dtype}) and bias type should"
             " be the same"
         )
+    for name, least, values in (
+        ("stride", 1, stride),
+        ("dilation", 1, dilation),
+        ("padding", 0, padding),
+    ):
+        if min(values) < least:
+            raise RuntimeError(
+                f"conv2d: negative padding, non-positive stride and dilation are not supported, "
+                f"but got {name}={values}"
+            )
     for k in (0, 1):
         if (
             output_length(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator as python_operator
 import warnings
 from typing import Any
 
@@ -70,24 +72,42 @@ def from_numpy(array: Array) -> Tensor:
     return Tensor(array)
 
 
-def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Uninitialised, of shape ``size``."""
-    array = storage.empty(shape_from(size), dtype or DEFAULT_FLOAT, usable(device))
+def empty(
+    *shape: Any,
+    size: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Uninitialised, of that shape."""
+    array = storage.empty(shape_from(shape, size), dtype or DEFAULT_FLOAT, usable(device))
     return Tensor(array).requires_grad_(requires_grad)
 
 
-def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Zeros of shape ``size``."""
-    return full(shape_from(size), 0, dtype=dtype or DEFAULT_FLOAT, device=device).requires_grad_(
-        requires_grad
-    )
+def zeros(
+    *shape: Any,
+    size: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Zeros of that shape."""
+    return full(
+        shape_from(shape, size), 0, dtype=dtype or DEFAULT_FLOAT, device=device
+    ).requires_grad_(requires_grad)
 
 
-def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Ones of shape ``size``."""
-    return full(shape_from(size), 1, dtype=dtype or DEFAULT_FLOAT, device=device).requires_grad_(
-        requires_grad
-    )
+def ones(
+    *shape: Any,
+    size: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Ones of that shape."""
+    return full(
+        shape_from(shape, size), 1, dtype=dtype or DEFAULT_FLOAT, device=device
+    ).requires_grad_(requires_grad)
 
 
 def full(
@@ -152,51 +172,139 @@ def empty_like(
 
 
 def arange(
-    start: float,
-    end: float | None = None,
-    step: float = 1,
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
     *,
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """``start, start + step, ...`` below ``end``; ``arange(end)`` starts at 0."""
+    """``start, start + step, ...`` below ``end``; ``arange(end)`` starts at 0.
+
+    For an integer ``dtype`` all three are cut off to integers first.
+
+    Raises:
+        RuntimeError: the step is 0 or leads away from ``end``, or an end is not finite.
+        NotImplementedError: ``dtype`` is no integer or floating one.
+    """
     here = usable(device)
     if end is None:
         start, end = 0, start
+    start, end, step = (_number(value) for value in (start, end, step))
+    if not all(math.isfinite(value) for value in (start, end)):
+        raise RuntimeError(f"arange(): unsupported range: {start} -> {end}")
+    if step == 0 or step != step:
+        raise RuntimeError("arange(): step must be nonzero")
+    if (end - start) * step < 0:
+        raise RuntimeError(
+            f"arange(): upper bound and lower bound inconsistent with step sign: {start}, {end}, "
+            f"{step}"
+        )
     if dtype is None:
-        whole = all(isinstance(value, int | np.integer) for value in (start, end, step))
+        whole = all(isinstance(value, int) for value in (start, end, step))
         dtype = np.int64 if whole else DEFAULT_FLOAT
-    values = np.arange(start, end, step)
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "iuf":
+        raise NotImplementedError(f"arange() is not implemented for {dtype}")
+    if dtype == np.int64:
+        end = int(end)
+    if dtype.kind in "iu":
+        count = math.ceil((end - (int(start) if dtype == np.int64 else start)) / step)
+        values = int(start) + np.arange(max(count, 0)) * int(step)
+    else:
+        values = np.arange(start, end, step)
     return Tensor(storage.adopt(values.astype(dtype), here)).requires_grad_(requires_grad)
 
 
 def linspace(
-    start: float,
-    end: float,
+    start: Any,
+    end: Any,
     steps: int,
     *,
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """``steps`` evenly spaced values from ``start`` to ``end``, both included."""
+    """``steps`` evenly spaced values from ``start`` to ``end``, both included.
+
+    Raises:
+        RuntimeError: ``steps`` is negative, or a limit is a tensor with dimensions.
+        NotImplementedError: ``dtype`` is bool.
+    """
     here = usable(device)
-    values = np.linspace(start, end, steps, dtype=dtype or DEFAULT_FLOAT)
-    return Tensor(storage.adopt(values, here)).requires_grad_(requires_grad)
+    for name, limit in (("start", start), ("end", end)):
+        if isinstance(limit, Tensor) and limit.ndim:
+            raise RuntimeError(
+                "linspace only supports 0-dimensional start and end tensors, but got "
+                f"{name} with {limit.ndim} dimension(s)."
+            )
+    start, end = _number(start), _number(end)
+    if steps < 0:
+        raise RuntimeError(f"linspace(): number of steps must be non-negative, not {steps}")
+    if dtype is None:
+        is_complex = isinstance(start, complex) or isinstance(end, complex)
+        dtype = np.complex64 if is_complex else DEFAULT_FLOAT
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        raise NotImplementedError("linspace() is not implemented for bool")
+    if dtype.kind in "iu":
+        start, end = int(start), int(end)
+    values = np.linspace(start, end, steps)
+    if dtype.kind in "iu":
+        # From both ends, so that rounding cuts no whole number off.
+        half = steps // 2
+        values[half:] = end - np.arange(steps - half)[::-1] * ((end - start) / max(steps - 1, 1))
+    return Tensor(storage.adopt(values.astype(dtype), here)).requires_grad_(requires_grad)
 
 
-def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """The identity matrix of shape (n, m)."""
+def _number(value: Any) -> Any:
+    """``value``, or the Python number that a tensor or a NumPy scalar holds."""
+    if isinstance(value, Tensor):
+        return on_host(value._array).item()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def eye(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """The identity matrix of shape (n, m).
+
+    Raises:
+        RuntimeError: a length is negative.
+    """
+    for name, length in (("n", n), ("m", n if m is None else m)):
+        if length < 0:
+            raise RuntimeError(f"eye(): {name} must be greater or equal to 0, got {length}")
     values = np.eye(n, m, dtype=dtype or DEFAULT_FLOAT)
-    return Tensor(storage.adopt(values, usable(device)))
+    return Tensor(storage.adopt(values, usable(device))).requires_grad_(requires_grad)
 
 
-def shape_from(size: tuple[Any, ...]) -> tuple[int, ...]:
-    """The shape that was given as ``f(2, 3)`` or as ``f((2, 3))``."""
-    if len(size) == 1 and not isinstance(size[0], int | np.integer):
+def shape_from(size: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
+    """The shape that was given as ``f(2, 3)``, as ``f((2, 3))`` or as ``f(size=(2, 3))``.
+
+    Raises:
+        TypeError: a length is no integer, or the shape is given twice.
+        RuntimeError: a length is negative.
+    """
+    if named is not None:
+        if size:
+            raise TypeError(f"got the shape twice: {size} and size={named}")
+        size = (named,)
+    if len(size) == 1 and isinstance(size[0], tuple | list):
         size = tuple(size[0])
-    return tuple(int(length) for length in size)
+    try:
+        shape = tuple([python_operator.index(length) for length in size])
+    except TypeError:
+        raise TypeError(f"a size must be a tuple of ints, not {size}") from None
+    if any(length < 0 for length in shape):
+        raise RuntimeError(f"Trying to create tensor with negative dimension: {list(shape)}")
+    return shape
 
 
 def _array_of(data: Any, dtype: Any) -> Array:

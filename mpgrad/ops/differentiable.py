@@ -21,6 +21,7 @@ from mpgrad.ops import (
     complex_numbers,
     convolution,
     creation,
+    extrema,
     indexing,
     linalg,
     overwriting,
@@ -41,8 +42,8 @@ subtract = arithmetic.sub
 multiply = arithmetic.mul
 divide = arithmetic.div
 power = arithmetic.pow
-maximum = choices.maximum
-minimum = choices.minimum
+maximum = choices.larger
+minimum = choices.smaller
 remainder = rounding.remainder
 floor_divide = rounding.floored_quotient
 negative = arithmetic.neg
@@ -52,7 +53,7 @@ square = arithmetic.square
 reciprocal = arithmetic.reciprocal
 floor = rounding.floor
 ceil = rounding.ceil
-rint = rounding.round
+rint = rounding.rint
 trunc = rounding.trunc
 where = choices.where
 
@@ -103,11 +104,10 @@ isnan = comparison.isnan
 isinf = comparison.isinf
 isfinite = comparison.isfinite
 
-sum = _reduction.sum
-max = _reduction.amax
-min = _reduction.amin
-argmax = _reduction.argmax
-argmin = _reduction.argmin
+max = extrema.amax
+min = extrema.amin
+argmax = extrema.argmax
+argmin = extrema.argmin
 any = _reduction.any
 all = _reduction.all
 cumsum = _reduction.cumsum
@@ -134,6 +134,11 @@ matmul = linalg.matmul
 conv2d_input_grad = convolution.conv2d_input_grad
 conv2d_weight_grad = convolution.conv2d_weight_grad
 avg_pool2d_input_grad = pooling.avg_pool2d_input_grad
+
+
+def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Over no axis at all where ``axis`` is empty, as in NumPy (PyTorch sums over all)."""
+    return x if axis == () else _reduction.sum(x, axis, keepdims)
 
 
 def conv2d(x: Tensor, weight: Tensor, **geometry: Any) -> Tensor:

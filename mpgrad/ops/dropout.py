@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpgrad.autograd.views.in_place import call_in_place
 from mpgrad.dispatch import call
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.random import bernoulli_mask
@@ -16,11 +17,11 @@ _dropout = operator(
 )
 
 
-def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Zero each element with probability ``p``, scale the others by ``1 / (1 - p)``.
 
     The mask comes from the generator that ``manual_seed`` resets (Srivastava et al., "Dropout",
-    2014).
+    2014). ``inplace`` writes into ``input``.
 
     Raises:
         ValueError: ``p`` is no probability.
@@ -30,4 +31,5 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     if not training or p == 0.0:
         return input
     mask = beside(input, bernoulli_mask(input.shape, 1 - p))
-    return call(_dropout, input, mask, scale=1 / (1 - p) if p < 1 else 0.0)
+    run = call_in_place if inplace else call
+    return run(_dropout, input, mask, scale=1 / (1 - p) if p < 1 else 0.0)  # type: ignore[no-any-return]

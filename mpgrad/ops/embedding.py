@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.autograd.views.in_place import overwrite
+from mpgrad.backends.cpu import INDEX
 from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import unrecorded
+from mpgrad.dispatch import namespace_for, unrecorded
+from mpgrad.ops.arithmetic import add, div, mul
+from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import eq, gt
+from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import pick
+from mpgrad.ops.norms import norm
+from mpgrad.ops.shape import unsqueeze
 from mpgrad.tensor import Tensor
 
 
-def embedding(input: Tensor, weight: Tensor) -> Tensor:
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
     """The rows of ``weight`` at ``input``.
 
     Args:
         input: indices, of any shape.
         weight: (rows, features).
+        padding_idx: a row that gets no gradient.
+        max_norm: rows that are asked for and whose norm is greater are scaled to it, in place.
+        norm_type: which norm.
+        scale_grad_by_freq: must be False.
+        sparse: changes nothing: gradients are dense.
 
     Returns:
         (*shape of ``input``, features).
@@ -23,6 +47,8 @@ def embedding(input: Tensor, weight: Tensor) -> Tensor:
     Raises:
         RuntimeError: the indices are no integers, or ``weight`` is no matrix.
         IndexError: there is no such row.
+        AssertionError: there is no row ``padding_idx``.
+        NotImplementedError: ``scale_grad_by_freq``.
     """
     if input.dtype.kind not in "iu" or weight.ndim != 2:
         raise RuntimeError(
@@ -30,27 +56,52 @@ def embedding(input: Tensor, weight: Tensor) -> Tensor:
             f"{weight.ndim}-D"
         )
     _check_range(input, weight.shape[0])
-    return pick(weight, 0, input)
+    if scale_grad_by_freq:
+        raise NotImplementedError(
+            "embedding: scale_grad_by_freq is not implemented; scale the gradient in a hook"
+        )
+    if max_norm is not None:
+        _limit_norms(weight, on_host(input._array), max_norm, norm_type)
+    rows = pick(weight, 0, input)
+    if padding_idx is None:
+        return rows
+    if not -weight.shape[0] <= padding_idx < weight.shape[0]:
+        raise AssertionError("Padding_idx must be within num_embeddings")
+    is_padding = unsqueeze(eq(input, padding_idx % weight.shape[0]), -1)
+    return where(is_padding, Tensor(rows._array), rows)
+
+
+def _limit_norms(weight: Tensor, indices: Any, max_norm: float, norm_type: float) -> None:
+    """Scale those rows of ``weight`` down whose norm is greater than ``max_norm``."""
+    with no_grad():
+        places = beside(weight, np.unique(indices))
+        rows = pick(weight, 0, places)
+        norms = norm(rows, norm_type, 1, keepdim=True)
+        scaled = where(gt(norms, max_norm), mul(rows, div(max_norm, add(norms, 1e-7))), rows)
+        overwrite(
+            weight,
+            (scaled, places),
+            lambda array, new, at: namespace_for(array).assign_index(array, new, (INDEX,), (at,)),
+        )
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """Zeros with a 1 at the index, in a new last dimension; as many classes as needed if -1.
 
     Raises:
-        RuntimeError: the indices are no integers.
-        IndexError: an index is negative or no class.
+        RuntimeError: the indices are no integers, or one is negative or no class.
     """
     if tensor.dtype.kind not in "iu":
         raise RuntimeError(f"one_hot is only applicable to index tensors, not to {tensor.dtype}")
     array = on_host(tensor._array)
     classes = (int(array.max()) + 1 if array.size else 0) if num_classes == -1 else num_classes
-    _check_range(tensor, classes)
+    _check_range(tensor, classes, RuntimeError)
     return unrecorded(
         lambda xp, x: xp.astype(xp.equal(x[..., None], xp.arange(classes)), np.int64), tensor
     )
 
 
-def _check_range(indices: Tensor, count: int) -> None:
+def _check_range(indices: Tensor, count: int, error: type[Exception] = IndexError) -> None:
     array = on_host(indices._array)
     if array.size and (array.min() < 0 or array.max() >= count):
-        raise IndexError(f"index out of range: {array.min()} to {array.max()} of {count}")
+        raise error(f"index out of range: {array.min()} to {array.max()} of {count}")

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.cpu import INDEX
+from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
 from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.index_checks import as_vector, check_bounds, check_covered, check_index_dtype
+from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import reshape
@@ -133,6 +136,8 @@ def _whole(value: Any) -> int | None:
 
 
 def _index_tensor(item: Any) -> Tensor:
+    if isinstance(item, str):
+        raise TypeError(f"a tensor has no element {item!r}: an index is a number, slice or tensor")
     if not isinstance(item, Tensor):
         array = np.asarray(item)
         item = Tensor(array if array.size else array.astype(np.int64))
@@ -182,22 +187,28 @@ def take_along_axis(input: Tensor, indices: Tensor, dim: int) -> Tensor:
     return call(_take_along_axis, input, indices, dim=one_dim(dim, input.ndim))
 
 
-def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
+def gather(
+    input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None
+) -> Tensor:
     """The elements at ``index`` along ``dim``; ``index`` may be shorter in other dimensions.
 
+    ``sparse_grad`` changes nothing: gradients are dense.
+
     Raises:
-        RuntimeError: ``index`` has another number of dimensions.
+        RuntimeError: ``index`` has another number of dimensions, another dtype than int32 and
+            int64, or is out of range.
     """
+    if out is not None:
+        return into(out, gather, input, dim, index)
     dim = one_dim(dim, input.ndim)
-    if index.ndim != input.ndim:
-        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
-    key = tuple(slice(0, input.shape[i] if i == dim else n) for i, n in enumerate(index.shape))
-    covered = (
-        input
-        if all(s.stop == n for s, n in zip(key, input.shape, strict=True))
-        else (getitem(input, key))
-    )
-    return take_along_axis(covered, index, dim)
+    check_index_dtype("gather", index)
+    source, places = as_vector(input), as_vector(index)
+    check_covered("gather", places, source, dim)
+    check_bounds("gather", places, dim, source.shape[dim], RuntimeError)
+    key = tuple(slice(0, source.shape[i] if i == dim else n) for i, n in enumerate(places.shape))
+    covered = all(s.stop == n for s, n in zip(key, source.shape, strict=True))
+    found = take_along_axis(source if covered else getitem(source, key), places, dim)
+    return found if index.ndim else reshape(found, ())
 
 
 _scatter_along_axis = operator(
@@ -213,9 +224,29 @@ def scatter_along_axis(input: Tensor, indices: Tensor, dim: int, size: int) -> T
     return call(_scatter_along_axis, input, indices, dim=dim, size=size)
 
 
-def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The slices at ``index`` (1-d) along ``dim``."""
-    return pick(input, one_dim(dim, input.ndim), index)
+def index_select(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The slices at ``index`` (1-d) along ``dim``.
+
+    Raises:
+        RuntimeError: ``index`` is no int32 or int64.
+        IndexError: it is no vector, or out of range.
+    """
+    if out is not None:
+        return into(out, index_select, input, dim, index)
+    dim = one_dim(dim, input.ndim)
+    check_index_dtype("index_select", index)
+    if index.ndim > 1:
+        raise IndexError(f"index_select(): Index is supposed to be a vector, not {index.ndim}-D")
+    source, places = as_vector(input), as_vector(index)
+    check_bounds("index_select", places, dim, source.shape[dim])
+    picked = pick(source, dim, places)
+    if input.ndim:
+        return picked
+    if places.shape[0] != 1:
+        raise RuntimeError(
+            f"index_select(): Index to scalar can have only 1 value, got {places.shape[0]}"
+        )
+    return reshape(picked, ())
 
 
 def pick(input: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -249,11 +280,20 @@ def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of ``split_size`` elements each along ``dim`` (or of the sizes in a list).
 
     Raises:
-        RuntimeError: the sizes in the list do not add up to the length.
+        RuntimeError: the sizes in the list do not add up to the length, the size is not positive,
+            or the tensor has no dimensions.
     """
+    if input.ndim == 0:
+        raise RuntimeError("split expects at least a 1-dimensional tensor")
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim]
     if isinstance(split_size, int):
+        if split_size < 0 or (split_size == 0 and length):
+            raise RuntimeError(
+                f"split expects split_size be non-negative, and 0 only of nothing, but got "
+                f"split_size={split_size} and {length} elements"
+            )
+        split_size = split_size or 1
         starts = range(0, max(length, 1), split_size)
         sizes = tuple(min(split_size, length - start) for start in starts)
     else:
@@ -267,7 +307,15 @@ def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """At most ``chunks`` views of equal length along ``dim``, the last perhaps shorter."""
+    """At most ``chunks`` views of equal length along ``dim``, the last perhaps shorter.
+
+    Raises:
+        RuntimeError: ``chunks`` is not positive, or the tensor has no dimensions.
+    """
+    if chunks < 1:
+        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    if input.ndim == 0:
+        raise RuntimeError("chunk expects at least a 1-dimensional tensor")
     return split(input, -(-input.shape[one_dim(dim, input.ndim)] // chunks) or 1, dim)
 
 
@@ -284,6 +332,8 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
     """
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim]
+    if isinstance(indices_or_sections, Tensor):
+        indices_or_sections = on_host(indices_or_sections._array).tolist()
     if isinstance(indices_or_sections, int):
         sections = indices_or_sections
         if sections < 1:
@@ -313,7 +363,13 @@ _unbind = operator(
 
 
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """The views along ``dim``, without that dimension."""
+    """The views along ``dim``, without that dimension.
+
+    Raises:
+        IndexError: the tensor has no dimensions.
+    """
+    if input.ndim == 0:
+        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
     return call(_unbind, input, dim=one_dim(dim, input.ndim))
 
 
@@ -323,6 +379,8 @@ def select(input: Tensor, dim: int, index: int) -> Tensor:
     Raises:
         IndexError: there is no such dimension or index.
     """
+    if input.ndim == 0:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
     return getitem(input, (slice(None),) * one_dim(dim, input.ndim) + (index,))
 
 
@@ -330,10 +388,20 @@ def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
     """The view of ``length`` elements from ``start`` on along ``dim``.
 
     Raises:
-        RuntimeError: the piece does not lie inside.
+        RuntimeError: the piece does not lie inside, or the tensor has no dimensions.
+        IndexError: it begins outside.
     """
+    if input.ndim == 0:
+        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
+    if isinstance(start, Tensor) and (start.ndim or start.dtype.kind not in "iu"):
+        raise RuntimeError("narrow(): start must be an 0-dim integral Tensor.")
     dim = one_dim(dim, input.ndim)
-    total = input.shape[dim]
+    total, start = input.shape[dim], python_operator.index(start)
+    if not -total <= start <= total:
+        raise IndexError(
+            f"narrow(): start out of range (expected to be in range of [{-total}, {total}], but "
+            f"got {start})"
+        )
     begin = start + total if start < 0 else start
     if length < 0 or begin < 0 or begin + length > total:
         raise RuntimeError(

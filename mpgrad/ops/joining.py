@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.ops.shape import broadcast_to, cat, expand, reshape, transpose
 from mpgrad.tensor import Tensor
 
@@ -16,19 +15,31 @@ concat = cat
 
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Joined along the second dimension; vectors along their only one."""
+    """Joined along the second dimension; vectors along their only one.
+
+    Raises:
+        RuntimeError: there are none, or their shapes do not fit.
+    """
+    if not tensors:
+        raise RuntimeError("hstack expects a non-empty list of Tensors")
     parts = [reshape(tensor, 1) if tensor.ndim == 0 else tensor for tensor in tensors]
     return cat(parts, 0 if parts and parts[0].ndim == 1 else 1)
 
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Joined along the first dimension; each vector is a row."""
+    """Joined along the first dimension; each vector is a row.
+
+    Raises:
+        RuntimeError: there are none, or their shapes do not fit.
+    """
+    if not tensors:
+        raise RuntimeError("vstack expects a non-empty list of Tensors")
     return cat([reshape(t, (1, -1)) if t.ndim < 2 else t for t in tensors], 0)
 
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Views of one common shape."""
-    shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    shape = broadcast_shape(*(tensor.shape for tensor in tensors))
     return tuple(broadcast_to(tensor, shape) for tensor in tensors)
 
 

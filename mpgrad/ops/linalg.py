@@ -10,9 +10,10 @@ from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.out_argument import into
-from mpgrad.ops.promotion import as_tensor_operand, operands
+from mpgrad.ops.promotion import as_tensor_operand, stored
+from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.registry import operator
-from mpgrad.ops.shape import permute, reshape
+from mpgrad.ops.shape import broadcast_to, permute, reshape
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 
 def _rows(xp: Any, x: Any) -> Any:
     """All dimensions but the last joined, so that one product serves the whole batch."""
-    return x if x.ndim == 2 else xp.reshape(x, (-1, x.shape[-1]))
+    return x if x.ndim == 2 else xp.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 def _swapped(xp: Any, x: Any) -> Any:
@@ -41,6 +42,24 @@ def _swapped(xp: Any, x: Any) -> Any:
     order = list(range(x.ndim))
     order[-2:] = reversed(order[-2:])
     return xp.transpose(x, tuple(order))
+
+
+def _check_dtypes(name: str, *values: Tensor) -> None:
+    """Raise unless all have one dtype, and one that products are taken of.
+
+    Raises:
+        RuntimeError: they differ.
+        NotImplementedError: they are boolean.
+    """
+    first = values[0]._array.dtype
+    for value in values:
+        if value._array.dtype != first:
+            raise RuntimeError(
+                f"{name}: expected all to have the same dtype, but got: "
+                f"{', '.join(str(v.dtype) for v in values)}"
+            )
+    if first.kind == "b":
+        raise NotImplementedError(f"{name} is not implemented for bool")
 
 
 def _product(xp: Any, a: Any, b: Any) -> Any:
@@ -77,11 +96,13 @@ def matmul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     A 1-d operand is a row on the left and a column on the right, and its dimension is dropped.
 
     Raises:
-        RuntimeError: the shapes do not fit, or an operand is 0-d.
+        RuntimeError: the shapes do not fit, an operand is 0-d, or the dtypes differ.
+        NotImplementedError: they are boolean.
     """
     if out is not None:
         return into(out, matmul, input, other)
-    a, b = operands(as_tensor_operand(input), as_tensor_operand(other))
+    a, b = as_tensor_operand(input), as_tensor_operand(other)
+    _check_dtypes("matmul", a, b)
     if a.ndim == 0 or b.ndim == 0:
         raise RuntimeError(
             f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D"
@@ -162,9 +183,18 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 
 
 def inner(input: Tensor, other: Tensor) -> Tensor:
-    """The inner products of the last dimensions, for every pair of vectors."""
+    """The inner products of the last dimensions, for every pair of vectors.
+
+    Raises:
+        RuntimeError: the last dimensions or the dtypes differ.
+    """
     if input.ndim == 0 or other.ndim == 0:
         return mul(input, other)
+    if input.shape[-1] != other.shape[-1]:
+        raise RuntimeError(
+            "inner() the last dimension must match on both input tensors but got shapes "
+            f"{list(input.shape)} and {list(other.shape)}"
+        )
     return tensordot(input, other, ([-1], [-1]))
 
 
@@ -187,6 +217,12 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
         dims = (range(a.ndim - dims, a.ndim), range(dims))
     left = [one_dim(d, a.ndim) for d in dims[0]]
     right = [one_dim(d, b.ndim) for d in dims[1]]
+    # A dimension of length 1 is repeated, as in PyTorch.
+    for d, other in zip(left, right, strict=True):
+        if a.shape[d] == 1 and b.shape[other] != 1:
+            b = sum_over(b, other, True)
+        elif b.shape[other] == 1 and a.shape[d] != 1:
+            a = sum_over(a, d, True)
     lengths = [a.shape[d] for d in left]
     if lengths != [b.shape[d] for d in right]:
         raise RuntimeError(
@@ -206,14 +242,29 @@ def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """``beta * input + alpha * (mat1 @ mat2)``."""
-    return add(input if beta == 1 else mul(input, beta), mm(mat1, mat2), alpha=alpha)
+    return _added("addmm", input, mm(mat1, mat2), beta, alpha)
 
 
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """``beta * input + alpha * (batch1 @ batch2)``, matrix by matrix."""
-    return add(input if beta == 1 else mul(input, beta), bmm(batch1, batch2), alpha=alpha)
+    return _added("baddbmm", input, bmm(batch1, batch2), beta, alpha)
+
+
+def _added(name: str, input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """``beta * input + alpha * product``; where ``beta`` is 0, ``input`` may hold NaN.
+
+    Raises:
+        RuntimeError: the dtypes differ, or ``input`` does not broadcast to the product.
+    """
+    _check_dtypes(name, input, product)
+    input = broadcast_to(input, product.shape)
+    beta, alpha = (stored(factor, product.dtype) for factor in (beta, alpha))
+    scaled = product if alpha == 1 else mul(product, alpha)
+    if beta == 0:
+        return scaled
+    return add(input if beta == 1 else mul(input, beta), scaled)
 
 
 def _linear_forward(xp: Any, input: Any, weight: Any, bias: Any) -> Any:
@@ -246,12 +297,17 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         input: (..., in features).
-        weight: (out features, in features).
-        bias: (out features,) or None.
+        weight: (out features, in features), or (in features,) for a result without features.
+        bias: (out features,), or what broadcasts to it, or None.
 
     Raises:
         RuntimeError: the shapes do not fit.
     """
+    if weight.ndim == 1:
+        product = matmul(input, weight)
+        return product if bias is None else add(product, bias)
+    if bias is not None and bias.shape != weight.shape[:1] and bias._array.size == 1:
+        bias = broadcast_to(bias, weight.shape[:1])
     if weight.ndim != 2 or input.ndim == 0 or input.shape[-1] != weight.shape[1]:
         raise RuntimeError(
             f"linear: mat1 and mat2 shapes cannot be multiplied: input {tuple(input.shape)} and "

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from mpgrad.backends.cpu import INDEX
 from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
 from mpgrad.ops import reduction as reductions
-from mpgrad.ops.activation import log_softmax
+from mpgrad.ops.activation import log_softmax, logsigmoid
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, div, mul, neg, square, sub
-from mpgrad.ops.choices import maximum, where
-from mpgrad.ops.comparison import gt, le, ne
+from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import lt, ne
 from mpgrad.ops.indexing import getitem
+from mpgrad.ops.joining import broadcast_tensors
 from mpgrad.ops.promotion import cast, operands, refuse_complex
 from mpgrad.ops.registry import operator
-from mpgrad.ops.transcendental import exp, log, log1p
+from mpgrad.ops.transcendental import exp, xlogy
 from mpgrad.tensor import Tensor
 
 
@@ -98,20 +100,34 @@ def nll_loss(
 
     Raises:
         IndexError: a target is no class.
-        ValueError: the shapes do not fit.
-        RuntimeError: the targets are no integers.
+        ValueError: the batches of ``input`` and ``target`` differ.
+        RuntimeError: other shapes do not fit, or the targets are no integers.
     """
     _check_reduction(reduction)
     dim = _class_dim(input.shape)
-    if input.ndim == 0 or target.shape != input.shape[:dim] + input.shape[dim + 1 :]:
+    if input.ndim and input.ndim == target.ndim + 1 and input.shape[:dim] != target.shape[:dim]:
         raise ValueError(
+            f"nll_loss: expected input batch_size ({input.shape[0]}) to match target batch_size "
+            f"({target.shape[0]})."
+        )
+    if input.ndim == 0 or target.shape != input.shape[:dim] + input.shape[dim + 1 :]:
+        raise RuntimeError(
             f"nll_loss: Expected target size {list(input.shape[:dim] + input.shape[dim + 1 :])}, "
             f"got {list(target.shape)}"
         )
     if target.dtype.kind not in "iu":
         raise RuntimeError(f"nll_loss: expected integer class indices, but got {target.dtype}")
+    _check_weight(weight, input.shape[dim])
     _check_targets(target, input.shape[dim], ignore_index)
     return call(_nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _check_weight(weight: Tensor | None, classes: int) -> None:
+    if weight is not None and weight.shape != (classes,):
+        raise RuntimeError(
+            f"weight tensor should be defined either for all {classes} classes or no classes but "
+            f"got weight tensor of shape: {list(weight.shape)}"
+        )
 
 
 def _check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
@@ -141,12 +157,18 @@ def cross_entropy(
 
     Raises:
         IndexError: a target is no class.
-        ValueError: the shapes do not fit.
+        ValueError: the batches of ``input`` and ``target`` differ.
+        RuntimeError: other shapes or dtypes do not fit, or ``label_smoothing`` is out of [0, 1].
     """
     _check_reduction(reduction)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     dim = _class_dim(input.shape)
     logs = log_softmax(input, dim)
+    _check_weight(weight, input.shape[dim])
     if target.shape == input.shape and target.dtype.kind == "f":
+        if ignore_index >= 0:
+            raise RuntimeError("ignore_index is not supported for floating point target")
         return _soft_cross_entropy(logs, target, weight, reduction, label_smoothing)
     plain = nll_loss(logs, target, weight, ignore_index, reduction)
     if label_smoothing == 0:
@@ -185,6 +207,20 @@ def _soft_cross_entropy(
     return _reduced(losses, reduction)
 
 
+def _alike(name: str, input: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    """``input`` and ``target`` in one shape; a warning where they had two."""
+    if input.shape == target.shape:
+        return input, target
+    warnings.warn(
+        f"{name}: using a target size {tuple(target.shape)} that is different to the input size "
+        f"{tuple(input.shape)}. This will likely lead to incorrect results due to broadcasting. "
+        "Please ensure they have the same size.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return broadcast_tensors(input, target)
+
+
 def _mse_forward(xp: Any, input: Any, target: Any, *, reduction: str) -> Any:
     squares = xp.square(xp.subtract(input, target))
     if reduction == "none":
@@ -221,7 +257,7 @@ _mse_loss = operator(
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """The squared difference of each pair of elements."""
     _check_reduction(reduction)
-    a, b = operands(input, target, float_result=True)
+    a, b = operands(*_alike("mse_loss", input, target), float_result=True)
     refuse_complex("mse_loss", a, b)
     return call(_mse_loss, a, b, reduction=reduction)
 
@@ -229,19 +265,27 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """The absolute difference of each pair of elements."""
     _check_reduction(reduction)
-    return _reduced(absolute(sub(input, target)), reduction)
+    return _reduced(absolute(sub(*_alike("l1_loss", input, target))), reduction)
 
 
 def smooth_l1_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0
 ) -> Tensor:
-    """Squared below ``beta``, absolute above it (Girshick, "Fast R-CNN", 2015)."""
+    """Squared below ``beta``, absolute above it (Girshick, "Fast R-CNN", 2015).
+
+    Raises:
+        RuntimeError: ``beta`` is negative.
+    """
     _check_reduction(reduction)
-    error = absolute(sub(input, target))
+    if beta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
+    error = absolute(sub(*_alike("smooth_l1_loss", input, target)))
     if beta == 0:
         return _reduced(error, reduction)
-    inside = mul(square(error), 0.5 / beta)
-    return _reduced(where(le(error, beta), inside, sub(error, 0.5 * beta)), reduction)
+    # Squares of what is taken alone: those of others might overflow, and spoil the gradient.
+    is_small = lt(error, beta)
+    inside = mul(square(where(is_small, error, 0.0)), 0.5 / beta)
+    return _reduced(where(is_small, inside, sub(error, 0.5 * beta)), reduction)
 
 
 #: What logarithms of probabilities are at least, and the product of both probabilities.
@@ -293,12 +337,34 @@ def binary_cross_entropy(
 
 
 def binary_cross_entropy_with_logits(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of ``sigmoid(input)``: ``max(x, 0) - x * target + log(1 + exp(-|x|))``."""
+    """Cross-entropy of ``sigmoid(input)``: ``(1 - target) * input - logsigmoid(input)``.
+
+    Args:
+        input: logits.
+        target: of the same shape.
+        weight: factors of the losses, or None.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        pos_weight: factors of the share of ``target`` in each loss, or None.
+
+    Raises:
+        ValueError: ``target`` has another shape.
+    """
     _check_reduction(reduction)
-    softened = log1p(exp(neg(absolute(input))))
-    losses = add(sub(maximum(input, 0.0), mul(input, target)), softened)
+    if input.shape != target.shape:
+        raise ValueError(
+            f"Target size ({tuple(target.shape)}) must be the same as input size "
+            f"({tuple(input.shape)})"
+        )
+    logs = logsigmoid(input)
+    if pos_weight is not None:
+        logs = mul(logs, add(mul(sub(pos_weight, 1), target), 1))
+    losses = sub(mul(sub(1, target), input), logs)
     return _reduced(losses if weight is None else mul(losses, weight), reduction)
 
 
@@ -316,9 +382,7 @@ def kl_div(
     if log_target:
         losses = mul(exp(target), sub(target, input))
     else:
-        positive = gt(target, 0)
-        logs = log(where(positive, target, 1.0))
-        losses = where(positive, mul(target, sub(logs, input)), 0.0)
+        losses = sub(xlogy(target, target), mul(target, input))
     if reduction == "batchmean":
         return div(reductions.sum(losses), input.shape[0] if input.ndim else 1)
     _check_reduction(reduction)

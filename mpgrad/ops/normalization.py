@@ -177,12 +177,14 @@ def batch_norm(
         eps: added to the variance.
 
     Raises:
-        ValueError: training with a single value per channel.
+        ValueError: training with a single value per channel, or with ``eps`` not positive.
         RuntimeError: no running statistics outside training, or ``input`` has no channels.
     """
     if input.ndim < 2:
         raise RuntimeError(f"batch_norm: expected at least 2D input (got {input.ndim}D input)")
     refuse_complex("batch_norm", input)
+    if training and eps <= 0:
+        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if not training:
         return _with_running(input, running_mean, running_var, weight, bias, eps)
     values = math.prod(input.shape) // max(input.shape[1], 1)

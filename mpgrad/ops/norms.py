@@ -5,37 +5,61 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpgrad.dispatch import call
 from mpgrad.ops import reduction
-from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import div, mul, sub
-from mpgrad.ops.arithmetic import pow as power
-from mpgrad.ops.choices import clamp, where
-from mpgrad.ops.comparison import eq, ne
-from mpgrad.ops.dimensions import Dims, keep, some_dims
+from mpgrad.ops.choices import clamp
+from mpgrad.ops.dimensions import Dims, count, keep, some_dims
 from mpgrad.ops.joining import broadcast_tensors
-from mpgrad.ops.promotion import cast, floating, promote_types
+from mpgrad.ops.out_argument import into
+from mpgrad.ops.promotion import as_tensor_operand, cast, floating, promote_types
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
 
 __all__ = ["cosine_similarity", "dist", "norm", "normalize"]
 
 
-def _norm_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims) -> Any:
-    """``input / result``, and 0 at the origin, where the norm has no derivative."""
+def _norm_of(xp: Any, input: Any, *, p: float, dim: Dims, keepdim: bool) -> Any:
+    if p == 2:
+        return xp.sqrt(xp.sum(reduction.squared_size(xp, input), dim, keepdim))
+    sizes = xp.absolute(input)
+    if p == math.inf:
+        return xp.max(sizes, dim, keepdim)
+    if p == -math.inf:
+        return xp.min(sizes, dim, keepdim)
+    if p == 0:
+        return xp.astype(xp.sum(xp.not_equal(sizes, 0), dim, keepdim), sizes.dtype)
+    if p == 1:
+        return xp.sum(sizes, dim, keepdim)
+    return xp.power(xp.sum(xp.power(sizes, p), dim, keepdim), 1 / p)
+
+
+def _norm_grad(xp: Any, grad: Any, input: Any, result: Any, p: float, dim: Dims) -> Any:
+    """``input * abs(input) ** (p - 2) / result ** (p - 1)``, and 0 where that has no value."""
+    grad, result = (keep(xp, x, input.shape, dim) for x in (grad, result))
+    if p == 0:
+        return None
+    if p == 1:
+        return xp.multiply(xp.sign(input), grad)
+    if math.isinf(p):
+        attains = xp.equal(xp.absolute(input), result)
+        attains = xp.logical_or(attains, xp.logical_and(xp.isnan(input), xp.isnan(result)))
+        share = xp.divide(grad, xp.astype(xp.sum(attains, dim, True), grad.dtype))
+        return xp.multiply(xp.sign(input), xp.where(attains, share, 0.0))
     zero = xp.equal(result, 0)
-    share = xp.where(zero, 0.0, xp.divide(grad, xp.where(zero, 1.0, result)))
-    return xp.multiply(input, keep(xp, share, input.shape, dim))
+    safe = xp.where(zero, 1.0, result)
+    if p == 2:
+        return xp.multiply(input, xp.where(zero, 0.0, xp.divide(grad, safe)))
+    sizes = xp.absolute(input)
+    origin = xp.equal(sizes, 0)
+    slope = xp.where(origin, 0.0, xp.power(xp.where(origin, 1.0, sizes), p - 1))
+    share = xp.where(zero, 0.0, xp.divide(grad, xp.power(safe, p - 1)))
+    return xp.multiply(xp.multiply(xp.sign(input), slope), share)
 
 
-_norm = operator(
-    "norm",
-    lambda xp, input, *, dim, keepdim: xp.sqrt(
-        xp.sum(reduction.squared_size(xp, input), dim, keepdim)
-    ),
-    wirtinger=True,
-    input=_norm_grad,
-)
+_norm = operator("norm", _norm_of, wirtinger=True, input=_norm_grad)
 
 
 def norm(
@@ -44,49 +68,51 @@ def norm(
     dim: Any = None,
     keepdim: bool = False,
     *,
+    dtype: Any = None,
     axis: Any = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """``sum(abs(input) ** p) ** (1 / p)`` over ``dim``; the gradient at 0 is 0.
 
     Args:
-        input: any tensor; of complex numbers the norm is real.
-        p: 2 (also as ``"fro"`` or None), 1, infinity, 0 (how many are not zero) or another number.
+        input: any floating or complex tensor; of complex numbers the norm is real.
+        p: 2 (also as ``"fro"`` or None), infinity, 0 (how many are not zero, without a gradient)
+            or another number.
         dim: an int, several, or None for all.
         keepdim: keep the dimensions, with length 1.
+        dtype: to convert the elements to first.
+        axis: another name of ``dim``.
+        out: where to write the result.
 
     Raises:
-        RuntimeError: another word for ``p``.
+        RuntimeError: another word for ``p``, integers, or no elements where a norm needs some.
     """
-    tensor = floating(input)
-    dims = some_dims(dim, axis, tensor.ndim)
-    if p is None or p == "fro" or p == 2:
-        return call(_norm, tensor, dim=dims, keepdim=keepdim)
-    if isinstance(p, str):
+    if out is not None:
+        return into(out, norm, input, p, dim, keepdim, dtype=dtype, axis=axis)
+    tensor = as_tensor_operand(input)
+    tensor = tensor if dtype is None else cast(tensor, dtype)
+    if tensor.dtype.kind not in "fc":
+        raise RuntimeError(
+            f"norm: Expected a floating point or complex tensor as input. Got {tensor.dtype}"
+        )
+    order = 2.0 if p is None or p == "fro" else p
+    if isinstance(order, str):
         raise RuntimeError(f"norm: unknown p={p!r}; it is a number or 'fro'")
-    sizes = absolute(tensor)
-    if p == math.inf:
-        return reduction.amax(sizes, dims, keepdim)
-    if p == -math.inf:
-        return reduction.amin(sizes, dims, keepdim)
-    if p == 0:
-        return reduction.sum(cast(ne(sizes, 0), sizes.dtype), dims, keepdim)
-    if p == 1:
-        return reduction.sum(sizes, dims, keepdim)
-    total = reduction.sum(_power(sizes, p), dims, keepdim)
-    return _power(total, 1 / p)
-
-
-def _power(sizes: Tensor, exponent: float) -> Tensor:
-    """``sizes ** exponent``; the gradient where they are 0 is 0, however steep the power is."""
-    if exponent < 0:
-        return power(sizes, exponent)
-    zero = eq(sizes, 0)
-    return where(zero, 0.0, power(where(zero, 1.0, sizes), exponent))
+    dims = some_dims(dim, axis, tensor.ndim)
+    if (order < 0 or order == math.inf) and count(tensor.shape, dims) == 0:
+        raise RuntimeError(
+            f"norm: cannot compute the {p} norm on an empty tensor because the operation does not "
+            "have an identity"
+        )
+    half = tensor.dtype == np.float16
+    wide = cast(tensor, np.float32) if half else tensor  # sums of powers overflow early
+    result = call(_norm, wide, p=float(order), dim=dims, keepdim=keepdim)
+    return cast(result, np.float16) if half else result
 
 
 def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     """The norm of the difference."""
-    return norm(sub(input, other), p)
+    return norm(floating(sub(input, other)), p)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Tensor:

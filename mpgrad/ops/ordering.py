@@ -9,9 +9,9 @@ import numpy as np
 from mpgrad.dispatch import unrecorded
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.extrema import ValuesAndIndices
 from mpgrad.ops.indexing import getitem, take_along_axis
 from mpgrad.ops.promotion import as_tensor_operand
-from mpgrad.ops.reduction import ValuesAndIndices
 from mpgrad.ops.shape import clone
 from mpgrad.tensor import Tensor
 
@@ -40,9 +40,14 @@ def sort(
 
 
 def argsort(
-    input: Any, dim: int = -1, descending: bool = False, *, axis: int | None = None
+    input: Any,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool = True,
+    axis: int | None = None,
 ) -> Tensor:
-    """The indices that put the elements along ``dim`` in order.
+    """The indices that put the elements along ``dim`` in order; equal ones keep theirs in any case.
 
     Raises:
         RuntimeError: the elements are complex.

@@ -7,9 +7,11 @@ from typing import Any
 
 from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
-from mpgrad.ops.indexing import split_key
+from mpgrad.ops.arithmetic import add
+from mpgrad.ops.indexing import _getitem, scatter_index, split_key
 from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, stored
 from mpgrad.ops.registry import operator
+from mpgrad.ops.shape import broadcast_to
 from mpgrad.tensor import Tensor
 
 __all__ = ["index_put", "masked_fill"]
@@ -101,10 +103,24 @@ def put_index(input: Tensor, value: Any, key: tuple[Any, ...], indices: Sequence
     return call(_index_put, input, value, *indices, key=key)
 
 
-def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
+def index_put(
+    input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
     """A copy of ``input`` in which ``input[indices] = values`` was done (None: a whole dimension).
 
-    Where an index is repeated, one of its values stays, and all of them get its gradient.
+    Where an index is repeated, one of its values stays, and all of them get its gradient; with
+    ``accumulate`` they are added to what is there.
+
+    Raises:
+        RuntimeError: ``values`` have another dtype.
     """
     key, arrays = split_key(tuple(slice(None) if i is None else i for i in indices))
-    return put_index(input, cast(values, input.dtype), key, arrays)
+    if values.dtype != input.dtype:
+        raise RuntimeError(
+            "Index put requires the source and destination dtypes match, got "
+            f"{input.dtype} for the destination and {values.dtype} for the source."
+        )
+    if not accumulate:
+        return put_index(input, values, key, arrays)
+    part = call(_getitem, input, *arrays, key=key)
+    return add(input, scatter_index(broadcast_to(values, part.shape), key, arrays, input.shape))

@@ -11,7 +11,8 @@ from typing import Any
 
 from mpgrad.dispatch import call
 from mpgrad.ops.dimensions import either, one_dim, some_dims
-from mpgrad.ops.promotion import as_tensor_operand
+from mpgrad.ops.out_argument import into
+from mpgrad.ops.promotion import as_tensor_operand, cast
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
 
@@ -67,9 +68,12 @@ _prod = operator(
 )
 
 
-def prod(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
-    """The product over ``dim``."""
+def prod(
+    input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = None
+) -> Tensor:
+    """The product over ``dim``, of elements converted to ``dtype`` first."""
     tensor = as_tensor_operand(input)
+    tensor = tensor if dtype is None else cast(tensor, dtype)
     return call(_prod, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
 
 
@@ -111,7 +115,17 @@ _cumprod = operator(
 )
 
 
-def cumprod(input: Any, dim: Any = None, *, axis: Any = None) -> Tensor:
-    """The running product along ``dim``."""
+def cumprod(
+    input: Any,
+    dim: Any = None,
+    *,
+    dtype: Any = None,
+    axis: Any = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The running product along ``dim``, of elements converted to ``dtype`` first."""
+    if out is not None:
+        return into(out, cumprod, input, dim, dtype=dtype, axis=axis)
     tensor = as_tensor_operand(input)
+    tensor = tensor if dtype is None else cast(tensor, dtype)
     return call(_cumprod, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))

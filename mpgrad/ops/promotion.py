@@ -107,6 +107,19 @@ def floating(input: Any) -> Tensor:
     return tensor if tensor._array.dtype.kind in "fc" else cast(tensor, DEFAULT_FLOAT)
 
 
+def require_tensors(name: str, **arguments: Any) -> None:
+    """Raise if one of the arguments of ``name`` is a Python number, where PyTorch takes none.
+
+    Raises:
+        TypeError: that is so.
+    """
+    for argument, value in arguments.items():
+        if not isinstance(value, Tensor | np.ndarray | np.generic):
+            raise TypeError(
+                f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}"
+            )
+
+
 def refuse_complex(name: str, *values: Any) -> None:
     """Raise if a value is complex: ``name`` orders numbers, or is not defined for complex ones.
 
@@ -144,6 +157,9 @@ def operands(a: Any, b: Any, *, float_result: bool = False) -> tuple[Any, Any]:
 
     Args:
         float_result: integers become the default floating dtype (true division).
+
+    Raises:
+        TypeError: both are numbers, or one is something else than a Tensor, an array and a number.
     """
     if isinstance(a, Tensor):
         dtype = a._array.dtype
@@ -154,7 +170,7 @@ def operands(a: Any, b: Any, *, float_result: bool = False) -> tuple[Any, Any]:
                 return a, b
     a, b = as_operand(a), as_operand(b)
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
-        a = as_tensor_operand(a)
+        raise TypeError(f"one of two operands must be a Tensor, not {a!r} and {b!r}")
     dtype = result_dtype(a, b)
     if float_result and dtype.kind not in "fc":
         dtype = DEFAULT_FLOAT

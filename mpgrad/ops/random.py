@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from mpgrad.device_arrays import device_of, moved, on, on_host, usable
 from mpgrad.dispatch import call
 from mpgrad.ops.creation import shape_from
 from mpgrad.ops.overwriting import _bernoulli
-from mpgrad.ops.promotion import DEFAULT_FLOAT
+from mpgrad.ops.promotion import DEFAULT_FLOAT, stored
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -90,15 +90,33 @@ def fork_rng(enabled: bool = True) -> Iterator[None]:
 
 
 def fill_uniform(array: Array, low: float = 0.0, high: float = 1.0) -> None:
-    """Overwrite ``array`` with draws from the uniform distribution on [``low``, ``high``)."""
-    draws = default_generator().random(array.shape, _drawn_dtype(array))
+    """Overwrite ``array`` with draws from the uniform distribution on [``low``, ``high``).
+
+    Raises:
+        NotImplementedError: the elements are integers or booleans.
+        RuntimeError: ``low`` is greater than ``high``.
+    """
+    if low > high:
+        raise RuntimeError(
+            f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}"
+        )
+    draws = _drawn(default_generator().random, array)
     _write(array, draws * (high - low) + low)
 
 
 def fill_normal(array: Array, mean: float = 0.0, std: float = 1.0) -> None:
-    """Overwrite ``array`` with draws from the normal distribution."""
-    draws = default_generator().standard_normal(array.shape, _drawn_dtype(array))
-    _write(array, draws * std + mean)
+    """Overwrite ``array`` with draws from the normal distribution.
+
+    Raises:
+        NotImplementedError: the elements are integers or booleans.
+        RuntimeError: ``std`` is negative.
+    """
+    if std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    draws = _drawn(default_generator().standard_normal, array)
+    # The variance of complex numbers is that of both parts together.
+    spread = std * 0.5**0.5 if array.dtype.kind == "c" else std
+    _write(array, draws * spread + mean)
 
 
 def fill_bernoulli(array: Array, probability: Any) -> None:
@@ -143,14 +161,26 @@ def bernoulli(input: Tensor) -> Tensor:
     return call(_bernoulli, input, Tensor(draws))  # type: ignore[no-any-return]
 
 
-def rand(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Uniform on [0, 1), of shape ``size``."""
-    return _filled(fill_uniform, shape_from(size), dtype, device, requires_grad)
+def rand(
+    *shape: Any,
+    size: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Uniform on [0, 1), of that shape."""
+    return _filled(fill_uniform, shape_from(shape, size), dtype, device, requires_grad)
 
 
-def randn(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Standard normal, of shape ``size``."""
-    return _filled(fill_normal, shape_from(size), dtype, device, requires_grad)
+def randn(
+    *shape: Any,
+    size: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Standard normal, of that shape."""
+    return _filled(fill_normal, shape_from(shape, size), dtype, device, requires_grad)
 
 
 def rand_like(
@@ -170,19 +200,41 @@ def randn_like(
 
 
 def randint(
-    low: int, high: Any = None, size: Any = None, *, dtype: Any = np.int64, device: Any = None
+    low: int,
+    high: Any = None,
+    size: Any = None,
+    *,
+    dtype: Any = np.int64,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
-    """Integers from [``low``, ``high``), or [0, ``low``) as ``randint(high, size)``."""
+    """Integers from [``low``, ``high``), or [0, ``low``) as ``randint(high, size)``.
+
+    Raises:
+        RuntimeError: there is no such integer, or ``dtype`` cannot hold one of them.
+    """
     if size is None:
         low, high, size = 0, low, high
-    array = storage.empty(tuple(size), dtype)
-    array[...] = default_generator().integers(low, high, tuple(size))
-    return Tensor(moved(array, usable(device)))
+    if low >= high:
+        raise RuntimeError(
+            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
+    for limit in (low, high - 1):
+        stored(limit, np.dtype(dtype))
+    shape = shape_from((size,))
+    array = storage.empty(shape, dtype)
+    array[...] = default_generator().integers(low, high, shape)
+    return Tensor(moved(array, usable(device))).requires_grad_(requires_grad)
 
 
 def randperm(n: int, *, device: Any = None) -> Tensor:
-    """A random permutation of 0 .. n - 1."""
-    return Tensor(moved(default_generator().permutation(n), usable(device)))
+    """A random permutation of 0 .. n - 1.
+
+    Raises:
+        RuntimeError: ``n`` is negative.
+    """
+    (length,) = shape_from((n,))
+    return Tensor(moved(default_generator().permutation(length), usable(device)))
 
 
 def _filled(
@@ -193,6 +245,16 @@ def _filled(
     return Tensor(array).requires_grad_(requires_grad)
 
 
-def _drawn_dtype(array: Array) -> Any:
-    """NumPy draws in these two precisions only."""
-    return np.float64 if array.dtype == np.float64 else np.float32
+def _drawn(draw: Callable[..., Any], array: Array) -> Any:
+    """Draws for ``array``; of complex numbers for both parts.
+
+    Raises:
+        NotImplementedError: the elements are neither floating nor complex.
+    """
+    dtype = array.dtype
+    if dtype.kind == "c":
+        return draw((*array.shape, 2), dtype.type(0).real.dtype).view(dtype)[..., 0]
+    if dtype.kind != "f":
+        raise NotImplementedError(f"random numbers are not implemented for {dtype}")
+    # NumPy draws in these two precisions only.
+    return draw(array.shape, np.float64 if dtype == np.float64 else np.float32)

@@ -1,45 +1,30 @@
-"""Reductions: sums, means, variances, extrema, ``logsumexp``, cumulative sums."""
+"""Reductions: sums, means, variances, ``logsumexp``, cumulative sums."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mpgrad.dispatch import call, unrecorded
-from mpgrad.ops.choices import maximum, minimum
-from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import Dims, count, either, keep, one_dim, some_dims
-from mpgrad.ops.promotion import as_tensor_operand, cast, floating, refuse_complex
+from mpgrad.ops.out_argument import into
+from mpgrad.ops.promotion import as_tensor_operand, cast, floating
 from mpgrad.ops.registry import operator
-from mpgrad.ops.shape import clone
 from mpgrad.tensor import Tensor
 
 __all__ = [
     "all",
-    "amax",
-    "amin",
     "any",
-    "argmax",
-    "argmin",
     "cumsum",
     "logsumexp",
-    "max",
     "mean",
-    "min",
     "std",
     "sum",
     "var",
     "var_mean",
 ]
-
-
-class ValuesAndIndices(NamedTuple):
-    """The extrema along one dimension, and where they are."""
-
-    values: Tensor
-    indices: Tensor
 
 
 _sum = operator(
@@ -153,22 +138,15 @@ _std = operator(
 def var(
     input: Any,
     dim: Any = None,
+    unbiased: bool | None = None,
     keepdim: bool = False,
     *,
-    correction: float = 1,
-    unbiased: bool | None = None,
+    correction: float | None = 1,
     axis: Any = None,
     keepdims: bool | None = None,
 ) -> Tensor:
     """The variance over ``dim``: squared deviations over ``count - correction``."""
-    tensor = floating(input)
-    return call(
-        _var,
-        tensor,
-        dim=some_dims(dim, axis, tensor.ndim),
-        correction=correction if unbiased is None else int(unbiased),
-        keepdim=either("keepdim", keepdim, "keepdims", keepdims),
-    )
+    return _deviation(_var, input, dim, keepdim, correction, unbiased, axis, keepdims)
 
 
 def _var_and_mean(xp: Any, input: Any, *, dim: Dims, correction: float, keepdim: bool) -> Any:
@@ -209,122 +187,51 @@ def var_mean(
 def std(
     input: Any,
     dim: Any = None,
+    unbiased: bool | None = None,
     keepdim: bool = False,
     *,
-    correction: float = 1,
-    unbiased: bool | None = None,
+    correction: float | None = 1,
     axis: Any = None,
     keepdims: bool | None = None,
 ) -> Tensor:
     """The standard deviation over ``dim``, the square root of :func:`var`."""
-    tensor = floating(input)
+    return _deviation(_std, input, dim, keepdim, correction, unbiased, axis, keepdims)
+
+
+def _deviation(
+    measure: Any,
+    input: Any,
+    dim: Any,
+    keepdim: bool,
+    correction: float | None,
+    unbiased: bool | None,
+    axis: Any,
+    keepdims: bool | None,
+) -> Tensor:
+    tensor = as_tensor_operand(input)
+    if tensor.dtype.kind not in "fc":
+        raise RuntimeError(
+            f"std and var only support floating point and complex dtypes, not {tensor.dtype}"
+        )
+    if isinstance(dim, bool):  # PyTorch's older signature: var(input, unbiased)
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        correction = int(unbiased)
     return call(
-        _std,
+        measure,
         tensor,
         dim=some_dims(dim, axis, tensor.ndim),
-        correction=correction if unbiased is None else int(unbiased),
+        correction=1 if correction is None else correction,
         keepdim=either("keepdim", keepdim, "keepdims", keepdims),
     )
 
 
-def _extremum_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims) -> Any:
-    """An equal share for each element that attains the extremum (PyTorch's amax)."""
-    attains = xp.equal(input, keep(xp, result, input.shape, dim))
-    ties = xp.sum(attains, dim, True)
-    share = xp.divide(keep(xp, grad, input.shape, dim), xp.astype(ties, grad.dtype))
-    return xp.multiply(attains, share)
-
-
-_amax = operator(
-    "amax",
-    lambda xp, input, *, dim, keepdim: xp.max(input, dim, keepdim),
-    input=_extremum_grad,
-)
-_amin = operator(
-    "amin",
-    lambda xp, input, *, dim, keepdim: xp.min(input, dim, keepdim),
-    input=_extremum_grad,
-)
-
-
-def amax(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
-    """The largest element over ``dim``; ties share the gradient."""
-    tensor = as_tensor_operand(input)
-    refuse_complex("amax", tensor)
-    return call(_amax, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
-
-
-def amin(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
-    """The smallest element over ``dim``; ties share the gradient."""
-    tensor = as_tensor_operand(input)
-    refuse_complex("amin", tensor)
-    return call(_amin, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
-
-
-def _at_extremum(xp: Any, input: Any, indices: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
-    values = xp.take_along_axis(input, indices, dim)
-    if keepdim:
-        return values, indices
-    shape = input.shape[:dim] + input.shape[dim + 1 :]
-    return xp.reshape(values, shape), xp.reshape(indices, shape)
-
-
-def _at_extremum_grad(
-    xp: Any, grad: Any, results: Any, input_shape: tuple[int, ...], dim: int
-) -> Any:
-    grad, indices = (keep(xp, x, input_shape, (dim,)) for x in (grad, results[1]))
-    return xp.scatter_along_axis(grad, indices, dim, input_shape[dim])
-
-
-_max_along = operator(
-    "max",
-    lambda xp, input, *, dim, keepdim: _at_extremum(
-        xp, input, xp.argmax(input, dim, True), dim, keepdim
-    ),
-    input=_at_extremum_grad,
-)
-_min_along = operator(
-    "min",
-    lambda xp, input, *, dim, keepdim: _at_extremum(
-        xp, input, xp.argmin(input, dim, True), dim, keepdim
-    ),
-    input=_at_extremum_grad,
-)
-
-
-def max(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
-    """The largest element, or (values, indices) along ``dim``, or :func:`maximum` of two tensors.
-
-    Along ``dim`` the first of equal elements is taken and gets the gradient.
-    """
-    return _extremum(_amax, _max_along, maximum, input, either("dim", dim, "axis", axis), keepdim)
-
-
-def min(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
-    """The smallest element, or (values, indices) along ``dim``, or :func:`minimum` of two tensors.
-
-    Along ``dim`` the first of equal elements is taken and gets the gradient.
-    """
-    return _extremum(_amin, _min_along, minimum, input, either("dim", dim, "axis", axis), keepdim)
-
-
-def _extremum(whole: Any, along: Any, of_two: Any, input: Any, dim: Any, keepdim: bool) -> Any:
-    if isinstance(dim, Tensor):
-        return of_two(input, dim)
-    tensor = as_tensor_operand(input)
-    refuse_complex("max or min", tensor)
-    if dim is None:
-        return call(whole, tensor, dim=None, keepdim=False)
-    if tensor.ndim == 0:
-        one_dim(dim, 0)
-        return ValuesAndIndices(clone(tensor), beside(tensor, np.zeros((), np.int64)))
-    return ValuesAndIndices(*call(along, tensor, dim=one_dim(dim, tensor.ndim), keepdim=keepdim))
-
-
 def _logsumexp_of(xp: Any, input: Any, *, dim: Dims, keepdim: bool) -> Any:
-    largest = xp.max(xp.real(input) if input.dtype.kind == "c" else input, dim, True)
-    # An infinite maximum would give inf - inf.
-    largest = xp.where(xp.isfinite(largest), largest, 0.0)
+    largest: Any = 0.0
+    if count(input.shape, dim):
+        largest = xp.max(xp.real(input) if input.dtype.kind == "c" else input, dim, True)
+        # An infinite maximum would give inf - inf.
+        largest = xp.where(xp.isfinite(largest), largest, 0.0)
     total = xp.log(xp.sum(xp.exp(xp.subtract(input, largest)), dim, True))
     total = xp.add(total, largest)
     return total if keepdim else xp.reshape(total, _without(input.shape, dim))
@@ -335,8 +242,7 @@ def _without(shape: tuple[int, ...], dim: Dims) -> tuple[int, ...]:
 
 
 def _logsumexp_grad(xp: Any, grad: Any, input: Any, result: Any, dim: Dims) -> Any:
-    # Where all elements are -inf, so is the result, and -inf - -inf would be NaN.
-    total = keep(xp, xp.where(xp.equal(result, -math.inf), 0.0, result), input.shape, dim)
+    total = keep(xp, result, input.shape, dim)
     return xp.multiply(keep(xp, grad, input.shape, dim), xp.exp(xp.subtract(input, total)))
 
 
@@ -356,9 +262,19 @@ _cumsum = operator(
 )
 
 
-def cumsum(input: Any, dim: Any = None, *, axis: Any = None) -> Tensor:
-    """The running sum along ``dim``."""
+def cumsum(
+    input: Any,
+    dim: Any = None,
+    *,
+    dtype: Any = None,
+    axis: Any = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The running sum along ``dim``, of elements converted to ``dtype`` first."""
+    if out is not None:
+        return into(out, cumsum, input, dim, dtype=dtype, axis=axis)
     tensor = as_tensor_operand(input)
+    tensor = tensor if dtype is None else cast(tensor, dtype)
     return call(_cumsum, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))
 
 
@@ -368,7 +284,9 @@ def cumsum(input: Any, dim: Any = None, *, axis: Any = None) -> Tensor:
 def _plain(function: str, input: Any, dim: Any, axis: Any, keepdim: bool) -> Tensor:
     tensor = as_tensor_operand(input)
     axes = some_dims(dim, axis, tensor.ndim)
-    return unrecorded(lambda xp, x: getattr(xp, function)(x, axes, keepdim), tensor)
+    found = unrecorded(lambda xp, x: getattr(xp, function)(x, axes, keepdim), tensor)
+    # Of uint8, which were the masks once, the answer is one of them.
+    return cast(found, np.uint8) if tensor.dtype == np.uint8 else found
 
 
 def any(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
@@ -379,22 +297,3 @@ def any(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None)
 def all(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
     """Whether all elements over ``dim`` are true (not zero)."""
     return _plain("all", input, dim, axis, keepdim)
-
-
-def argmax(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
-    """Where the (first) largest element along ``dim`` is; in the flattened tensor if None."""
-    return _where_extremum("argmax", input, either("dim", dim, "axis", axis), keepdim)
-
-
-def argmin(input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
-    """Where the (first) smallest element along ``dim`` is; in the flattened tensor if None."""
-    return _where_extremum("argmin", input, either("dim", dim, "axis", axis), keepdim)
-
-
-def _where_extremum(function: str, input: Any, dim: Any, keepdim: bool) -> Tensor:
-    tensor = as_tensor_operand(input)
-    refuse_complex(function, tensor)
-    if dim is not None and tensor.ndim:
-        dim = one_dim(dim, tensor.ndim)
-    axis = dim if tensor.ndim else None
-    return unrecorded(lambda xp, x: getattr(xp, function)(x, axis, keepdim), tensor)

@@ -1,18 +1,19 @@
-"""Elements chosen by mask, index or place, and put elsewhere: made of the operators of indexing."""
+"""Elements chosen by mask, index or place: made of the operators of indexing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.cpu import INDEX
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import unrecorded
-from mpgrad.ops.arithmetic import add, mul, sub
+from mpgrad.ops.arithmetic import sub
 from mpgrad.ops.choices import where
-from mpgrad.ops.creation import zeros
+from mpgrad.ops.comparison import logical_xor
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import diagonal as diagonal_of
@@ -25,8 +26,8 @@ from mpgrad.ops.indexing import (
     scatter_index,
     unbind,
 )
-from mpgrad.ops.overwriting import masked_fill, put_index
-from mpgrad.ops.promotion import as_tensor_operand
+from mpgrad.ops.out_argument import into
+from mpgrad.ops.overwriting import masked_fill
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import broadcast_to, cat, clone, contiguous, reshape
 from mpgrad.tensor import Tensor
@@ -34,16 +35,10 @@ from mpgrad.tensor import Tensor
 __all__ = [
     "diag",
     "diff",
-    "index_add",
-    "index_copy",
-    "index_fill",
-    "masked_scatter",
     "masked_select",
     "nonzero",
     "repeat_interleave",
     "roll",
-    "scatter",
-    "scatter_add",
     "take",
     "trace",
     "tril",
@@ -54,18 +49,25 @@ __all__ = [
 # ------------------------------------------------------------------------ by mask
 
 
-def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The elements where ``mask`` is true, 1-d.
 
     Raises:
         RuntimeError: the mask is not boolean.
     """
-    _check_mask("masked_select", mask)
-    shape = np.broadcast_shapes(input.shape, mask.shape)
+    if out is not None:
+        return into(out, masked_select, input, mask)
+    check_mask("masked_select", mask)
+    shape = broadcast_shape(input.shape, mask.shape)
     return getitem(broadcast_to(input, shape), broadcast_to(mask, shape))
 
 
-def _check_mask(name: str, mask: Tensor) -> None:
+def check_mask(name: str, mask: Tensor) -> None:
+    """Raise unless ``mask`` is boolean.
+
+    Raises:
+        RuntimeError: that is not so.
+    """
     if mask.dtype.kind != "b":
         raise RuntimeError(f"{name} only supports boolean masks, but got mask with {mask.dtype}")
 
@@ -147,124 +149,100 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     return clone(input) if rolled is input else rolled
 
 
-def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
-    """Each element along ``dim`` minus the one before it, ``n`` times."""
+def diff(
+    input: Tensor,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
+    """Each element along ``dim`` minus the one before it, ``n`` times.
+
+    Args:
+        input: any tensor with dimensions.
+        n: how often.
+        dim: along which the elements follow each other.
+        prepend: what comes before the first of them.
+        append: what comes after the last of them.
+
+    Raises:
+        RuntimeError: ``n`` is negative, or ``input`` has no dimensions.
+    """
+    if n < 0:
+        raise RuntimeError(f"diff(): order must be non-negative but got {n}")
+    if input.ndim == 0:
+        raise RuntimeError("diff expects input to be at least one-dimensional")
+    if n == 0:
+        return clone(input)
+    parts = [part for part in (prepend, input, append) if part is not None]
+    input = cat(parts, dim) if len(parts) > 1 else input
     for _ in range(n):
         length = max(input.shape[one_dim(dim, input.ndim)] - 1, 0)
-        input = sub(narrow(input, dim, 1, length), narrow(input, dim, 0, length))
+        before = narrow(input, dim, 0, length)
+        after = narrow(input, dim, min(1, length), length)
+        input = logical_xor(after, before) if input.dtype.kind == "b" else sub(after, before)
     return input
 
 
-def repeat_interleave(input: Tensor, repeats: Any, dim: int | None = None) -> Tensor:
-    """Each slice along ``dim`` (or each element) ``repeats`` times (a number, or one per slice)."""
+def repeat_interleave(
+    input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    """Each slice along ``dim`` (or each element) ``repeats`` times (a number, or one per slice).
+
+    With ``input`` alone the numbers 0, 1, ..., each as often as ``input`` says.
+
+    Raises:
+        RuntimeError: a number is negative, there are not as many as slices, or ``output_size`` is
+            not the resulting length.
+    """
+    if repeats is None:
+        count = Tensor(np.arange(input._array.size))
+        return repeat_interleave(count, input, 0, output_size=output_size)
     if dim is None:
-        return repeat_interleave(reshape(input, -1), repeats, 0)
+        return repeat_interleave(reshape(input, -1), repeats, 0, output_size=output_size)
     counts = on_host(repeats._array) if isinstance(repeats, Tensor) else repeats
-    places = np.repeat(np.arange(input.shape[one_dim(dim, input.ndim)]), counts)
+    dim = one_dim(dim, input.ndim)
+    if np.min(counts, initial=0) < 0:
+        raise RuntimeError("repeat_interleave(): Repeats must be non-negative")
+    if np.size(counts) not in (1, input.shape[dim]):
+        raise RuntimeError(
+            f"repeat_interleave(): repeats must have the same size as input along dim, but got "
+            f"{np.size(counts)} and {input.shape[dim]}"
+        )
+    places = np.repeat(np.arange(input.shape[dim]), counts)
+    if output_size is not None and output_size != places.size:
+        raise RuntimeError(
+            f"repeat_interleave(): allocated size does not match required size: {output_size}, "
+            f"{places.size}"
+        )
     return index_select(input, dim, Tensor(places))
 
 
-def take(input: Tensor, index: Tensor) -> Tensor:
-    """The elements at ``index`` of the flattened tensor."""
+def take(input: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The elements at ``index`` of the flattened tensor.
+
+    Raises:
+        RuntimeError: the index is no int64.
+        IndexError: an index is out of range.
+    """
+    if out is not None:
+        return into(out, take, input, index)
+    if index.dtype != np.int64:
+        raise RuntimeError(f"take(): Expected a long tensor for index, but got {index.dtype}")
     return pick(reshape(input, -1), 0, index)
 
 
-# ------------------------------------------------------------------------ put or added in place
-
-
-def _along(input: Tensor, dim: int, index: Tensor, src: Any) -> tuple[list[Tensor], Any]:
-    """Where each element of ``index`` points to in ``input``, and what of ``src`` goes there."""
-    if index.ndim != input.ndim or (isinstance(src, Tensor) and src.ndim != input.ndim):
-        raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
-    dim = one_dim(dim, input.ndim)
-    grids = np.ix_(*(np.arange(n) for n in index.shape))
-    places = [index if d == dim else Tensor(grid) for d, grid in enumerate(grids)]
-    if isinstance(src, Tensor):
-        src = getitem(src, tuple(slice(0, n) for n in index.shape))
-    return places, src
-
-
-def scatter(input: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
-    """``input`` with each element of ``src`` (or one number) put at ``index`` along ``dim``.
-
-    ``index`` may be shorter than ``src`` and, except along ``dim``, than ``input``. Where it is
-    repeated, one of the elements stays.
-
-    Raises:
-        RuntimeError: the numbers of dimensions or the dtypes differ.
-    """
-    if isinstance(src, Tensor) and src.dtype != input.dtype:
-        raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
-    places, values = _along(input, dim, index, src)
-    return put_index(input, values, (INDEX,) * input.ndim, places)
-
-
-def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """``input`` with each element of ``src`` added at ``index`` along ``dim``.
-
-    ``index`` may be shorter than ``src`` and, except along ``dim``, than ``input``.
-
-    Raises:
-        RuntimeError: the numbers of dimensions differ.
-    """
-    places, values = _along(input, dim, index, src)
-    key = (INDEX,) * input.ndim
-    return add(input, scatter_index(values, key, places, input.shape) if key else values)
-
-
-def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """``input`` with the slices of ``source`` put at ``index`` along ``dim``."""
-    key = (slice(None),) * one_dim(dim, input.ndim) + (INDEX,)
-    return put_index(input, source, key, [index])
-
-
-def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """``input`` with a number (or 0-d tensor) in the slices at ``index`` along ``dim``."""
-    dim = one_dim(dim, input.ndim)
-    # As a mask, so that the gradient of an index that is repeated counts once.
-    length = input.shape[dim] if input.ndim else 1
-    marks = put_index(zeros(length, dtype=bool, device=input.device), True, (INDEX,), [index])
-    mask = reshape(marks, (-1, *(1,) * (input.ndim - dim - 1)) if input.ndim else ())
-    return masked_fill(input, mask, value)
-
-
-def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """``input`` with the first elements of ``source`` put where ``mask`` is true.
-
-    Raises:
-        RuntimeError: the mask is not boolean, or there are not enough elements.
-    """
-    _check_mask("masked_scatter", mask)
-    mask = broadcast_to(mask, input.shape)
-    count = int(mask._array.sum())
-    if count > source._array.size:
-        raise RuntimeError(
-            f"masked_scatter: Expected at least {count} elements in the source, got "
-            f"{source._array.size}"
-        )
-    return put_index(input, narrow(reshape(source, -1), 0, 0, count), (INDEX,), [mask])
-
-
-def index_add(
-    input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
-) -> Tensor:
-    """``input`` plus ``alpha`` times the slices of ``source``, added at ``index`` along ``dim``."""
-    key = (slice(None),) * one_dim(dim, input.ndim) + (INDEX,)
-    scaled = source if alpha == 1 else mul(source, alpha)
-    return add(input, scatter_index(scaled, key, [as_tensor_operand(index)], input.shape))
-
-
-def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Tensor:
     """More elements before and after: ``pad`` is (before, after) for the last dimension first.
 
     Args:
         input: any tensor.
-        pad: an even number of counts; negative ones take elements away (``constant`` only).
+        pad: an even number of counts; negative ones take elements away.
         mode: ``"constant"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
-        value: of the new elements of ``"constant"``.
+        value: of the new elements of ``"constant"``, by default 0.
 
     Raises:
-        RuntimeError: there are too many counts, or an odd number of them.
+        RuntimeError: there are too many counts, an odd number of them, or not enough elements.
         NotImplementedError: another mode.
     """
     pairs = [(pad[at], pad[at + 1]) for at in range(0, len(pad) - 1, 2)]
@@ -272,19 +250,40 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         raise RuntimeError(
             f"Padding length should be even and at most {2 * input.ndim}, but got {list(pad)}"
         )
+    counts = [(0, 0)] * (input.ndim - len(pairs)) + pairs[::-1]
     if mode == "constant":
-        return _pad_constant(input, [(0, 0)] * (input.ndim - len(pairs)) + pairs[::-1], value)
-    numpy_mode = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}.get(mode)
-    if numpy_mode is None:
+        return _pad_constant(input, counts, 0 if value is None else value)
+    if mode not in ("reflect", "replicate", "circular"):
         raise NotImplementedError(f"Unrecognised padding mode {mode}")
-    for at, counts in enumerate(pairs):
-        dim = input.ndim - 1 - at
-        places: Any = np.pad(np.arange(input.shape[dim]), counts, mode=numpy_mode)  # type: ignore[call-overload]
-        input = index_select(input, dim, Tensor(places))
+    for dim, (before, after) in enumerate(counts):
+        if before or after:
+            places = _places(mode, input.shape[dim], before, after)
+            input = index_select(input, dim, Tensor(places))
     return input
 
 
+def _places(mode: str, length: int, before: int, after: int) -> Any:
+    """The elements of a dimension, in the order that they have after padding."""
+    most = {"reflect": length - 1, "replicate": math.inf if length else 0, "circular": length}
+    if max(before, after) > most[mode] or length + before + after < 0:
+        raise RuntimeError(
+            f"pad: Padding size should be less than the corresponding input dimension, but got: "
+            f"padding ({before}, {after}) of {length} elements with mode {mode!r}"
+        )
+    places = np.arange(-before, length + after)
+    if mode == "replicate":
+        return np.clip(places, 0, length - 1)
+    if mode == "reflect":
+        mirrored = np.abs(places)
+        return np.where(mirrored < length, mirrored, 2 * (length - 1) - mirrored)
+    # Around what is left, where elements are taken away.
+    first, rest = max(-before, 0), length + min(before, 0) + min(after, 0)
+    return (places - first) % max(rest, 1) + first
+
+
 def _pad_constant(input: Tensor, counts: list[tuple[int, int]], value: float) -> Tensor:
+    if any(n + before + after < 0 for (before, after), n in zip(counts, input.shape, strict=True)):
+        raise RuntimeError(f"pad: {counts} takes more away than {list(input.shape)} has")
     inner = tuple(
         slice(max(-before, 0), n + min(after, 0))
         for (before, after), n in zip(counts, input.shape, strict=True)
@@ -303,4 +302,4 @@ def _pad_constant(input: Tensor, counts: list[tuple[int, int]], value: float) ->
         return padded
     around = np.ones(shape, bool)
     around[place] = False
-    return where(beside(padded, around), value, padded)
+    return masked_fill(padded, beside(padded, around), value)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.dispatch import call
+from mpgrad.memory_formats import MemoryFormat, contiguous_format, preserve_format
 from mpgrad.ops.dimensions import either, one_dim
 from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, cast, result_dtype
@@ -243,8 +244,22 @@ def broadcast_to(input: Tensor, shape: Any) -> Tensor:
 
 
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
-    """Copies of ``input`` side by side, ``repeats`` times along each dimension."""
+    """Copies of ``input`` side by side, ``repeats`` times along each dimension.
+
+    Raises:
+        TypeError: no numbers are given.
+        RuntimeError: there are fewer than dimensions, or one is negative.
+    """
     times = _sizes(repeats)
+    if not repeats:
+        raise TypeError('repeat() missing 1 required positional arguments: "repeats"')
+    if len(times) < input.ndim:
+        raise RuntimeError(
+            "Number of dimensions of repeat dims can not be smaller than number of dimensions of "
+            f"tensor: repeat{times} of a {input.ndim}D tensor"
+        )
+    if any(r < 0 for r in times):
+        raise RuntimeError(f"Trying to create tensor with negative dimension: repeat{times}")
     shape = (1,) * (len(times) - input.ndim) + input.shape
     pairs = [(r, n) for r, n in zip(times, shape, strict=True)]
     spread = reshape(input, tuple(x for _, n in pairs for x in (1, n)))
@@ -260,20 +275,23 @@ _flip = operator(
 )
 
 
-def flip(input: Tensor, *dims: Any) -> Tensor:
-    """A copy with the order of elements reversed along ``dims``."""
-    return call(_flip, input, dims=tuple(one_dim(d, input.ndim) for d in _sizes(dims)))
+def flip(input: Tensor, *along: Any, dims: Any = None) -> Tensor:
+    """A copy with the order of elements reversed along ``dims``: ``flip(x, 0, 1)``, ``flip(x, (0,
+    1))`` or ``flip(x, dims=(0, 1))``.
+    """
+    named = along if dims is None else (dims,)
+    return call(_flip, input, dims=tuple(one_dim(d, input.ndim) for d in _sizes(named)))
 
 
 _clone = operator("clone", lambda xp, input: xp.copy(input), input=lambda xp, grad: grad)
 
 
-def clone(input: Tensor) -> Tensor:
+def clone(input: Tensor, *, memory_format: MemoryFormat = preserve_format) -> Tensor:
     """A differentiable copy, C-contiguous."""
     return call(_clone, input)
 
 
-def contiguous(input: Tensor) -> Tensor:
+def contiguous(input: Tensor, *, memory_format: MemoryFormat = contiguous_format) -> Tensor:
     """``input`` itself if its elements lie in order without gaps, else a copy."""
     return input if input._array.flags.c_contiguous else clone(input)
 
@@ -296,11 +314,17 @@ def cat(
     """Join tensors along an existing dimension.
 
     Raises:
-        RuntimeError: there are none, or their shapes differ elsewhere than in ``dim``.
+        ValueError: there are none.
+        TypeError: it is a single tensor, or one of them is none.
+        RuntimeError: their shapes differ elsewhere than in ``dim``.
     """
     if out is not None:
         return into(out, cat, tensors, dim, axis=axis)
     parts = _of_one_dtype("cat", tensors)
+    # An empty vector fits to everything, for historical reasons.
+    filled = [part for part in parts if part.shape != (0,)] or parts[:1]
+    if len(filled) < len(parts):
+        parts = filled
     dim = one_dim(dim if axis is None else axis, parts[0].ndim)
     shapes = {p.shape[:dim] + p.shape[dim + 1 :] for p in parts if p.ndim == parts[0].ndim}
     if len(shapes) > 1 or parts[0].ndim == 0 or any(p.ndim != parts[0].ndim for p in parts):
@@ -333,9 +357,12 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -
 
 
 def _of_one_dtype(name: str, tensors: Sequence[Any]) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        raise TypeError(f"{name}(): argument 'tensors' must be a tuple of Tensors, not a Tensor")
     parts = [as_tensor_operand(tensor) for tensor in tensors]
     if not parts:
-        raise RuntimeError(f"{name} expects a non-empty list of Tensors")
+        error = ValueError if name == "cat" else RuntimeError
+        raise error(f"{name}(): expected a non-empty list of Tensors")
     dtype = result_dtype(*parts)
     return [cast(part, dtype) for part in parts]
 

@@ -8,7 +8,13 @@ from typing import Any
 
 from mpgrad.dispatch import call
 from mpgrad.ops.out_argument import into
-from mpgrad.ops.promotion import as_tensor_operand, floating, operands, refuse_complex
+from mpgrad.ops.promotion import (
+    as_tensor_operand,
+    floating,
+    operands,
+    refuse_complex,
+    require_tensors,
+)
 from mpgrad.ops.registry import Formula, operator
 from mpgrad.tensor import Tensor
 
@@ -206,8 +212,9 @@ asin, acos, atan, asinh, acosh, atanh = arcsin, arccos, arctan, arcsinh, arccosh
 
 
 def _per_squares(xp: Any, grad: Any, part: Any, a: Any, b: Any) -> Any:
-    """``grad * part / (a * a + b * b)``."""
-    return xp.multiply(grad, xp.divide(part, xp.add(xp.multiply(a, a), xp.multiply(b, b))))
+    """``grad * part / (a * a + b * b)``, and 0 at the origin."""
+    squares = xp.add(xp.multiply(a, a), xp.multiply(b, b))
+    return xp.multiply(grad, xp.divide(part, xp.where(xp.equal(squares, 0), 1.0, squares)))
 
 
 _arctan2 = operator(
@@ -221,7 +228,12 @@ _arctan2 = operator(
 
 
 def arctan2(input: Any, other: Any) -> Tensor:
-    """The angle of the point (``other``, ``input``), in (-pi, pi]."""
+    """The angle of the point (``other``, ``input``), in (-pi, pi].
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("atan2", input=input, other=other)
     a, b = operands(input, other, float_result=True)
     refuse_complex("atan2", a, b)
     return call(_arctan2, a, b)
@@ -229,9 +241,18 @@ def arctan2(input: Any, other: Any) -> Tensor:
 
 atan2 = arctan2
 
+
+def _logaddexp_of(xp: Any, a: Any, b: Any) -> Any:
+    if a.dtype.kind != "c":
+        return xp.logaddexp(a, b)
+    swapped = xp.less(xp.real(a), xp.real(b))
+    larger, smaller = xp.where(swapped, b, a), xp.where(swapped, a, b)
+    return xp.add(larger, xp.log1p(xp.exp(xp.subtract(smaller, larger))))
+
+
 _logaddexp = operator(
     "logaddexp",
-    lambda xp, a, b: xp.logaddexp(a, b),
+    _logaddexp_of,
     a=lambda xp, grad, a, b, a_shape: xp.sum_to(
         xp.multiply(grad, xp.sigmoid(xp.subtract(a, b))), a_shape
     ),
@@ -242,23 +263,56 @@ _logaddexp = operator(
 
 
 def logaddexp(input: Any, other: Any) -> Tensor:
-    """``log(exp(input) + exp(other))``, computed so that it cannot overflow."""
+    """``log(exp(input) + exp(other))``, computed so that it cannot overflow.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("logaddexp", input=input, other=other)
     a, b = operands(input, other, float_result=True)
-    refuse_complex("logaddexp", a, b)
-    return call(_logaddexp, a, b)
+    return call(_logaddexp, as_tensor_operand(a), as_tensor_operand(b))
+
+
+_xlogy = operator(
+    "xlogy",
+    lambda xp, a, b: xp.where(
+        xp.logical_and(xp.equal(a, 0), xp.logical_not(xp.isnan(b))), 0.0, xp.multiply(a, xp.log(b))
+    ),
+    a=lambda xp, grad, a, b, a_shape: xp.sum_to(
+        xp.where(
+            xp.logical_and(xp.equal(a, 0), xp.less_equal(b, 0)), 0.0, xp.multiply(grad, xp.log(b))
+        ),
+        a_shape,
+    ),
+    b=lambda xp, grad, a, b, b_shape: xp.sum_to(xp.multiply(grad, xp.divide(a, b)), b_shape),
+)
+
+
+def xlogy(input: Any, other: Any) -> Tensor:
+    """``input * log(other)``, and 0 where ``input`` is 0 (NaN where ``other`` is NaN)."""
+    a, b = operands(input, other, float_result=True)
+    refuse_complex("xlogy", a, b)
+    return call(_xlogy, as_tensor_operand(a), as_tensor_operand(b))
 
 
 _relu = operator(
     "relu",
     lambda xp, input: xp.maximum(input, 0),
     # The result tells where the input was positive, and the next layer has saved it anyway.
-    input=lambda xp, grad, result: xp.where(xp.greater(result, 0), grad, 0.0),
+    # Not where it is greater than 0: a NaN lets the gradient through.
+    input=lambda xp, grad, result: xp.where(xp.logical_not(xp.less_equal(result, 0)), grad, 0.0),
     elementwise=True,
 )
 
 
 def relu(input: Any) -> Tensor:
-    """``max(input, 0)``; the gradient at 0 is 0."""
+    """``max(input, 0)``; the gradient at 0 is 0.
+
+    Raises:
+        RuntimeError: the elements are boolean.
+    """
     tensor = as_tensor_operand(input)
+    if tensor._array.dtype.kind == "b":
+        raise RuntimeError("Boolean inputs not supported for relu")
     refuse_complex("relu", tensor)
     return call(_relu, tensor)

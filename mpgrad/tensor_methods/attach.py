@@ -20,6 +20,7 @@ from mpgrad.ops import (
     choices,
     comparison,
     complex_numbers,
+    extrema,
     indexing,
     linalg,
     norms,
@@ -29,6 +30,7 @@ from mpgrad.ops import (
     random,
     reduction,
     rounding,
+    scattering,
     selection,
     shape,
     transcendental,
@@ -78,6 +80,9 @@ _INFIX: dict[str, Callable[..., Tensor]] = {
     "mod": rounding.remainder,
     "pow": arithmetic.pow,
     "matmul": linalg.matmul,
+    "and": comparison.bitwise_and,
+    "or": comparison.bitwise_or,
+    "xor": comparison.bitwise_xor,
 }
 _COMPARISONS = {
     "__eq__": comparison.eq,
@@ -86,9 +91,6 @@ _COMPARISONS = {
     "__le__": comparison.le,
     "__gt__": comparison.gt,
     "__ge__": comparison.ge,
-    "__and__": comparison.bitwise_and,
-    "__or__": comparison.bitwise_or,
-    "__xor__": comparison.bitwise_xor,
 }
 
 
@@ -134,12 +136,14 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (comparison, ""),
     (transcendental, ""),
     (reduction, ""),
+    (extrema, ""),
     (products, ""),
     (norms, "normalize cosine_similarity"),
     (shape, "cat stack"),
     (indexing, ""),
     (overwriting, ""),
     (selection, ""),
+    (scattering, ""),
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpgrad.device import Device, as_device
 from mpgrad.device_arrays import usable
+from mpgrad.memory_formats import MemoryFormat, preserve_format
 from mpgrad.ops import shape
 from mpgrad.ops.device_moves import to_device
 from mpgrad.ops.promotion import cast
@@ -22,6 +23,7 @@ def to(
     device: Any = None,
     non_blocking: bool = False,
     copy: bool = False,
+    memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """In another dtype or on another device: ``to(dtype)``, ``to(device)``, ``to(other)``.
 
@@ -34,6 +36,7 @@ def to(
         device: of the result.
         non_blocking: kept for PyTorch's callers; copies to a GPU do not block anyway.
         copy: also where nothing changes.
+        memory_format: of a copy.
 
     Raises:
         RuntimeError: there is no such device.

@@ -13,11 +13,12 @@ import numpy as np
 
 from mpgrad import storage
 from mpgrad.autograd.views.in_place import call_in_place, overwrite
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.device_arrays import on, on_host
 from mpgrad.dispatch import namespace_for
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
 from mpgrad.ops import overwriting, random
-from mpgrad.ops.arithmetic import scaled
+from mpgrad.ops.arithmetic import div, refuse_subtraction, scaled
 from mpgrad.ops.device_moves import beside, to_device
 from mpgrad.ops.indexing import getitem, selected, split_key
 from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, check_cast, result_dtype
@@ -43,12 +44,7 @@ def _operand(tensor: Tensor, other: Any) -> Any:
     if not isinstance(other, Tensor):
         return other
     if other.shape != tensor.shape:
-        try:
-            shape = np.broadcast_shapes(tensor.shape, other.shape)
-        except ValueError:
-            raise RuntimeError(
-                f"The size of tensor a {tensor.shape} must match the size of tensor b {other.shape}"
-            ) from None
+        shape = broadcast_shape(tensor.shape, other.shape)
         if shape != tensor.shape:
             raise RuntimeError(
                 f"output with shape {list(tensor.shape)} doesn't match the broadcast shape "
@@ -80,6 +76,8 @@ def _scaled(name: str, ufunc: np.ufunc) -> Any:
     operator, write = OPERATORS[name], _into(ufunc)
 
     def method(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+        if ufunc is np.subtract:
+            refuse_subtraction(self, other)
         operand = _operand(self, other)
         if alpha != 1:
             operand = scaled(self, operand, alpha)
@@ -106,7 +104,7 @@ def _unrecorded(name: str, ufunc: np.ufunc) -> Any:
     def method(self: Tensor, *others: Any) -> Tensor:
         operands = [_operand(self, other) for other in others]
         if self.dtype.kind not in "biu":
-            raise RuntimeError(f"{name}_: not implemented for {self.dtype}")
+            raise NotImplementedError(f"{name}_ is not implemented for {self.dtype}")
         return overwrite(self, operands, write)
 
     return _described(method, name)
@@ -132,6 +130,20 @@ def abs_(self: Tensor) -> Tensor:
     return call_in_place(OPERATORS["abs"], self, write=_into(np.absolute))
 
 
+_true_division = _binary("div", np.true_divide, true_division=True)
+
+
+def div_(self: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """``div`` in place; recorded like it.
+
+    Raises:
+        RuntimeError: an unknown ``rounding_mode``, or an integer is divided by 0.
+    """
+    if rounding_mode is None:
+        return _true_division(self, other)  # type: ignore[no-any-return]
+    return copy_(self, div(self, _operand(self, other), rounding_mode=rounding_mode))
+
+
 def pow_(self: Tensor, exponent: Any) -> Tensor:
     """``pow`` in place; recorded like it.
 
@@ -142,6 +154,11 @@ def pow_(self: Tensor, exponent: Any) -> Tensor:
     if isinstance(exponent, int) and exponent < 0 and self._array.dtype.kind in "iu":
         raise RuntimeError("Integers to negative integer powers are not allowed.")
     return call_in_place(OPERATORS["pow"], self, exponent)
+
+
+def lerp_(self: Tensor, end: Any, weight: Any) -> Tensor:
+    """``lerp`` in place; recorded like it."""
+    return call_in_place(OPERATORS["lerp"], self, _operand(self, end), as_operand(weight))
 
 
 def clamp_(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
@@ -223,8 +240,13 @@ def masked_fill_(self: Tensor, mask: Tensor, value: Any) -> Tensor:
     return call_in_place(overwriting._masked_fill, self, mask, value)
 
 
-def index_put_(self: Tensor, indices: Any, values: Any) -> Tensor:
-    """``self[indices] = values`` for a tuple of index tensors; returns self."""
+def index_put_(self: Tensor, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
+    """``self[indices] = values`` for a tuple of index tensors; returns self.
+
+    With ``accumulate`` the values are added to what is there, also where an index is repeated.
+    """
+    if accumulate:
+        return copy_(self, overwriting.index_put(self, indices, values, accumulate=True))
     setitem(self, tuple(slice(None) if i is None else i for i in indices), values)
     return self
 
@@ -301,11 +323,12 @@ METHODS: dict[str, Callable[..., Any]] = {
     "add_": _scaled("add", np.add),
     "sub_": _scaled("sub", np.subtract),
     "mul_": _binary("mul", np.multiply),
-    "div_": _binary("div", np.true_divide, true_division=True),
+    "div_": div_,
     "floor_divide_": _binary("floor_divide", np.floor_divide),
     "remainder_": _binary("remainder", np.remainder),
     "arctan2_": _binary("arctan2", np.arctan2, true_division=True),
     "pow_": pow_,
+    "lerp_": lerp_,
     "clamp_": clamp_,
     "clip_": clamp_,
     "clamp_min_": lambda self, min: clamp_(self, min),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.ops import arithmetic, linalg, reduction, selection
+from mpgrad.ops import arithmetic, linalg, reduction, scattering, selection
 from mpgrad.ops.promotion import check_cast
 from mpgrad.tensor import Tensor
 from mpgrad.tensor_methods.in_place import copy_
@@ -34,10 +34,11 @@ def _composed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 METHODS: dict[str, Callable[..., Any]] = {
     f"{name}_": _composed(getattr(family, name))
     for family, names in (
-        (arithmetic, "addcmul addcdiv lerp"),
+        (arithmetic, "addcmul addcdiv"),
         (linalg, "addmm baddbmm"),
         (reduction, "cumsum"),
-        (selection, "index_add index_copy index_fill masked_scatter scatter scatter_add tril triu"),
+        (scattering, "index_add index_copy index_fill masked_scatter scatter scatter_add"),
+        (selection, "tril triu"),
     )
     for name in names.split()
 }

@@ -6,6 +6,7 @@ raises, as ``x.numpy()`` does, where a Tensor requires grad.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from mpgrad.ops import (
     comparison,
     complex_numbers,
     einsum,
+    extrema,
     linalg,
     products,
     reduction,
@@ -29,6 +31,17 @@ from mpgrad.ops import (
 )
 from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.tensor import Tensor
+
+
+def _of_tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function``, which takes tensors alone, of what NumPy takes."""
+
+    @functools.wraps(function)
+    def public(*operands: Any) -> Tensor:
+        return function(*(as_tensor_operand(operand) for operand in operands))
+
+    return public
+
 
 _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.add: arithmetic.add,
@@ -40,8 +53,8 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.power: arithmetic.pow,
     np.negative: arithmetic.neg,
     np.absolute: arithmetic.abs,
-    np.maximum: choices.maximum,
-    np.minimum: choices.minimum,
+    np.maximum: choices.larger,
+    np.minimum: choices.smaller,
     np.sqrt: arithmetic.sqrt,
     np.square: arithmetic.square,
     np.reciprocal: arithmetic.reciprocal,
@@ -50,12 +63,12 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.ceil: rounding.ceil,
     np.trunc: rounding.trunc,
     np.rint: rounding.round,
-    np.equal: comparison.eq,
-    np.not_equal: comparison.ne,
-    np.greater: comparison.gt,
-    np.greater_equal: comparison.ge,
-    np.less: comparison.lt,
-    np.less_equal: comparison.le,
+    np.equal: _of_tensors(comparison.eq),
+    np.not_equal: _of_tensors(comparison.ne),
+    np.greater: _of_tensors(comparison.gt),
+    np.greater_equal: _of_tensors(comparison.ge),
+    np.less: _of_tensors(comparison.lt),
+    np.less_equal: _of_tensors(comparison.le),
     np.logical_not: comparison.logical_not,
     np.isnan: comparison.isnan,
     np.isinf: comparison.isinf,
@@ -65,7 +78,7 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.exp2: transcendental.exp2,
     np.log2: transcendental.log2,
     np.log10: transcendental.log10,
-    np.logaddexp: transcendental.logaddexp,
+    np.logaddexp: _of_tensors(transcendental.logaddexp),
     np.expm1: transcendental.expm1,
     np.log: transcendental.log,
     np.log1p: transcendental.log1p,
@@ -80,7 +93,7 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.arcsinh: transcendental.arcsinh,
     np.arccosh: transcendental.arccosh,
     np.arctanh: transcendental.arctanh,
-    np.arctan2: transcendental.arctan2,
+    np.arctan2: _of_tensors(transcendental.arctan2),
     np.tanh: transcendental.tanh,
     np.matmul: linalg.matmul,
 }
@@ -89,13 +102,13 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.sum: reduction.sum,
     np.mean: reduction.mean,
     np.var: lambda x, axis=None, ddof=0, keepdims=False: reduction.var(
-        x, axis, keepdims, correction=ddof
+        x, axis, keepdim=keepdims, correction=ddof
     ),
     np.std: lambda x, axis=None, ddof=0, keepdims=False: reduction.std(
-        x, axis, keepdims, correction=ddof
+        x, axis, keepdim=keepdims, correction=ddof
     ),
-    np.max: lambda x, axis=None, keepdims=False: reduction.amax(x, axis, keepdims),
-    np.min: lambda x, axis=None, keepdims=False: reduction.amin(x, axis, keepdims),
+    np.max: lambda x, axis=None, keepdims=False: extrema.amax(x, axis, keepdims),
+    np.min: lambda x, axis=None, keepdims=False: extrema.amin(x, axis, keepdims),
     np.prod: lambda x, axis=None, keepdims=False: products.prod(x, axis, keepdims),
     np.cumprod: lambda x, axis=None: (
         products.cumprod(shape.flatten(x), 0) if axis is None else products.cumprod(x, axis)

@@ -33,12 +33,21 @@ def tolist(self: Tensor) -> Any:
 
 def _float(self: Tensor) -> float:
     _warn_of_lost_history(self)
-    return float(item(self))
+    return float(_scalar(self))
 
 
 def _complex(self: Tensor) -> complex:
     _warn_of_lost_history(self)
-    return complex(item(self))
+    return complex(_scalar(self))
+
+
+def _scalar(self: Tensor) -> Any:
+    if self._array.size != 1:
+        raise ValueError(
+            "only one element tensors can be converted to Python scalars, not one with "
+            f"{self._array.size}"
+        )
+    return item(self)
 
 
 def _warn_of_lost_history(tensor: Tensor) -> None:
@@ -99,7 +108,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "__bool__": _bool,
     "__float__": _float,
     "__complex__": _complex,
-    "__int__": lambda self: int(item(self)),
+    "__int__": lambda self: int(_scalar(self)),
     "__index__": _index,
     "__format__": _format,
 }

@@ -65,8 +65,9 @@ def test_logsumexp_of_nothing_but_minus_infinity() -> None:
     with np.errstate(divide="ignore"):
         total = logsumexp(x, 0)
     assert total.item() == -np.inf
-    (grad,) = gradients([total], [np.ones((), np.float32)], [x])
-    assert grad.tolist() == [0.0, 0.0]
+    with np.errstate(invalid="ignore"):
+        (grad,) = gradients([total], [np.ones((), np.float32)], [x])
+    assert np.isnan(grad).all()  # as in PyTorch: no element is more to blame than another
 
 
 def _zeros(*shape: int) -> Any:
@@ -77,7 +78,7 @@ def _zeros(*shape: int) -> Any:
     ("action", "error", "words"),
     [
         (lambda: conv2d(_zeros(1, 2, 4, 4), _zeros(3, 3, 2, 2)), RuntimeError, "3 channels"),
-        (lambda: conv2d(_zeros(2, 4, 4), _zeros(3, 2, 2, 2)), RuntimeError, "expected 4D"),
+        (lambda: conv2d(_zeros(4, 4), _zeros(3, 2, 2, 2)), RuntimeError, "expected 4D"),
         (lambda: conv2d(_zeros(1, 1, 2, 2), _zeros(1, 1, 3, 3)), RuntimeError, "Kernel size"),
         (lambda: max_pool2d(_zeros(1, 1, 4, 4), 2, padding=2), RuntimeError, "at most half"),
         (
@@ -85,7 +86,7 @@ def _zeros(*shape: int) -> Any:
             IndexError,
             "Target 3 is out of bounds",
         ),
-        (lambda: nll_loss(_zeros(2, 3), creation.tensor([0])), ValueError, "Expected target size"),
+        (lambda: nll_loss(_zeros(2, 3), creation.tensor([0])), ValueError, "batch_size"),
         (lambda: mse_loss(_zeros(2), _zeros(2), "average"), ValueError, "not a valid value"),
         (lambda: dropout(_zeros(2), 1.5), ValueError, "between 0 and 1"),
         (lambda: layer_norm(_zeros(2, 3), (4,)), RuntimeError, "normalized_shape"),

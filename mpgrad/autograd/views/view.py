@@ -86,6 +86,11 @@ class View:
         )
 
     def _operators(self) -> Iterator[tuple[Operator, dict[str, Any]]]:
+        if self.base._view is not None:
+            raise RuntimeError(
+                "the base of a view was reshaped in place (unsqueeze_, t_ or their like), so that "
+                "the view cannot be made again. Take the view afterwards, or use unsqueeze(), t()."
+            )
         for view in self.chain():
             if view.operator is None:
                 raise RuntimeError("a view that a custom Function returned cannot be made again")

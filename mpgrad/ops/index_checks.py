@@ -1,0 +1,57 @@
+"""What index tensors must be: their dtypes, their range, how they fit to what they point into."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpgrad.ops.shape import reshape
+from mpgrad.tensor import Tensor
+
+_WHOLE = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+def check_index_dtype(name: str, index: Tensor, error: type[Exception] = RuntimeError) -> None:
+    """Raise ``error`` unless ``index`` holds int32 or int64, or nothing."""
+    if index.dtype not in _WHOLE and index._array.size:
+        raise error(f"{name}(): Expected dtype int32 or int64 for index, but got {index.dtype}")
+
+
+def check_bounds(
+    name: str, index: Tensor, dim: int, size: int, error: type[Exception] = IndexError
+) -> None:
+    """Raise ``error`` unless all of ``index`` is at least 0 and below ``size``.
+
+    Of a GPU's index nothing is known without waiting for it: there it is not looked at.
+    """
+    array = index._array
+    if not isinstance(array, np.ndarray) or array.size == 0:
+        return
+    for found in (array.min(), array.max()):
+        if not 0 <= found < size:
+            raise error(
+                f"{name}(): index {found} is out of bounds for dimension {dim} with size {size}"
+            )
+
+
+def check_covered(name: str, index: Tensor, input: Tensor, dim: int) -> None:
+    """Raise unless ``index`` has the dimensions of ``input``, and is longer in ``dim`` alone.
+
+    Raises:
+        RuntimeError: that is not so.
+    """
+    if index.ndim != input.ndim:
+        raise RuntimeError(
+            f"{name}(): Index tensor must have the same number of dimensions as input tensor, not "
+            f"{index.ndim} and {input.ndim}"
+        )
+    lengths = zip(index.shape, input.shape, strict=True)
+    if any(n > m for d, (n, m) in enumerate(lengths) if d != dim) and index._array.size:
+        raise RuntimeError(
+            f"{name}(): Expected index {list(index.shape)} to be no larger than self "
+            f"{list(input.shape)} apart from dimension {dim}"
+        )
+
+
+def as_vector(tensor: Tensor) -> Tensor:
+    """``tensor``; one without dimensions as a vector of one element."""
+    return tensor if tensor.ndim else reshape(tensor, (1,))
