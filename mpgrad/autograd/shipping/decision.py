@@ -9,6 +9,7 @@ than the one that ran forward. Only installed classes travel by import path.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import io
@@ -249,6 +250,10 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_function(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and not is_installed_name(obj):
+            # By itself it would travel by name.
+            parameters = obj.cache_parameters()
+            return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
             # (skeleton maker, arguments, state, ...): the last argument but one is the tracker.
@@ -305,6 +310,10 @@ def _make_installed_closure(
     function = types.FunctionType(code, namespace, name, defaults, closure)
     function.__kwdefaults__ = kwdefaults
     return function
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 class _LeftOut:

@@ -136,7 +136,7 @@ class _Surveyor:
         elif isinstance(value, functools.partial):
             self._partial(value, label)
         elif isinstance(value, functools._lru_cache_wrapper):
-            self._visit(value.__wrapped__, label)
+            self._cached(value, label)
         elif is_enum_member(value):
             self._visit(type(value), label)
         elif isinstance(value, types.ModuleType):
@@ -150,6 +150,24 @@ class _Surveyor:
         for name, item in value.keywords.items():
             self._found.bindings.append((value.keywords, name, item))
             self._visit(item, label)
+
+    def _cached(self, cached: functools._lru_cache_wrapper[Any], label: str) -> None:
+        """What the cache has kept must be what a worker computes, whose cache is empty."""
+        self._visit(cached.__wrapped__, label)
+        inner = _Surveyor()
+        caches = [seen for seen in self._seen.values() if type(seen) is type(cached)]
+        inner._seen = {id(seen): seen for seen in caches}  # they may call one another
+        inner._visit(cached.__wrapped__, label)
+        inner._drain()
+        bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
+        bound += [("a variable of its closure", value) for _, value in inner._found.cells]
+        for name, value in bound:
+            if is_constant(value):
+                self._problem(
+                    f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so what it "
+                    "has kept may be older than that; pass it as an argument"
+                )
+                return
 
     def _module(self, module: types.ModuleType, label: str) -> None:
         """A module used as a value: what is read from it cannot be seen."""
