@@ -162,6 +162,12 @@ PURE = {
         "@functools.cache\ndef fibonacci(n):\n"
         "    return float(n) if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)",
     ),
+    "member of a set": (
+        "value = 2.0 if 'a' in {'a', 'b'} and 'c' not in NAMES and 1 in {ctx, 1} else 3.0",
+        "NAMES = frozenset(['a', 'b'])",
+    ),
+    "sets of numbers": ("value = float(sum({1, 2, 3}) + sum(SIZES))", "SIZES = frozenset([1, 2])"),
+    "sorted sets": ("value = float(len(set('ab')) + len(sorted(set('abc'))[0]))", ""),
     "no_grad helper": ("value = helper(2.0)", "@mg.no_grad()\ndef helper(x): return x + 1"),
     "mpgrad itself": ("value = 2.0 if mg.is_grad_enabled() else 3.0", ""),
     "nested function": ("def inner(): return SCALE\nvalue = inner()", "SCALE = 4.0"),
@@ -242,6 +248,19 @@ IMPURE = {
         "def make(n):\n    @functools.cache\n    def f(x): return x * n\n    return f\n"
         "helper = make(3)",
         "is cached and reads a variable of its closure",
+    ),
+    "set of strings": (
+        "value = 0.0\nfor name in {'a', 'b'}: value = 2 * value + len(name)",
+        "",
+        "makes a set, whose order of strings",
+    ),
+    "set comprehension": ("value = len([*{str(n) for n in range(3)}])", "", "makes a set"),
+    "set literal": ("names = {str(ctx), 'a'}\nvalue = len([*names])", "", "makes a set"),
+    "set of what comes": ("value = len([*set('ab')])", "", "makes a set, whose order"),
+    "global set of strings": (
+        "value = len([*NAMES])",
+        "NAMES = (1, frozenset(['a', 'b']))",
+        "`NAMES`, whose order differs in each process",
     ),
     "rebound closure": (
         "value = helper()",
@@ -711,6 +730,7 @@ class TestAttributes:
             lambda x: x,
             np.array([None]),
             [object()],
+            frozenset("ab"),
             Tensor(np.ones(1), requires_grad=True),
         ],
     )

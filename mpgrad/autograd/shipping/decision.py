@@ -28,7 +28,7 @@ import cloudpickle
 import numpy as np
 
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.shipping.constants import is_constant
+from mpgrad.autograd.shipping.constants import has_own_order, is_constant
 from mpgrad.autograd.shipping.findings import Survey
 from mpgrad.autograd.shipping.process_state import is_installed_namespace
 from mpgrad.autograd.shipping.purity import article, is_installed_name, survey
@@ -150,7 +150,7 @@ def _keys(container: Any) -> Any:
 
 def _value_reason(value: Any) -> str:
     if is_constant(value) or isinstance(value, np.ufunc):
-        return ""
+        return ", whose order differs in each process" if has_own_order(value) else ""
     kind = type(value)
     if kind is np.ndarray:
         return " with elements that are Python objects" if value.dtype.hasobject else ""

@@ -21,6 +21,7 @@ from mpgrad.autograd.function import Function
 from mpgrad.autograd.shipping.code_reads import Access, code_reads
 from mpgrad.autograd.shipping.constants import (
     MISSING,
+    has_own_order,
     is_constant,
     is_enum_member,
     is_importable,
@@ -34,6 +35,7 @@ from mpgrad.autograd.shipping.process_state import (
     is_installed_namespace,
     process_state,
 )
+from mpgrad.hash_seed import fixed_hash_seed
 
 #: Parts of a Function that backward does not need, unless it names them.
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
@@ -44,6 +46,8 @@ _BOOKKEEPING = (
     "__firstlineno__ __static_attributes__ __annotate_func__ __annotations_cache__"
 )
 _IGNORED = frozenset(_BOOKKEEPING.split())
+#: What helps against it.
+_ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 _DESCRIPTORS = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
@@ -119,7 +123,11 @@ class _Surveyor:
 
     def _visit(self, value: Any, label: str) -> None:
         """``label`` says who reads what: "f() reads `X`"."""
-        if is_constant(value) or id(value) in self._seen:
+        if is_constant(value):
+            if has_own_order(value):
+                self._problem(f"{label}, whose order differs in each process; {_ORDER}")
+            return
+        if id(value) in self._seen:
             return
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType | type):
@@ -218,6 +226,12 @@ class _Surveyor:
             self._names.add(attribute)
             if attribute in SUSPECT_ATTRIBUTES:
                 self._problem(f"{_where(function, line)} uses .{attribute} of an unknown object")
+        if fixed_hash_seed() is None:
+            for line in reads.sets:
+                self._problem(
+                    f"{_where(function, line)} makes a set, whose order of strings and objects "
+                    f"differs in each process; {_ORDER}"
+                )
         own = function.__code__.co_varnames[:1] if id(function) in self._methods else ()
         for variable, attribute, line in reads.stores:
             if variable in own and id(function) in self._rules:
@@ -311,6 +325,8 @@ class _Surveyor:
             name = f"{name}.{attribute}"
             if value is MISSING:
                 return
+        if access.action == "member" and is_constant(value):
+            return
         if not (isinstance(value, types.ModuleType) and access.action == "alias"):
             self._visit(value, f"{label} `{name}`")
 
