@@ -207,6 +207,12 @@ def _reason(cls: type[Function], problem: str) -> str:
 
 
 def _dump(cls: type[Function], found: Survey) -> bytes:
+    """The class, and behind it the settings of installed modules, if there are any."""
+    settings = pickle.dumps(found.settings, protocol=5) if found.settings else b""
+    return _dump_class(cls, found) + settings
+
+
+def _dump_class(cls: type[Function], found: Survey) -> bytes:
     module = sys.modules.get(cls.__module__)
     if module is not None and is_installed_namespace(vars(module)):
         return pickle.dumps(cls, protocol=5)

@@ -17,6 +17,8 @@ from collections import deque
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.shipping.code_reads import Access, code_reads
 from mpgrad.autograd.shipping.constants import (
@@ -27,6 +29,12 @@ from mpgrad.autograd.shipping.constants import (
     is_importable,
 )
 from mpgrad.autograd.shipping.findings import FunctionState, Survey, cell_contents
+from mpgrad.autograd.shipping.installed_state import (
+    Setting,
+    is_replaced,
+    is_trusted,
+    settings_of,
+)
 from mpgrad.autograd.shipping.process_state import (
     DYNAMIC_BUILTINS,
     HARMLESS_STORES,
@@ -214,6 +222,7 @@ class _Surveyor:
     def _function(self, function: types.FunctionType) -> None:
         if is_installed_name(function):
             self._check_installed(function, f"it calls {function.__qualname__}()")
+            self._installed(function)
             return
         free = self._function_state(function)
         if is_installed_namespace(function.__globals__):
@@ -339,13 +348,44 @@ class _Surveyor:
             if process_state(name, attribute):
                 break
             loaded = sys.modules.get(name)
-            value = vars(loaded).get(attribute) if loaded is not None else None
+            value = vars(loaded).get(attribute, MISSING) if loaded is not None else MISSING
+            if loaded is not None:
+                self._found_installed(loaded, attribute, value, f"{label}.{'.'.join(path)}`")
             # A lazy package may not have loaded its submodule yet.
             name = value.__name__ if isinstance(value, types.ModuleType) else f"{name}.{attribute}"
         else:
             if not process_state(name, None):
                 return
         self._problem(f"{label}.{'.'.join(path)}`, whose state belongs to one process")
+
+    def _found_installed(
+        self, module: types.ModuleType, attribute: str, value: Any, label: str
+    ) -> None:
+        """What user code reads of an installed module by name."""
+        self._found.bindings.append((vars(module), attribute, value))
+        if is_replaced(module, attribute, value):
+            self._problem(f"{label}, which was replaced here by {value!r}")
+        elif isinstance(value, types.FunctionType | type):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._installed(value)
+        elif is_constant(value):
+            self._setting(Setting(module.__name__, vars(module), attribute, value))
+        elif not is_trusted(module.__name__) and isinstance(value, list | dict | set | np.ndarray):
+            self._problem(f"{label}, {article(type(value).__name__)}, which can change")
+
+    def _installed(self, value: types.FunctionType | type) -> None:
+        """A function or class of an installed package, which reads settings of that."""
+        if not is_trusted(value.__module__):
+            settings, problems = settings_of(value)
+            for text in problems:
+                self._problem(text)
+            for setting in settings:
+                self._setting(setting)
+
+    def _setting(self, setting: Setting) -> None:
+        self._found.bindings.append((setting.namespace, setting.name, setting.value))
+        self._found.settings[setting.module, setting.name] = setting.value
 
     def _module_attribute(self, module: types.ModuleType, attribute: str, label: str) -> Any:
         namespace = vars(module)
@@ -366,6 +406,7 @@ class _Surveyor:
     def _class(self, cls: type) -> None:
         module = sys.modules.get(cls.__module__)
         if module is not None and is_installed_namespace(vars(module)):
+            self._installed(cls)
             return
         self._by_value(cls.__module__)
         self._found.classes.append((cls, cls.__bases__, len(vars(cls))))
