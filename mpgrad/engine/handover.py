@@ -34,6 +34,7 @@ from mpgrad.wire.programs import (
     encode_plain,
     encode_program,
 )
+from mpgrad.wire.surroundings import capture_surroundings
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -51,6 +52,7 @@ class Handover(PackedArrays):
         #: Whether the workers shall say when each Node ran: all, or where that teaches something.
         self.is_timed = self.learns = False
         self._numpy_errors = _changed_numpy_errors()
+        self._surroundings = b""
 
     def programs(
         self, frozen: FrozenGraph, graph: PreparedGraph, tasks: range, code: dict[int, ShippedCode]
@@ -87,6 +89,7 @@ class Handover(PackedArrays):
             for member, program in zip(members, graph.programs(frozen, task), strict=True)
         ]
         slots = graph.plan.slots[task]
+        has_function = bool(code) and any(member.node in code for member in members)
         is_timed = self.is_timed or (self.learns and wants_times(members))
         return TaskProgram(
             tuple(nodes),
@@ -94,8 +97,15 @@ class Handover(PackedArrays):
             anomaly.checks_nan,
             is_timed,
             self._numpy_errors,
+            self._around_functions() if has_function else b"",
             graph.plan.joins[task],
         )
+
+    def _around_functions(self) -> bytes:
+        """What is around user code: the same for all tasks."""
+        if not self._surroundings:
+            self._surroundings = capture_surroundings()
+        return self._surroundings
 
     def _rule(self, frozen: FrozenGraph, index: int, code: dict[int, ShippedCode]) -> Rule:
         node = frozen.nodes[index]

@@ -19,6 +19,7 @@ from mpgrad.engine.kernel_limits import (
 )
 from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
+from mpgrad.hash_seed import hash_seed_for_children
 from mpgrad.kill_points import Passages, kill_points
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.device_board import DeviceBoard
@@ -105,7 +106,11 @@ class CoordinatorProcess:
             process, writer = spawn(
                 [sys.executable, "-P", "-m", "mpgrad.coordinator"],
                 inherited,
-                {**os.environ, "PYTHONPATH": python_path},
+                {
+                    **os.environ,
+                    "PYTHONPATH": python_path,
+                    "PYTHONHASHSEED": hash_seed_for_children(),
+                },
             )
         except OSError as error:
             raise OSError(

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 
 class WorkerEnvironment(NamedTuple):
-    """Import path, working directory and logging level."""
+    """Import path, working directory, what its parents set for Python, and logging level."""
 
     path: tuple[str, ...]
     directory: str
-    python_path: str | None
+    variables: dict[str, str | None]
     log_level: int
 
 
@@ -24,7 +24,7 @@ def capture_environment() -> bytes:
     environment = WorkerEnvironment(
         path=tuple(entry if entry else os.getcwd() for entry in sys.path),
         directory=os.getcwd(),
-        python_path=os.environ.get("PYTHONPATH"),
+        variables={name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONHASHSEED")},
         log_level=logging.getLogger().getEffectiveLevel(),
     )
     return pickle.dumps(environment)
@@ -34,10 +34,11 @@ def restore_environment(data: bytes) -> WorkerEnvironment:
     """Take over the client's import path and directory; the rest is returned."""
     environment: WorkerEnvironment = pickle.loads(data)
     sys.path[:] = environment.path
-    if environment.python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = environment.python_path
+    for name, value in environment.variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     # The directory may have been removed meanwhile; what needs it will say so.
     with contextlib.suppress(OSError):
         os.chdir(environment.directory)

@@ -115,6 +115,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     is_timed: bool = False
     #: What the caller's ``np.errstate`` has changed, for as long as the task runs.
     numpy_errors: dict[str, str] = {}
+    #: What its Functions find around them (``wire.surroundings``); empty if there are none.
+    surroundings: bytes = b""
     #: Slots whose contributions are parts of one gradient, and how many parts that has.
     joins: tuple[tuple[int, int], ...] = ()
 

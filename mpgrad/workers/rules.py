@@ -17,7 +17,7 @@ from mpgrad.autograd.functions.function_node import (
     run_function_backward,
 )
 from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.shipping.loading import load
+from mpgrad.autograd.shipping.loading import Settings, establish, load_with_settings
 from mpgrad.backends.column_parts import Parts
 from mpgrad.device import CPU
 from mpgrad.device_arrays import cuda
@@ -51,7 +51,7 @@ class Rules:
 
     def __init__(self, memory: WorkerMemory) -> None:
         self._memory = memory
-        self._functions: OrderedDict[str, type[Any]] = OrderedDict()
+        self._functions: OrderedDict[str, tuple[type[Any], Settings]] = OrderedDict()
         self._function_bytes: dict[str, int] = {}
 
     def step(self, program: NodeProgram) -> Step:
@@ -84,7 +84,9 @@ class Rules:
 
     def _function(self, rule: FunctionRule) -> Any:
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-            function = self._load(rule)
+            function, settings = self._load(rule)
+            if settings:
+                establish(settings)
             ctx = self._context(rule).rebuild(function)
             return run_function_backward(function, ctx, grads, needs)
 
@@ -97,11 +99,11 @@ class Rules:
         attributes = pickle.loads(rule.attributes, buffers=buffers) if rule.attributes else {}
         return PortableContext(saved, attributes, _description(rule.description))
 
-    def _load(self, rule: FunctionRule) -> type[Any]:
-        function = self._functions.get(rule.code_id)
-        if function is None:
+    def _load(self, rule: FunctionRule) -> tuple[type[Any], Settings]:
+        loaded = self._functions.get(rule.code_id)
+        if loaded is None:
             blob = self._memory.open_packed(rule.code).tobytes()
-            function = self._functions[rule.code_id] = load(blob)
+            loaded = self._functions[rule.code_id] = load_with_settings(blob)
             self._function_bytes[rule.code_id] = len(blob)
             while (
                 len(self._functions) > FUNCTIONS_MAX
@@ -109,7 +111,7 @@ class Rules:
             ):
                 dropped, _ = self._functions.popitem(last=False)
                 del self._function_bytes[dropped]
-        return function
+        return loaded
 
     def _open_several(
         self, entries: tuple[PackedArray | None, ...], scalars: tuple[Any, ...] | None

@@ -22,6 +22,7 @@ from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.split import parts_of
 from mpgrad.wire.programs import TaskProgram, decode_program, name_of
 from mpgrad.wire.remote_error import encode_error
+from mpgrad.wire.surroundings import take_over_surroundings
 from mpgrad.workers.executor import Placement, Step, run_steps
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.rules import Rules
@@ -50,6 +51,8 @@ class TaskRunner:
         #: Makes the Publication of a task.
         self.publication: Callable[[WorkerMemory, DispatchNodeTask], Publication] = Publication
         self._where = where
+        #: What user code finds around it, as it came last.
+        self._surroundings = b""
         self._failed_step = 0
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[NodeTaskDone | NodeTaskFailed, Any]:
@@ -83,6 +86,9 @@ class TaskRunner:
             publication = self.publication(self._memory, dispatch)
             publication.report = self._report
             publication.note_captures(steps, program.slots)
+            if program.surroundings and program.surroundings != self._surroundings:
+                take_over_surroundings(program.surroundings)
+                self._surroundings = program.surroundings
             if program.numpy_errors:
                 with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
                     self._run_steps(steps, program, dispatch, publication)

@@ -37,7 +37,7 @@ FLOORS = (
     (1, "scheduler", "scheduler/*"),
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
-    (0, "words", "config device dtypes errors exits handles ids kill_points lazy machine"),
+    (0, "words", "config device dtypes errors exits handles hash_seed ids kill_points lazy machine"),
     (0, "words", "standard_streams"),
     (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )

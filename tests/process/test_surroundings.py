@@ -82,3 +82,49 @@ def test_idle_blas_threads_sleep(
         pytest.skip("NumPy has another BLAS here")
     done = run_script(IDLE_THREADS.format(imports=imports, other=other))
     assert done.stdout == f"{timeout} True\n", done.stderr
+
+
+HASHES = """
+import os
+import mpgrad as mg
+
+class Ordered(mg.Function):
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        print("seed", os.environ.get("PYTHONHASHSEED"))
+        return grad * float(hash("a") % 1_000_000)
+
+leaves = [mg.ones(2000, requires_grad=True) for _ in range(4)]
+with mg.Engine("process", cpu_workers=2) as engine:
+    for _ in range(4):
+        for x in leaves:
+            x.grad = None
+        mg.stack([Ordered.apply(x).sum() for x in leaves]).sum().backward()
+        values = {x.grad[0].item() for x in leaves}
+        assert len(values) == 1, values
+    assert len(engine.worker_pids()) == 2
+print(values == {float(hash("a") % 1_000_000)})
+"""
+
+
+@pytest.mark.parametrize("seed", [None, "0", "7"])
+def test_workers_hash_alike_and_as_the_client_if_its_seed_is_known(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
+    seed: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if seed is None:
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    done = run_script(HASHES)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    assert {line.split("] ")[-1] for line in lines} == {f"seed {seed}"}
+    assert last == str(seed is not None)

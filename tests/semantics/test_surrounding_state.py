@@ -3,11 +3,21 @@ has now."""
 
 from __future__ import annotations
 
+import decimal
+import locale
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+import mpgrad as mg
 from tests.semantics.functions import define, double
 from tests.semantics.paired import leaf, paired
 
@@ -44,3 +54,129 @@ def test_what_run_on_worker_reads_is_what_it_is_now(lib: Any) -> Any:
         seen.append(x.grad[0].item())
     assert seen == [11111, 11112, 11122, 11222, 12222, 22222, 22222]
     return seen
+
+
+# ---------------------------------------------------------------------- what is brought along
+
+
+def as_decimal(ctx: Any, grad: Any) -> Any:
+    return grad * float(len(str(decimal.Decimal(1) / decimal.Decimal(3))))
+
+
+def from_a_file(ctx: Any, grad: Any) -> Any:
+    with open("factor.txt") as file:
+        return grad * float(file.read())
+
+
+def as_deep_as_it_goes(ctx: Any, grad: Any) -> Any:
+    return grad * deep(3000)
+
+
+def deep(levels: int) -> float:
+    return 1.0 + deep(levels - 1) if levels else 0.0
+
+
+def printed(ctx: Any, grad: Any) -> Any:
+    return grad * float(len(str(np.array([1 / 3]))))
+
+
+def with_locale(ctx: Any, grad: Any) -> Any:
+    return grad * float(len(locale.setlocale(locale.LC_NUMERIC)))
+
+
+def many_digits(ctx: Any, grad: Any) -> Any:
+    return grad * float(len(str(10**5000)))
+
+
+def buffer_size(ctx: Any, grad: Any) -> Any:
+    return grad * float(np.getbufsize())
+
+
+def set_to(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Any:
+    @contextmanager
+    def change() -> Iterator[None]:
+        before = get()
+        put(value)
+        try:
+            yield
+        finally:
+            put(before)
+
+    return change()
+
+
+def numeric_locale(name: str | None = None) -> str:
+    return locale.setlocale(locale.LC_NUMERIC, name)
+
+
+def decimals(count: int) -> Any:
+    return decimal.localcontext(decimal.Context(prec=count))
+
+
+def calls(limit: int) -> Any:
+    return set_to(sys.getrecursionlimit, sys.setrecursionlimit, limit)
+
+
+def digits(count: int) -> Any:
+    return set_to(sys.get_int_max_str_digits, sys.set_int_max_str_digits, count)
+
+
+def printing(precision: int) -> Any:
+    return np.printoptions(precision=precision)
+
+
+def buffered(elements: int) -> Any:
+    return set_to(np.getbufsize, np.setbufsize, elements)
+
+
+def numbers_as_in(name: str) -> Any:
+    return set_to(numeric_locale, numeric_locale, name)
+
+
+#: A rule, and surroundings of it, one after the other.
+BROUGHT_ALONG: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "decimal context": (as_decimal, decimals, (50, 5)),
+    "recursion limit": (as_deep_as_it_goes, calls, (5000, 20_000)),
+    "print options": (printed, printing, (3, 6)),
+    "digits of integers": (many_digits, digits, (6000, 0)),
+    "locale": (with_locale, numbers_as_in, ("C.UTF-8", "C")),
+    "size of buffers": (buffer_size, buffered, (16_384, 32_768)),
+}
+
+
+@paired()
+def test_settings_of_the_caller(lib: Any) -> Any:
+    seen: dict[str, list[float]] = {}
+    for name, (rule, setting, choices) in BROUGHT_ALONG.items():
+        custom = define(lib, double, rule)
+        for choice in choices:
+            with setting(choice):
+                x = leaf(lib, 2)
+                custom.apply(x).sum().backward()
+            seen.setdefault(name, []).append(x.grad[0].item())
+        if name not in ("recursion limit", "digits of integers"):  # there it raises, or not
+            assert len(set(seen[name])) == len(choices)
+    return seen
+
+
+@paired()
+def test_the_working_directory(lib: Any) -> Any:
+    custom = define(lib, double, from_a_file)
+    seen = []
+    for factor in ("2.0", "5.0"):
+        with tempfile.TemporaryDirectory() as name, set_to(Path.cwd, os.chdir, name):
+            Path("factor.txt").write_text(factor)
+            x = leaf(lib, 2)
+            custom.apply(x).sum().backward()
+            seen.append(x.grad[0].item())
+    assert seen == [2.0, 5.0]
+    return seen
+
+
+@pytest.mark.process
+def test_these_functions_run_in_workers(process_engine: mg.Engine) -> None:
+    rules = [rule for rule, _, _ in BROUGHT_ALONG.values()]
+    for rule in (*rules, from_a_file):
+        explanation = process_engine.explain(define(mg, double, rule).apply(leaf(mg, 2)))
+        (node,) = [node for node in explanation.nodes if node.name.startswith("Custom")]
+        assert node.where == "worker", node.reason

@@ -21,8 +21,8 @@ class Access(NamedTuple):
         name: the variable's name, or the module's (leading dots: a relative import).
         path: attributes looked up on it, in order.
         action: ``"load"``; ``"alias"``: only stored in a local variable, whose uses are reported
-            with the same source; ``"store"``: assigned or deleted; ``"computed"``: an attribute
-            whose name is computed at run time.
+            with the same source; ``"member"``: asked whether it holds something; ``"store"``:
+            assigned or deleted; ``"computed"``: an attribute whose name is computed at run time.
         line: in the source file.
     """
 
@@ -41,11 +41,13 @@ class CodeReads(NamedTuple):
         attributes: names looked up on objects that could not be followed, with a line each.
         stores: attributes assigned or deleted on such objects: (local variable, or "" where the
             object is none, attribute, line).
+        sets: lines where a set is made whose order could matter.
     """
 
     accesses: tuple[Access, ...]
     attributes: tuple[tuple[str, int], ...]
     stores: tuple[tuple[str, str, int], ...]
+    sets: tuple[int, ...]
 
 
 #: Where a value on top of the stack came from; a local variable can have several origins.
@@ -62,12 +64,21 @@ _LOAD_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS
 _LOAD_FREE = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 
 
+#: Builtins that give the same in whatever order they get it.
+_WITHOUT_ORDER = frozenset({"sorted", "len", "min", "max", "any", "all"})
+
+
+def _has_only_numbers(values: frozenset[object]) -> bool:
+    return all(isinstance(value, int | float | complex) for value in values)
+
+
 @lru_cache(maxsize=4096)
 def code_reads(code: CodeType) -> CodeReads:
     """Scan ``code`` and the code objects nested in it."""
     accesses: list[Access] = []
     attributes: list[tuple[str, int]] = []
     stores: list[tuple[str, str, int]] = []
+    sets: list[int] = []
     pending = [(code, frozenset(code.co_freevars))]
     while pending:
         current, free = pending.pop()
@@ -76,11 +87,12 @@ def code_reads(code: CodeType) -> CodeReads:
         scan.run()
         accesses += scan.accesses
         attributes += scan.attributes
+        sets += scan.sets
         # An inner function's parameters say nothing about the outer one's.
         stores += scan.stores if current is code else [("", *s[1:]) for s in scan.stores]
         nested = [constant for constant in current.co_consts if isinstance(constant, CodeType)]
         pending += [(inner, free & frozenset(inner.co_freevars)) for inner in nested]
-    return CodeReads(tuple(accesses), tuple(attributes), tuple(stores))
+    return CodeReads(tuple(accesses), tuple(attributes), tuple(stores), tuple(sets))
 
 
 def _parts(op: str, value: object) -> list[tuple[str, object]]:
@@ -105,6 +117,9 @@ class _Scan:
         self.accesses: list[Access] = []
         self.attributes: list[tuple[str, int]] = []
         self.stores: list[tuple[str, str, int]] = []
+        self.sets: list[int] = []
+        #: Whether a set is on top of the stack, and the global that came before it.
+        self._has_set, self._function = False, ""
         #: The local variable on top of the stack, if one is.
         self._local = ""
         self._top: list[_Origin] = []
@@ -126,6 +141,7 @@ class _Scan:
             self._previous = op if op == "COPY" else self._previous
             return
         local, self._local = self._local, ""
+        self._follow_sets(op, value)
         self._follow_getattr(op, value)
         if op in _LOAD_ATTRIBUTE or op in ("STORE_ATTR", "DELETE_ATTR"):
             self._attribute(op, str(value), local)
@@ -147,6 +163,18 @@ class _Scan:
         if op not in _LOAD_CONSTANT:
             self._constants.clear()
         self._previous = op
+
+    def _follow_sets(self, op: str, value: object) -> None:
+        """Report sets, but for those of numbers, and where their order cannot matter."""
+        if self._has_set and op != "CONTAINS_OP":
+            self.sets.append(self._line)
+        self._has_set = (op in ("BUILD_SET", "SET_ADD") and value != 0) or (
+            op in _LOAD_CONSTANT and isinstance(value, frozenset) and not _has_only_numbers(value)
+        )
+        name = str(value) if op in _LOAD_GLOBAL else ""
+        if name in ("set", "frozenset") and self._function not in _WITHOUT_ORDER:
+            self.sets.append(self._line)
+        self._function = name
 
     def _follow_getattr(self, op: str, value: object) -> None:
         """Accept only a constant name and a constant default; report every other getattr()."""
@@ -224,7 +252,7 @@ class _Scan:
             self._finish("alias")
             self._top = stays
             return
-        self._finish("load")
+        self._finish("member" if op == "CONTAINS_OP" else "load")
         if op in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             self.accesses.append(Access("global", str(value), (), "store", self._line))
         elif op in ("STORE_DEREF", "DELETE_DEREF") and value in self._free:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.hash_seed import fixed_hash_seed
+
 #: Stands for a name that is not bound.
 MISSING: Any = object()
 
@@ -50,6 +52,18 @@ def is_constant(value: Any) -> bool:
     if isinstance(value, np.generic):
         return value.dtype.kind not in "OV"
     return isinstance(value, np.dtype) and not value.hasobject
+
+
+def has_own_order(value: Any) -> bool:
+    """Whether a constant holds a set that another process could go through in another order."""
+    if type(value) is tuple:
+        return any(map(has_own_order, value))
+    if type(value) is not frozenset:
+        return False
+    has_only_numbers = all(isinstance(item, int | float | complex) for item in value)
+    if fixed_hash_seed() is None and not has_only_numbers and len(value) > 1:
+        return True
+    return list(value) != list(frozenset(list(value))) or any(map(has_own_order, value))
 
 
 def same(first: Any, second: Any) -> bool:

@@ -9,6 +9,7 @@ than the one that ran forward. Only installed classes travel by import path.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import io
@@ -27,7 +28,7 @@ import cloudpickle
 import numpy as np
 
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.shipping.constants import is_constant
+from mpgrad.autograd.shipping.constants import has_own_order, is_constant
 from mpgrad.autograd.shipping.findings import Survey
 from mpgrad.autograd.shipping.process_state import is_installed_namespace
 from mpgrad.autograd.shipping.purity import article, is_installed_name, survey
@@ -149,7 +150,7 @@ def _keys(container: Any) -> Any:
 
 def _value_reason(value: Any) -> str:
     if is_constant(value) or isinstance(value, np.ufunc):
-        return ""
+        return ", whose order differs in each process" if has_own_order(value) else ""
     kind = type(value)
     if kind is np.ndarray:
         return " with elements that are Python objects" if value.dtype.hasobject else ""
@@ -206,6 +207,12 @@ def _reason(cls: type[Function], problem: str) -> str:
 
 
 def _dump(cls: type[Function], found: Survey) -> bytes:
+    """The class, and behind it the settings of installed modules, if there are any."""
+    settings = pickle.dumps(found.settings, protocol=5) if found.settings else b""
+    return _dump_class(cls, found) + settings
+
+
+def _dump_class(cls: type[Function], found: Survey) -> bytes:
     module = sys.modules.get(cls.__module__)
     if module is not None and is_installed_namespace(vars(module)):
         return pickle.dumps(cls, protocol=5)
@@ -249,6 +256,10 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_function(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and not is_installed_name(obj):
+            # By itself it would travel by name.
+            parameters = obj.cache_parameters()
+            return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
             # (skeleton maker, arguments, state, ...): the last argument but one is the tracker.
@@ -305,6 +316,10 @@ def _make_installed_closure(
     function = types.FunctionType(code, namespace, name, defaults, closure)
     function.__kwdefaults__ = kwdefaults
     return function
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 class _LeftOut:

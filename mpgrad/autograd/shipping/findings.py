@@ -23,6 +23,7 @@ class Survey:
         forward_only: ids of functions that need not travel.
         bindings: (namespace, name, what it was bound to).
         functions: what could have been replaced in each function.
+        settings: constants that installed modules hold, by module and name: they are brought along.
         cells: (a closure's variable, what it held).
         classes: (class, its bases, how many attributes it had).
     """
@@ -35,6 +36,7 @@ class Survey:
     forward_only: set[int] = field(default_factory=set)
     bindings: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     functions: list[FunctionState] = field(default_factory=list)
+    settings: dict[tuple[str, str], Any] = field(default_factory=dict)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
 

@@ -17,15 +17,24 @@ from collections import deque
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.shipping.code_reads import Access, code_reads
 from mpgrad.autograd.shipping.constants import (
     MISSING,
+    has_own_order,
     is_constant,
     is_enum_member,
     is_importable,
 )
 from mpgrad.autograd.shipping.findings import FunctionState, Survey, cell_contents
+from mpgrad.autograd.shipping.installed_state import (
+    Setting,
+    is_replaced,
+    is_trusted,
+    settings_of,
+)
 from mpgrad.autograd.shipping.process_state import (
     DYNAMIC_BUILTINS,
     HARMLESS_STORES,
@@ -34,6 +43,7 @@ from mpgrad.autograd.shipping.process_state import (
     is_installed_namespace,
     process_state,
 )
+from mpgrad.hash_seed import fixed_hash_seed
 
 #: Parts of a Function that backward does not need, unless it names them.
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
@@ -44,6 +54,8 @@ _BOOKKEEPING = (
     "__firstlineno__ __static_attributes__ __annotate_func__ __annotations_cache__"
 )
 _IGNORED = frozenset(_BOOKKEEPING.split())
+#: What helps against it.
+_ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 _DESCRIPTORS = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
@@ -119,7 +131,11 @@ class _Surveyor:
 
     def _visit(self, value: Any, label: str) -> None:
         """``label`` says who reads what: "f() reads `X`"."""
-        if is_constant(value) or id(value) in self._seen:
+        if is_constant(value):
+            if has_own_order(value):
+                self._problem(f"{label}, whose order differs in each process; {_ORDER}")
+            return
+        if id(value) in self._seen:
             return
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType | type):
@@ -136,7 +152,7 @@ class _Surveyor:
         elif isinstance(value, functools.partial):
             self._partial(value, label)
         elif isinstance(value, functools._lru_cache_wrapper):
-            self._visit(value.__wrapped__, label)
+            self._cached(value, label)
         elif is_enum_member(value):
             self._visit(type(value), label)
         elif isinstance(value, types.ModuleType):
@@ -150,6 +166,24 @@ class _Surveyor:
         for name, item in value.keywords.items():
             self._found.bindings.append((value.keywords, name, item))
             self._visit(item, label)
+
+    def _cached(self, cached: functools._lru_cache_wrapper[Any], label: str) -> None:
+        """What the cache has kept must be what a worker computes, whose cache is empty."""
+        self._visit(cached.__wrapped__, label)
+        inner = _Surveyor()
+        caches = [seen for seen in self._seen.values() if type(seen) is type(cached)]
+        inner._seen = {id(seen): seen for seen in caches}  # they may call one another
+        inner._visit(cached.__wrapped__, label)
+        inner._drain()
+        bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
+        bound += [("a variable of its closure", value) for _, value in inner._found.cells]
+        for name, value in bound:
+            if is_constant(value):
+                self._problem(
+                    f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so what it "
+                    "has kept may be older than that; pass it as an argument"
+                )
+                return
 
     def _module(self, module: types.ModuleType, label: str) -> None:
         """A module used as a value: what is read from it cannot be seen."""
@@ -188,6 +222,7 @@ class _Surveyor:
     def _function(self, function: types.FunctionType) -> None:
         if is_installed_name(function):
             self._check_installed(function, f"it calls {function.__qualname__}()")
+            self._installed(function)
             return
         free = self._function_state(function)
         if is_installed_namespace(function.__globals__):
@@ -200,6 +235,12 @@ class _Surveyor:
             self._names.add(attribute)
             if attribute in SUSPECT_ATTRIBUTES:
                 self._problem(f"{_where(function, line)} uses .{attribute} of an unknown object")
+        if fixed_hash_seed() is None:
+            for line in reads.sets:
+                self._problem(
+                    f"{_where(function, line)} makes a set, whose order of strings and objects "
+                    f"differs in each process; {_ORDER}"
+                )
         own = function.__code__.co_varnames[:1] if id(function) in self._methods else ()
         for variable, attribute, line in reads.stores:
             if variable in own and id(function) in self._rules:
@@ -293,6 +334,8 @@ class _Surveyor:
             name = f"{name}.{attribute}"
             if value is MISSING:
                 return
+        if access.action == "member" and is_constant(value):
+            return
         if not (isinstance(value, types.ModuleType) and access.action == "alias"):
             self._visit(value, f"{label} `{name}`")
 
@@ -305,13 +348,44 @@ class _Surveyor:
             if process_state(name, attribute):
                 break
             loaded = sys.modules.get(name)
-            value = vars(loaded).get(attribute) if loaded is not None else None
+            value = vars(loaded).get(attribute, MISSING) if loaded is not None else MISSING
+            if loaded is not None:
+                self._found_installed(loaded, attribute, value, f"{label}.{'.'.join(path)}`")
             # A lazy package may not have loaded its submodule yet.
             name = value.__name__ if isinstance(value, types.ModuleType) else f"{name}.{attribute}"
         else:
             if not process_state(name, None):
                 return
         self._problem(f"{label}.{'.'.join(path)}`, whose state belongs to one process")
+
+    def _found_installed(
+        self, module: types.ModuleType, attribute: str, value: Any, label: str
+    ) -> None:
+        """What user code reads of an installed module by name."""
+        self._found.bindings.append((vars(module), attribute, value))
+        if is_replaced(module, attribute, value):
+            self._problem(f"{label}, which was replaced here by {value!r}")
+        elif isinstance(value, types.FunctionType | type):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._installed(value)
+        elif is_constant(value):
+            self._setting(Setting(module.__name__, vars(module), attribute, value))
+        elif not is_trusted(module.__name__) and isinstance(value, list | dict | set | np.ndarray):
+            self._problem(f"{label}, {article(type(value).__name__)}, which can change")
+
+    def _installed(self, value: types.FunctionType | type) -> None:
+        """A function or class of an installed package, which reads settings of that."""
+        if not is_trusted(value.__module__):
+            settings, problems = settings_of(value)
+            for text in problems:
+                self._problem(text)
+            for setting in settings:
+                self._setting(setting)
+
+    def _setting(self, setting: Setting) -> None:
+        self._found.bindings.append((setting.namespace, setting.name, setting.value))
+        self._found.settings[setting.module, setting.name] = setting.value
 
     def _module_attribute(self, module: types.ModuleType, attribute: str, label: str) -> Any:
         namespace = vars(module)
@@ -332,6 +406,7 @@ class _Surveyor:
     def _class(self, cls: type) -> None:
         module = sys.modules.get(cls.__module__)
         if module is not None and is_installed_namespace(vars(module)):
+            self._installed(cls)
             return
         self._by_value(cls.__module__)
         self._found.classes.append((cls, cls.__bases__, len(vars(cls))))
