@@ -53,10 +53,6 @@ EXCEPTIONS = {
     ("shm/cuda_driver.py", "mpgrad.testing.fake_cuda"): (
         "MPGRAD_CUDA_DRIVER=fake loads it by name, in tests only"
     ),
-    (
-        "launch/demo_torch.py",
-        "torch",
-    ): "the demo shows PyTorch's time beside ours where it is installed",
 }
 
 #: Foreign library -> the only files that may import it.
