@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
 JOURNAL_MODES = ("errors", "always", "off")
+CUPY = "mpgrad.shm.cuda_cupy:CupyDriver"
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,16 @@ def parse_journal_mode(text: str) -> str:
     return mode
 
 
-def parse_cuda_driver(text: str) -> tuple[str, int]:
-    """``cupy``, or a fake with a number of devices: (name, devices; 0 as many as there are)."""
-    match = re.fullmatch(r"cupy|(?:fake|private)(?::(\d+))?", text.strip().lower())
-    if match is None:
-        raise ValueError("expected cupy, fake, private, or fake:N with a number of devices")
-    name = match[0].partition(":")[0]
-    return name, 0 if name == "cupy" else int(match[1] or 1)
+def parse_function(text: str) -> str:
+    """``module:function``, for ``pkgutil.resolve_name``."""
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
+        raise ValueError("expected module:function, such as package.module:function")
+    return text
+
+
+def parse_cuda_driver(text: str) -> str:
+    """``cupy``, or ``module:function``."""
+    return CUPY if text.lower() == "cupy" else parse_function(text)
 
 
 def parse_directory(text: str) -> str:
@@ -193,13 +197,13 @@ JOURNAL_DIR: Setting[str | None] = Setting(
     "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
 )
 
-CUDA_DRIVER: Setting[tuple[str, int]] = Setting(
+CUDA_DRIVER: Setting[str] = Setting(
     "MPGRAD_CUDA_DRIVER",
-    ("cupy", 0),
+    CUPY,
     parse_cuda_driver,
-    "`cupy`, `fake`, `fake:N`, `private:N`",
-    "For tests: `fake` gives N devices (1 if it is not said) in host memory, without a GPU; "
-    "`private` such that processes cannot open each other's.",
+    "`cupy`, `module:function`",
+    "What makes each process's way to its GPUs: a function without arguments that gives a "
+    "`mpgrad.shm.cuda_driver.CudaDriver`. Every process of an engine has to be able to import it.",
     "`cupy`",
 )
 
@@ -247,8 +251,8 @@ def kill() -> str:
     return KILL.get()
 
 
-def cuda_driver() -> tuple[str, int]:
-    """MPGRAD_CUDA_DRIVER: (``cupy``, ``fake`` or ``private``, number of fake devices)."""
+def cuda_driver() -> str:
+    """MPGRAD_CUDA_DRIVER: ``module:function``."""
     return CUDA_DRIVER.get()
 
 

@@ -32,7 +32,7 @@ def main() -> int:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     if options.rehearse:
-        environment["MPGRAD_CUDA_DRIVER"] = "fake:2"
+        environment["MPGRAD_CUDA_DRIVER"] = "tests.cuda.fake_driver:two_gpus"
     obstacle = _obstacle(environment)
     if obstacle:
         print(f"gpu_check: {obstacle}")

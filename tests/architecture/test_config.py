@@ -42,9 +42,8 @@ def test_defaults() -> None:
         (config.SHM_LIMIT, "1.5 MiB", 3 * 2**19),
         (config.DEBUG, "2", 2),
         (config.KILL, KILL_POINTS, KILL_POINTS),
-        (config.CUDA_DRIVER, "fake", ("fake", 1)),
-        (config.CUDA_DRIVER, "fake:2", ("fake", 2)),
-        (config.CUDA_DRIVER, "cupy", ("cupy", 0)),
+        (config.CUDA_DRIVER, "CuPy", "mpgrad.shm.cuda_cupy:CupyDriver"),
+        (config.CUDA_DRIVER, "drivers.of_mine:Mine", "drivers.of_mine:Mine"),
     ],
 )
 def test_values(
@@ -65,7 +64,7 @@ def test_values(
         (config.SHM_LIMIT, "4 apples", "K, M, G or T"),
         (config.SHM_LIMIT, "0", "more than 0"),
         (config.DEBUG, "yes", "0, 1 or 2"),
-        (config.CUDA_DRIVER, "fake:two", "cupy, fake"),
+        (config.CUDA_DRIVER, "a driver", "module:function"),
         (config.KILL, "wroker:ran:3", "worker, coordinator, client"),
         (config.KILL, "worker:run:3", "received, summed, ran"),
         (config.KILL, "worker:ran:0", "at least 1"),

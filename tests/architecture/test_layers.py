@@ -50,9 +50,6 @@ EXCEPTIONS = {
     ("autograd/nodes/node.py", "mpgrad.autograd.nodes.direct_call"): (
         "a Node that is called by hand runs its operator; that is loaded by name, when it happens"
     ),
-    ("shm/cuda_driver.py", "mpgrad.testing.fake_cuda"): (
-        "MPGRAD_CUDA_DRIVER=fake loads it by name, in tests only"
-    ),
 }
 
 #: Foreign library -> the only files that may import it.
