@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mpgrad import machine
-from mpgrad.kill_points import parse_kill_points
 
 T = TypeVar("T")
 
@@ -170,13 +169,14 @@ DEBUG: Setting[int] = Setting(
     "`0`",
 )
 
-KILL: Setting[str] = Setting(
-    "MPGRAD_KILL",
+TEST_HOOK: Setting[str] = Setting(
+    "MPGRAD_TEST_HOOK",
     "",
-    parse_kill_points,
-    "`process:phase:nth[:signal]`, ...",
-    "For tests: which process of an engine dies where (`mpgrad/kill_points.py` lists the phases).",
-    "nobody dies",
+    parse_function,
+    "`module:function`",
+    "For tests: a function that each process of an engine calls when it starts, to replace its "
+    "connection or its worker (`mpgrad/test_hook.py`). It has to be on `PYTHONPATH`.",
+    "none",
 )
 
 JOURNAL: Setting[str] = Setting(
@@ -216,7 +216,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     DEBUG,
     JOURNAL,
     JOURNAL_DIR,
-    KILL,
+    TEST_HOOK,
     CUDA_DRIVER,
 )
 
@@ -246,9 +246,9 @@ def debug() -> int:
     return DEBUG.get()
 
 
-def kill() -> str:
-    """MPGRAD_KILL, empty while unset."""
-    return KILL.get()
+def test_hook() -> str:
+    """MPGRAD_TEST_HOOK: ``module:function``, empty while unset."""
+    return TEST_HOOK.get()
 
 
 def cuda_driver() -> str:

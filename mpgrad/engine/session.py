@@ -20,9 +20,9 @@ from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
+from mpgrad.test_hook import hooked
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.doomed import DoomedSpoke
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.output import WARNING, show_output
 from mpgrad.wire.transport import Spoke
@@ -52,9 +52,7 @@ class Session:
         self._state = ClientState(peer)
         self._journal = JournalKeeper(coordinator.journal, "client", peer)
         self._recorded = self._journal.keep(self._state.handle_event, self._state)
-        self._spoke: Spoke = coordinator.endpoint.session(peer)
-        if coordinator.passages:
-            self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
+        self._spoke: Spoke = hooked("client", coordinator.endpoint.session(peer))
         self._lookout = lookout.Lookout(coordinator)
         #: Frames of the coordinator that break the protocol.
         self.refused_frames = 0
