@@ -38,7 +38,7 @@ def main() -> int:
     try:
         images = digits.load()
     except ImportError:
-        console.print('The demo needs scikit-learn: pip install "mpgrad[data]"', markup=False)
+        console.print("The demo needs scikit-learn: pip install scikit-learn", markup=False)
         return 1
     console.print(f"[bold]mpgrad {mg.__version__}[/] on {_machine()}\n")
     same_network = _show_digits(console, images)

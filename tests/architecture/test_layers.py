@@ -58,6 +58,9 @@ FOREIGN = {
     "cupy": "backends/cuda*.py shm/cuda_cupy.py",
     "ray": "distributed/*",
     "torch": "",
+    # Of the scripts, the tests and the benchmarks.
+    "psutil": "",
+    "rich": "",
 }
 
 #: What the scheduler's purity allows (see CONTRIBUTING.md).

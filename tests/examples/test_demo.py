@@ -18,7 +18,7 @@ def test_without_scikit_learn_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert demo.main() == 1
     said = capsys.readouterr().out
-    assert said == 'The demo needs scikit-learn: pip install "mpgrad[data]"\n'
+    assert said == "The demo needs scikit-learn: pip install scikit-learn\n"
 
 
 @pytest.mark.slow

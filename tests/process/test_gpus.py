@@ -19,8 +19,8 @@ import mpgrad as mg
 from mpgrad import device_arrays
 from mpgrad.errors import WorkerLost
 from mpgrad.shm import client_devices, cuda_driver
-from mpgrad.testing.random_programs import random_program
 from tests.cuda.fake_driver import TWO_GPUS
+from tests.random_programs import random_program
 
 pytestmark = pytest.mark.process
 

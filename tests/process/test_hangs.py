@@ -15,7 +15,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.errors import TaskTimedOut, WorkerLost
-from mpgrad.testing.leftovers import wait_until
+from tests.leftovers import wait_until
 from tests.process.conftest import check_usable
 from tests.process.kill_points import kill_at
 

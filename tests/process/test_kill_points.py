@@ -16,7 +16,7 @@ from mpgrad.engine.placement import place
 from mpgrad.scheduler import bundling, fusion
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.tensor import gradient_edge
-from mpgrad.testing.leftovers import wait_until
+from tests.leftovers import wait_until
 from tests.process.kill_points import PHASES, dying, kill_at
 
 pytestmark = pytest.mark.process

@@ -12,7 +12,7 @@ from mpgrad.autograd import costs
 from mpgrad.nn import functional as F
 from mpgrad.scheduler import split
 from mpgrad.scheduler.cost_model import CostModel
-from mpgrad.testing.leftovers import wait_until
+from tests.leftovers import wait_until
 from tests.process.kill_points import kill_at
 
 pytestmark = pytest.mark.process

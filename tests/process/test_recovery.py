@@ -20,7 +20,7 @@ from mpgrad.engine import execution
 from mpgrad.engine.recovery import RECOVERIES_MAX, repeat_after_loss
 from mpgrad.errors import CoordinatorLost
 from mpgrad.scheduler.plan import plan
-from mpgrad.testing.leftovers import descendants, is_alive, wait_until
+from tests.leftovers import descendants, is_alive, wait_until
 from tests.process.conftest import check_usable, script_environment
 from tests.process.kill_points import PHASES, dying, kill_at
 from tests.process.test_kill_points import gradient, leaf, tree
