@@ -175,7 +175,7 @@ TEST_HOOK: Setting[str] = Setting(
     parse_function,
     "`module:function`",
     "For tests: a function that each process of an engine calls when it starts, to replace its "
-    "connection or its worker (`mpgrad/test_hook.py`). It has to be on `PYTHONPATH`.",
+    "connection or its worker (`mpgrad/hook_for_tests.py`). It has to be on `PYTHONPATH`.",
     "none",
 )
 

@@ -42,7 +42,7 @@ def main(descriptor: int) -> None:
     workers, failure = _start_workers(supervisor, supervisor.slots)
 
     from mpgrad.coordinator.process import Coordinator
-    from mpgrad.test_hook import hooked
+    from mpgrad.hook_for_tests import hooked
 
     # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
     gc.freeze()

@@ -17,10 +17,10 @@ from mpgrad.engine.interrupts import Interrupts
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.hook_for_tests import hooked
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
-from mpgrad.test_hook import hooked
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.journal_keeper import JournalKeeper

@@ -50,7 +50,7 @@ def main(descriptor: int) -> None:
 
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
-    from mpgrad.test_hook import hooked
+    from mpgrad.hook_for_tests import hooked
     from mpgrad.workers.process import Worker
 
     return hooked("worker", Worker)(setup, environment)
