@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mpgrad import machine
-from mpgrad.kill_points import parse_kill_points
 
 T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
 JOURNAL_MODES = ("errors", "always", "off")
+CUPY = "mpgrad.shm.cuda_cupy:CupyDriver"
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,16 @@ def parse_journal_mode(text: str) -> str:
     return mode
 
 
-def parse_cuda_driver(text: str) -> tuple[str, int]:
-    """``cupy``, or a fake with a number of devices: (name, devices; 0 as many as there are)."""
-    match = re.fullmatch(r"cupy|(?:fake|private)(?::(\d+))?", text.strip().lower())
-    if match is None:
-        raise ValueError("expected cupy, fake, private, or fake:N with a number of devices")
-    name = match[0].partition(":")[0]
-    return name, 0 if name == "cupy" else int(match[1] or 1)
+def parse_function(text: str) -> str:
+    """``module:function``, for ``pkgutil.resolve_name``."""
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
+        raise ValueError("expected module:function, such as package.module:function")
+    return text
+
+
+def parse_cuda_driver(text: str) -> str:
+    """``cupy``, or ``module:function``."""
+    return CUPY if text.lower() == "cupy" else parse_function(text)
 
 
 def parse_directory(text: str) -> str:
@@ -166,13 +169,14 @@ DEBUG: Setting[int] = Setting(
     "`0`",
 )
 
-KILL: Setting[str] = Setting(
-    "MPGRAD_KILL",
+TEST_HOOK: Setting[str] = Setting(
+    "MPGRAD_TEST_HOOK",
     "",
-    parse_kill_points,
-    "`process:phase:nth[:signal]`, ...",
-    "For tests: which process of an engine dies where (`mpgrad/kill_points.py` lists the phases).",
-    "nobody dies",
+    parse_function,
+    "`module:function`",
+    "For tests: a function that each process of an engine calls when it starts, to replace its "
+    "connection or its worker (`mpgrad/hook_for_tests.py`). It has to be on `PYTHONPATH`.",
+    "none",
 )
 
 JOURNAL: Setting[str] = Setting(
@@ -193,13 +197,13 @@ JOURNAL_DIR: Setting[str | None] = Setting(
     "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
 )
 
-CUDA_DRIVER: Setting[tuple[str, int]] = Setting(
+CUDA_DRIVER: Setting[str] = Setting(
     "MPGRAD_CUDA_DRIVER",
-    ("cupy", 0),
+    CUPY,
     parse_cuda_driver,
-    "`cupy`, `fake`, `fake:N`, `private:N`",
-    "For tests: `fake` gives N devices (1 if it is not said) in host memory, without a GPU; "
-    "`private` such that processes cannot open each other's.",
+    "`cupy`, `module:function`",
+    "What makes each process's way to its GPUs: a function without arguments that gives a "
+    "`mpgrad.shm.cuda_driver.CudaDriver`. Every process of an engine has to be able to import it.",
     "`cupy`",
 )
 
@@ -212,7 +216,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     DEBUG,
     JOURNAL,
     JOURNAL_DIR,
-    KILL,
+    TEST_HOOK,
     CUDA_DRIVER,
 )
 
@@ -242,13 +246,13 @@ def debug() -> int:
     return DEBUG.get()
 
 
-def kill() -> str:
-    """MPGRAD_KILL, empty while unset."""
-    return KILL.get()
+def test_hook() -> str:
+    """MPGRAD_TEST_HOOK: ``module:function``, empty while unset."""
+    return TEST_HOOK.get()
 
 
-def cuda_driver() -> tuple[str, int]:
-    """MPGRAD_CUDA_DRIVER: (``cupy``, ``fake`` or ``private``, number of fake devices)."""
+def cuda_driver() -> str:
+    """MPGRAD_CUDA_DRIVER: ``module:function``."""
     return CUDA_DRIVER.get()
 
 

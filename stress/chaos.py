@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import mpgrad as mg
 from mpgrad.errors import CoordinatorLost
-from mpgrad.testing.leftovers import Leftovers, left_since
 from stress.killer import Killer
 from stress.load import Training
 from stress.run import Run, Verdict, count, minutes
+from tests.leftovers import Leftovers, left_since
 
 #: Steps after which the training starts again from the same weights.
 STEPS = 12

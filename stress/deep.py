@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 import mpgrad as mg
-from mpgrad.testing.leftovers import Leftovers, left_since
 from stress.run import Run, Verdict, count
+from tests.leftovers import Leftovers, left_since
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,13 +7,13 @@ import random
 import time
 
 import mpgrad as mg
-from mpgrad.testing.leftovers import Leftovers, left_since
 from stress.fuzz_core import fuzz
 from stress.fuzz_sockets import fuzz_engine
 from stress.fuzz_worker import fuzz_worker
 from stress.load import Training
 from stress.run import Run, Verdict, count, progress_bar, seed_of
 from stress.storm import fingerprints
+from tests.leftovers import Leftovers, left_since
 
 #: The parts of the frames that go over sockets, and to a worker.
 OVER_SOCKETS, TO_WORKER = 0.1, 0.1

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mpgrad as mg
-from mpgrad.testing.leftovers import wait_until
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Spoke
 from stress.fuzz_core import Tally, frames_of_honest_peers
 from stress.hostile_frames import HostileFrames
 from stress.load import Training
+from tests.leftovers import wait_until
 
 #: Frames that leave together, and batches after which an attacker waits until they are heard.
 BATCH, BATCHES_AHEAD = 100, 5

@@ -18,9 +18,9 @@ import numpy as np
 
 import mpgrad as mg
 from mpgrad.errors import SharedMemoryExhausted, WorkerLost
-from mpgrad.testing.leftovers import Leftovers, left_since
 from stress.limited_group import entering, limited_group
 from stress.run import Run, Verdict, count
+from tests.leftovers import Leftovers, left_since
 
 MIB = 1 << 20
 #: What the processes of one engine may use together where the machine's memory is to run out.

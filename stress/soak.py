@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 
 import mpgrad as mg
-from mpgrad.testing.leftovers import Leftovers, left_since
 from stress.run import Run, Verdict, count, minutes, progress_bar, seed_of
+from tests.leftovers import Leftovers, left_since
 
 #: The part of the backwards that may still make caches and heaps grow.
 WARM_UP = 0.1

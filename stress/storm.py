@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import mpgrad as mg
 from mpgrad.engine.blas import blas_limit
-from mpgrad.testing.leftovers import Leftovers, left_since
 from stress.load import Training
 from stress.run import Run, Verdict, count, minutes, progress_bar, seed_of
+from tests.leftovers import Leftovers, left_since
 
 #: Different trainings; threads and processes share them, so that each is computed once here.
 TRAININGS = 5

@@ -17,8 +17,14 @@ from benchmarks.gpu.suites import LIMIT_S, REHEARSAL, SUITES, end, run_suites
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Without these nothing of mpgrad runs; CuPy comes on top.
-NEEDED = ("numpy", "msgspec", "psutil", "threadpoolctl", "cloudpickle")
+#: Modules without which nothing of mpgrad runs, and whose they are; CuPy comes on top.
+NEEDED = {
+    "numpy": "numpy",
+    "zmq": "pyzmq",
+    "msgspec": "msgspec",
+    "threadpoolctl": "threadpoolctl",
+    "cloudpickle": "cloudpickle",
+}
 #: Seconds that each benchmark may take; with the suites' limit all together less than 8 minutes.
 BENCHMARK_S = 50.0
 BENCHMARKS = ("hand_over", "node_task", "perceptron", "resnet", "overlap")
@@ -32,7 +38,7 @@ def main() -> int:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     if options.rehearse:
-        environment["MPGRAD_CUDA_DRIVER"] = "fake:2"
+        environment["MPGRAD_CUDA_DRIVER"] = "tests.cuda.fake_driver:two_gpus"
     obstacle = _obstacle(environment)
     if obstacle:
         print(f"gpu_check: {obstacle}")
@@ -70,7 +76,7 @@ def _arguments() -> argparse.Namespace:
 
 def _obstacle(environment: dict[str, str]) -> str:
     """Why nothing can be run here, in one line; empty if it can."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for module, name in NEEDED.items() if not importlib.util.find_spec(module)]
     if missing:
         return f"missing Python packages: {' '.join(missing)} (pip install them)"
     code = (

@@ -20,7 +20,7 @@ from benchmarks.runners import (
     mpgrad_runners,
     torch_runners,
 )
-from mpgrad.launch import demo_digits
+from examples.demo import digits as demo_digits
 
 ABOUT_RESNET = """\
 ResNet-18 in training mode with cross entropy, float32, random images: the plain one (224 x 224,

@@ -9,7 +9,6 @@ import sys
 
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
 from mpgrad.wire.setup import CoordinatorSetup, begin_child, receive_setup
-from mpgrad.wire.transport import Hub
 
 #: New objects between two runs of the garbage collector. The journal holds on to tens of thousands
 #: for a while: with 100,000, looking at them took 5 % of a backward of tiny tasks.
@@ -43,15 +42,13 @@ def main(descriptor: int) -> None:
     workers, failure = _start_workers(supervisor, supervisor.slots)
 
     from mpgrad.coordinator.process import Coordinator
+    from mpgrad.hook_for_tests import hooked
 
     # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
-    hub = setup.endpoint.hub()
-    if setup.kill:
-        hub = _doomed(hub, setup.kill)
-    coordinator = Coordinator(setup, hub, supervisor)
+    coordinator = Coordinator(setup, hooked("coordinator", setup.endpoint.hub()), supervisor)
     try:
         if failure is not None:
             coordinator.on_no_process(len(workers), failure)
@@ -85,10 +82,3 @@ def _allow_descriptors() -> None:
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-
-
-def _doomed(hub: Hub, kill: str) -> Hub:
-    from mpgrad.kill_points import Passages, kill_points
-    from mpgrad.wire.doomed import DoomedHub
-
-    return DoomedHub(hub, Passages(kill_points(kill, "coordinator")))

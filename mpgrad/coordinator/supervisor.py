@@ -134,7 +134,6 @@ class Supervisor:
                 device=worker.device,
                 device_arena=worker.arena,
                 device_board_fd=setup.device_board_fd,
-                kill=setup.kill,
             ),
         )
 

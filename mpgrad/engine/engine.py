@@ -169,7 +169,7 @@ class Engine:
 
     def _start(self) -> None:
         """Start the processes if they are not running; what uses them is loaded meanwhile."""
-        spawned = self._spawn(config.kill()) if self._made is None else None
+        spawned = self._spawn() if self._made is None else None
         try:
             process = self._process
         except BaseException:
@@ -256,14 +256,13 @@ def _spawn(
     journal: str,
     task_timeout_s: float | None,
     gpus: tuple[int, ...],
-    kill: str,
 ) -> CoordinatorProcess:
-    """A new coordinator; ``kill``: kill points, see ``mpgrad.kill_points``."""
+    """A new coordinator."""
     with collector_held():
         from mpgrad.engine.processes import CoordinatorProcess
 
         return CoordinatorProcess(
-            cpu_workers, shm_limit, blas_threads, journal, kill, task_timeout_s, gpus
+            cpu_workers, shm_limit, blas_threads, journal, task_timeout_s, gpus
         )
 
 

@@ -52,7 +52,7 @@ class Execution:
 
     Args:
         mode, cpu_workers, blas_threads, recover: as of ``Engine``.
-        spawn: starts a coordinator, given its kill points.
+        spawn: starts a coordinator.
         gpus: for each GPU worker the number of its GPU.
     """
 
@@ -61,7 +61,7 @@ class Execution:
         mode: str,
         cpu_workers: int,
         blas_threads: int,
-        spawn: Callable[[str], CoordinatorProcess],
+        spawn: Callable[[], CoordinatorProcess],
         *,
         recover: str,
         gpus: tuple[int, ...] = (),

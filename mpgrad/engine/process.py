@@ -68,14 +68,14 @@ class ProcessEngine:
     Args:
         make_plan: for as many workers as there are.
         blas_threads, recover: as of ``Engine``.
-        spawn: starts a coordinator, given its kill points.
+        spawn: starts a coordinator.
     """
 
     def __init__(
         self,
         make_plan: Callable[[GraphSpec], Plan],
         blas_threads: int,
-        spawn: Callable[[str], CoordinatorProcess],
+        spawn: Callable[[], CoordinatorProcess],
         *,
         recover: str,
     ) -> None:

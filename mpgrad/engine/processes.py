@@ -20,7 +20,6 @@ from mpgrad.engine.kernel_limits import (
 from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
 from mpgrad.hash_seed import hash_seed_for_children
-from mpgrad.kill_points import Passages, kill_points
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.device_board import DeviceBoard
 from mpgrad.shm.mapped_arena import ForeignArena
@@ -47,7 +46,6 @@ class CoordinatorProcess:
         blas_threads: BLAS threads in each worker.
         task_timeout_s: seconds that one NodeTask may take; None for ever.
         journal: when it writes its journal, see ``MPGRAD_JOURNAL``.
-        kill: kill points, see ``mpgrad.kill_points``.
         gpus: for each GPU worker the number of its GPU.
     """
 
@@ -57,14 +55,12 @@ class CoordinatorProcess:
         shm_limit: int,
         blas_threads: int,
         journal: str,
-        kill: str = "",
         task_timeout_s: float | None = None,
         gpus: tuple[int, ...] = (),
     ) -> None:
         self.gpus = gpus
         self.journal = JournalPlan(journal, config.journal_directory())
-        self.passages = Passages(kill_points(kill, "client"))
-        self._kill, self._task_timeout_s = kill, task_timeout_s
+        self._task_timeout_s = task_timeout_s
         self._is_killed = False
         self._why_killed: str | None = None
         #: The engine was closed; whoever still waits for an answer gets none.
@@ -136,7 +132,6 @@ class CoordinatorProcess:
                 python_path=python_path,
                 task_timeout_s=self._task_timeout_s,
                 journal=self.journal,
-                kill=self._kill,
             ),
         )
         return process

@@ -17,12 +17,12 @@ from mpgrad.engine.interrupts import Interrupts
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.hook_for_tests import hooked
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.doomed import DoomedSpoke
 from mpgrad.wire.output import WARNING, show_output
 from mpgrad.wire.transport import Spoke
 
@@ -49,9 +49,7 @@ class Session:
         self.peer = peer
         self.coordinator = coordinator
         self._state = ClientState(peer)
-        self._spoke: Spoke = coordinator.endpoint.session(peer)
-        if coordinator.passages:
-            self._spoke = DoomedSpoke(self._spoke, coordinator.passages)
+        self._spoke: Spoke = hooked("client", coordinator.endpoint.session(peer))
         self._lookout = lookout.Lookout(coordinator)
         #: Frames of the coordinator that break the protocol.
         self.refused_frames = 0

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad import config
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.engine.choice import HandoverCost
@@ -38,16 +37,15 @@ class SessionPool:
     """Thread-safe.
 
     Args:
-        spawn: starts a coordinator, given its kill points.
+        spawn: starts a coordinator.
 
     Attributes:
         handover_cost: what messages take here, measured whenever processes have started.
         refused_frames: how many of the coordinators' messages were refused here.
     """
 
-    def __init__(self, spawn: Callable[[str], CoordinatorProcess]) -> None:
+    def __init__(self, spawn: Callable[[], CoordinatorProcess]) -> None:
         self._spawn = spawn
-        self._has_started = False
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
         self._idle: list[Session] = []
@@ -96,8 +94,8 @@ class SessionPool:
                 return
             self._end()
             if spawned is None:
-                spawned = self._spawn("" if self._has_started else config.kill())
-            self._coordinator, self._has_started = spawned, True
+                spawned = self._spawn()
+            self._coordinator = spawned
             let_idle_threads_sleep()
             try:
                 session = self._open_session()

@@ -1,5 +1,4 @@
-"""The command ``mpgrad``: reads its arguments and hands over to ``demo``, ``run``, ``replay`` or
-``doctor``."""
+"""The command ``mpgrad``: reads its arguments and hands over to ``run``, ``replay``, ``doctor``."""
 
 from __future__ import annotations
 
@@ -28,9 +27,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mpgrad {mpgrad.__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-
-    demo = commands.add_parser("demo", help="train a small network, then race 16 slow branches")
-    demo.set_defaults(perform=_demo)
 
     run = commands.add_parser("run", help="run a script whose backward passes use worker processes")
     run.add_argument(
@@ -73,12 +69,6 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
     return convert
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from mpgrad.launch import demo
-
-    return demo.main() or 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

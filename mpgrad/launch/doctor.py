@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,14 @@ ANSWER_MS = 5_000
 _DESCRIPTORS_WANTED = 1024
 
 _GIB = 2**30
+
+#: The distributions that mpgrad cannot do without, as in pyproject.toml.
+_REQUIRED = ("numpy", "pyzmq", "msgspec", "threadpoolctl", "cloudpickle")
+
+#: Column in which the details of the report begin.
+_DETAIL_AT = 24
+#: ANSI colours: green, yellow, red.
+_COLOURS: dict[Verdict, int] = {"ok": 32, "note": 33, "fail": 31}
 
 
 @dataclass(frozen=True)
@@ -52,25 +61,32 @@ def main() -> int:
     Returns:
         0 where worker processes can run here, else 1.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    findings = list(examine())
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    colours = {"ok": "green", "note": "yellow", "fail": "red"}
-    for finding in findings:
-        # Text, not markup: a path or a message may hold square brackets.
-        verdict = Text(finding.verdict, style=colours[finding.verdict])
-        table.add_row(verdict, finding.subject, Text(finding.detail))
-    console = Console(highlight=False)
-    console.print(table)
-    failed = [finding.subject for finding in findings if finding.verdict == "fail"]
+    failed = []
+    for finding in examine():
+        _show(finding)
+        if finding.verdict == "fail":
+            failed.append(finding.subject)
     if failed:
-        console.print(f"\n[bold red]mpgrad cannot run workers here:[/] {', '.join(failed)}")
+        print(f"\n{_coloured('fail', 'mpgrad cannot run workers here:')} {', '.join(failed)}")
         return 1
-    console.print("\n[bold green]mpgrad is ready:[/] backward can run in worker processes here")
+    print(f"\n{_coloured('ok', 'mpgrad is ready:')} backward can run in worker processes here")
     return 0
+
+
+def _show(finding: Finding) -> None:
+    """Print one line, folded to the terminal's width under its detail."""
+    width = shutil.get_terminal_size().columns - _DETAIL_AT
+    first, *others = textwrap.wrap(finding.detail, max(width, _DETAIL_AT)) or [""]
+    print(f"{_coloured(finding.verdict, f'{finding.verdict:<4}')}  {finding.subject:<16}  {first}")
+    for line in others:
+        print(" " * _DETAIL_AT + line)
+
+
+def _coloured(verdict: Verdict, text: str) -> str:
+    """``text`` in the colour of ``verdict``, where a terminal shows it (https://no-color.org)."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[1;{_COLOURS[verdict]}m{text}\x1b[0m"
 
 
 def examine() -> Iterator[Finding]:
@@ -98,8 +114,10 @@ def _system() -> tuple[Verdict, str]:
 
 
 def _packages() -> tuple[Verdict, str]:
-    names = ("numpy", "pyzmq", "msgspec", "psutil", "threadpoolctl", "cloudpickle")
-    return "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    missing = [name for name in _REQUIRED if not _is_installed(name)]
+    if missing:
+        return "fail", f"not installed: pip install {' '.join(missing)}"
+    return "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _REQUIRED)
 
 
 def _blas() -> tuple[Verdict, str]:

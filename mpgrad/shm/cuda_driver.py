@@ -1,13 +1,13 @@
 """What mpgrad asks of CUDA, and which implementation of it serves this process.
 
-Two implementations pass the same contract tests: ``shm.cuda_cupy`` on a GPU, and
-``testing.fake_cuda``, whose device memory is shared memory of the host, for machines without one.
+``MPGRAD_CUDA_DRIVER`` names the function that makes it: that of ``shm.cuda_cupy``, or another one
+that passes the same contract tests (``tests/cuda/test_cuda_driver.py``).
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -209,23 +209,24 @@ class CudaDriver(Protocol):
 
 @functools.cache
 def driver() -> CudaDriver:
-    """The driver of this process; loads CuPy unless ``MPGRAD_CUDA_DRIVER`` names the fake.
+    """The driver of this process, made by what ``MPGRAD_CUDA_DRIVER`` names.
 
     Raises:
         RuntimeError: CuPy is not installed.
+        ImportError, AttributeError: what the variable names is not there.
     """
-    name, devices = config.cuda_driver()
-    if name != "cupy":
-        fake = importlib.import_module("mpgrad.testing.fake_cuda")
-        return fake.FakeCudaDriver(devices, can_open=name == "fake")
+    function = config.cuda_driver()
     try:
-        cupy = importlib.import_module("mpgrad.shm.cuda_cupy")
+        make = pkgutil.resolve_name(function)
     except ImportError as error:
+        if function != config.CUPY:
+            raise
         raise RuntimeError(
             f"GPUs need CuPy, which is not installed here ({error}): install mpgrad[cuda13] or "
             "mpgrad[cuda12], whichever CUDA the driver serves"
         ) from error
-    return cupy.CupyDriver()
+    driver: CudaDriver = make()
+    return driver
 
 
 @functools.cache

@@ -54,8 +54,6 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
     #: Inherited descriptor of the DeviceBoard, or -1 without GPU workers.
     device_board_fd: int = -1
-    #: ``MPGRAD_KILL``, for tests.
-    kill: str = ""
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -75,7 +73,6 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     device: int = -1
     device_arena: int = -1
     device_board_fd: int = -1
-    kill: str = ""
 
 
 T = TypeVar("T", CoordinatorSetup, WorkerSetup)

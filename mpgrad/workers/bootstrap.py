@@ -48,13 +48,10 @@ def main(descriptor: int) -> None:
 
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
-    if setup.kill:
-        from mpgrad.workers.doomed import DoomedWorker
-
-        return DoomedWorker(setup, environment)
+    from mpgrad.hook_for_tests import hooked
     from mpgrad.workers.process import Worker
 
-    return Worker(setup, environment)
+    return hooked("worker", Worker)(setup, environment)
 
 
 def die_with_parent() -> None:

@@ -11,8 +11,6 @@ from source_tree import PACKAGE, ROOT
 
 from mpgrad import config, machine
 
-KILL_POINTS = "worker:ran:3, -, coordinator:answered:1:STOP"
-
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +24,7 @@ def test_defaults() -> None:
     assert config.gpus() == "auto"
     assert config.shm_limit() is None
     assert config.debug() == 0
-    assert config.kill() == ""
+    assert config.test_hook() == ""
 
 
 @pytest.mark.parametrize(
@@ -41,10 +39,9 @@ def test_defaults() -> None:
         (config.SHM_LIMIT, "4G", 4 * 2**30),
         (config.SHM_LIMIT, "1.5 MiB", 3 * 2**19),
         (config.DEBUG, "2", 2),
-        (config.KILL, KILL_POINTS, KILL_POINTS),
-        (config.CUDA_DRIVER, "fake", ("fake", 1)),
-        (config.CUDA_DRIVER, "fake:2", ("fake", 2)),
-        (config.CUDA_DRIVER, "cupy", ("cupy", 0)),
+        (config.TEST_HOOK, "tests.hooks:hook", "tests.hooks:hook"),
+        (config.CUDA_DRIVER, "CuPy", "mpgrad.shm.cuda_cupy:CupyDriver"),
+        (config.CUDA_DRIVER, "drivers.of_mine:Mine", "drivers.of_mine:Mine"),
     ],
 )
 def test_values(
@@ -65,11 +62,8 @@ def test_values(
         (config.SHM_LIMIT, "4 apples", "K, M, G or T"),
         (config.SHM_LIMIT, "0", "more than 0"),
         (config.DEBUG, "yes", "0, 1 or 2"),
-        (config.CUDA_DRIVER, "fake:two", "cupy, fake"),
-        (config.KILL, "wroker:ran:3", "worker, coordinator, client"),
-        (config.KILL, "worker:run:3", "received, summed, ran"),
-        (config.KILL, "worker:ran:0", "at least 1"),
-        (config.KILL, "worker:ran:1:HUGS", "SIGHUGS is no signal"),
+        (config.CUDA_DRIVER, "a driver", "module:function"),
+        (config.TEST_HOOK, "tests.hooks", "module:function"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(

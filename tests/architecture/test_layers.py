@@ -37,8 +37,8 @@ FLOORS = (
     (1, "scheduler", "scheduler/*"),
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
-    (0, "words", "config device dtypes errors exits handles hash_seed ids kill_points lazy machine"),
-    (0, "words", "standard_streams"),
+    (0, "words", "config device dtypes errors exits handles hash_seed ids lazy machine"),
+    (0, "words", "standard_streams hook_for_tests"),
     (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )
 
@@ -50,13 +50,6 @@ EXCEPTIONS = {
     ("autograd/nodes/node.py", "mpgrad.autograd.nodes.direct_call"): (
         "a Node that is called by hand runs its operator; that is loaded by name, when it happens"
     ),
-    ("shm/cuda_driver.py", "mpgrad.testing.fake_cuda"): (
-        "MPGRAD_CUDA_DRIVER=fake loads it by name, in tests only"
-    ),
-    (
-        "launch/demo_torch.py",
-        "torch",
-    ): "the demo shows PyTorch's time beside ours where it is installed",
 }
 
 #: Foreign library -> the only files that may import it.
@@ -65,6 +58,8 @@ FOREIGN = {
     "cupy": "backends/cuda*.py shm/cuda_cupy.py",
     "ray": "distributed/*",
     "torch": "",
+    # The product is not to lean on what is beside it, nor on what only that needs.
+    **dict.fromkeys(("benchmarks", "examples", "stress", "tests", "psutil", "rich"), ""),
 }
 
 #: What the scheduler's purity allows (see CONTRIBUTING.md).

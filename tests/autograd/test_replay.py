@@ -19,7 +19,7 @@ from mpgrad.autograd.roots import wanted_grads, wanted_results
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.split import SPLIT_ABOVE_US
 from mpgrad.tensor import gradient_edge
-from mpgrad.testing.random_programs import random_program
+from tests.random_programs import random_program
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from mpgrad.autograd.freeze import freeze
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.placement import place
 from mpgrad.tensor import gradient_edge
-from mpgrad.testing.leftovers import is_alive
+from tests.leftovers import is_alive
 
 LOOPS = 50
 

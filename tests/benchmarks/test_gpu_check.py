@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.gpu.__main__ import BENCHMARKS
 from benchmarks.gpu.report import WANTED, Part, written
+from tests.cuda.fake_driver import TWO_GPUS
 from tests.python_path import path_to
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "resnet"])
 def test_a_benchmark_runs_to_its_end(name: str) -> None:
-    done = run(["-m", f"benchmarks.gpu.{name}", "--small"], "fake:2")
+    done = run(["-m", f"benchmarks.gpu.{name}", "--small"], TWO_GPUS)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])["summary"]
     assert name != "node_task" or "(53 NodeTasks" in summary  # one for each Node

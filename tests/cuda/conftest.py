@@ -10,7 +10,8 @@ import mpgrad as mg
 from mpgrad import device_arrays
 from mpgrad.shm import client_devices, cuda_driver
 from mpgrad.shm.cuda_driver import CudaDriver
-from mpgrad.testing.fake_cuda import FakeCudaDriver
+from tests.cuda.fake_driver import TWO_GPUS
+from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.ipc import skip_or_be_silent
 from tests.cuda.peer import Peer
 
@@ -58,7 +59,7 @@ def forget_driver() -> None:
     client_devices._memories.clear()
 
 
-@pytest.fixture(params=["fake:2", pytest.param("cupy", marks=pytest.mark.gpu)])
+@pytest.fixture(params=[TWO_GPUS, pytest.param("cupy", marks=pytest.mark.gpu)])
 def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The process has GPUs, of the fake or real."""
     monkeypatch.setenv("MPGRAD_CUDA_DRIVER", request.param)

@@ -1,7 +1,7 @@
 """A pytest plugin: the tests of the front end with their tensors on a GPU instead of the CPU.
 
-    MPGRAD_CUDA_DRIVER=fake:2 python -m pytest -p tests.cuda.everything_on_gpu \\
-        -m "not process and not gpu" tests/semantics tests/data
+    MPGRAD_CUDA_DRIVER=tests.cuda.fake_driver:two_gpus python -m pytest \\
+        -p tests.cuda.everything_on_gpu -m "not process and not gpu" tests/semantics tests/data
 
 New tensors come to the GPU, also those of ``from_numpy``; where a test looks at the values, they
 are copied back. With ``MPGRAD_GPUS=all`` and ``-m process`` their Nodes run in GPU workers. What a

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.cuda.fake_driver import TWO_GPUS
 from tests.python_path import path_to
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,7 @@ class Peer:
             env={
                 **os.environ,
                 "PYTHONPATH": path_to(_ROOT),
-                "MPGRAD_CUDA_DRIVER": "fake:2" if name == "fake" else name,
+                "MPGRAD_CUDA_DRIVER": TWO_GPUS if name == "fake" else name,
             },
         )
 

@@ -13,7 +13,7 @@ from mpgrad.backends import cuda_windows
 from mpgrad.backends.cuda import LINES_MIN, CudaBackend
 from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.shm.cuda_driver import CudaDriver
-from mpgrad.testing.fake_cuda import FakeCudaDriver
+from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.ops.cases import CASES, Case
 from tests.ops.test_namespace import used_by_operators
 from tests.ops.test_operators import cotangent_for, run

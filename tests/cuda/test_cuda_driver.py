@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
+from mpgrad.shm import cuda_driver
 from mpgrad.shm.cuda_driver import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
@@ -15,6 +16,8 @@ from mpgrad.shm.cuda_driver import (
     CudaDriver,
     CudaError,
 )
+from tests.cuda.conftest import forget_driver
+from tests.cuda.fake_driver import TWO_GPUS
 from tests.cuda.peer import Peer
 
 MIB = 1 << 20
@@ -171,3 +174,36 @@ def test_the_fork_of_a_process_with_cuda_is_told(start_peer: StartPeer) -> None:
         "    os.close(w); os.wait(); return os.read(r, 99).decode()\n"
     ) or peer("child()")
     assert "cudaErrorInitializationError" in told
+
+
+# ---------------------------------------------------------------------- which driver it is
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets what MPGRAD_CUDA_DRIVER names."""
+
+    def name(function: str) -> None:
+        monkeypatch.setenv("MPGRAD_CUDA_DRIVER", function)
+        forget_driver()
+
+    yield name
+    forget_driver()
+
+
+def test_a_named_function_makes_the_driver(named: Callable[[str], None]) -> None:
+    named(TWO_GPUS)
+    assert cuda_driver.driver().name == "fake"
+    assert cuda_driver.device_count() == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "missing"), [("not_there:driver", "not_there"), ("math:two_gpus", "two_gpus")]
+)
+def test_a_named_function_that_is_not_there(
+    named: Callable[[str], None], function: str, missing: str
+) -> None:
+    """It is not taken for a machine without GPUs."""
+    named(function)
+    with pytest.raises((ImportError, AttributeError), match=missing):
+        cuda_driver.device_count()

@@ -22,7 +22,7 @@ from mpgrad.shm.device_link import DeviceLink
 from mpgrad.shm.device_memory import NO_EVENT, DeviceMemory
 from mpgrad.shm.event_ring import EVENTS, EventRing, OpenedEvents
 from mpgrad.shm.segment_pool import Place
-from mpgrad.testing.fake_cuda import FakeCudaDriver
+from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
 
 StartPeer = Callable[[], Peer]

@@ -9,9 +9,10 @@ from types import ModuleType
 import pytest
 
 from mpgrad.backends.cuda_kernels import SOURCES
-from mpgrad.testing.fake_cuda import FakeCudaDriver
-from mpgrad.testing.fake_cuda_arrays import ndarray
-from mpgrad.testing.fake_cuda_namespace import (
+from tests.cuda.fake_driver.arrays import ndarray
+from tests.cuda.fake_driver.driver import FakeCudaDriver
+from tests.cuda.fake_driver.kernels import KERNELS
+from tests.cuda.fake_driver.namespace import (
     CREATION,
     FUNCTIONS,
     LIKE,
@@ -19,7 +20,6 @@ from mpgrad.testing.fake_cuda_namespace import (
     ArrayNamespace,
     SpecialFunctions,
 )
-from mpgrad.testing.fake_kernels import KERNELS
 
 
 def test_every_kernel_has_its_equivalent_in_numpy() -> None:

@@ -21,7 +21,7 @@ from mpgrad.shm.device_memory import DeviceMemory
 from mpgrad.shm.device_reader import DeviceReader
 from mpgrad.shm.device_roster import ExporterLost
 from mpgrad.shm.read_marks import MARKS
-from mpgrad.testing.fake_cuda import FakeCudaDriver
+from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
 
 MIB = 1 << 20

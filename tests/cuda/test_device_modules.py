@@ -16,6 +16,7 @@ from mpgrad.backends.matmul_precision import DEFAULT_MATH, TF32_MATH, matmul
 from mpgrad.nn import parallel
 from mpgrad.shm import cuda_driver
 from mpgrad.tensor import Tensor
+from tests.cuda.fake_driver import TWO_GPUS
 
 # ---------------------------------------------------------------------- mg.cuda
 
@@ -73,16 +74,16 @@ def test_the_precision_of_products(gpus: str) -> None:
         assert mg.get_float32_matmul_precision() == "high"
         mg.set_float32_matmul_precision("medium")
         assert mg.backends.cuda.matmul.allow_tf32
-        if gpus.startswith("fake"):
+        if gpus == TWO_GPUS:
             assert set(chosen.compute_types.values()) == {"TF32"}
         x = mg.rand(64, 64, device="cuda")
         np.testing.assert_allclose((x @ x).tolist(), (x.cpu() @ x.cpu()).tolist(), rtol=0.05)
-        if gpus.startswith("fake"):
+        if gpus == TWO_GPUS:
             assert chosen.cuda.cublas.math_modes == {threading.get_ident(): TF32_MATH}
     finally:
         mg.set_float32_matmul_precision("highest")
     x @ x
-    if gpus.startswith("fake"):
+    if gpus == TWO_GPUS:
         assert set(chosen.compute_types.values()) == {"default"}
         assert chosen.cuda.cublas.math_modes == {threading.get_ident(): DEFAULT_MATH}
     with pytest.raises(RuntimeError, match="not one of 'highest'"):
@@ -129,7 +130,7 @@ def trained(device: str, make_optimizer: Any) -> tuple[list[float], mg.nn.Module
 )
 def test_training_on_a_gpu_is_training(gpus: str, make_optimizer: Any) -> None:
     (there, on_gpu), (here, on_cpu) = (trained(at, make_optimizer) for at in ("cuda", "cpu"))
-    np.testing.assert_allclose(there, here, rtol=0 if gpus.startswith("fake") else 1e-3)
+    np.testing.assert_allclose(there, here, rtol=0 if gpus == TWO_GPUS else 1e-3)
     assert {tensor.device for tensor in on_gpu.parameters()} == {mg.device("cuda", 0)}
     assert on_gpu.state_dict()["1.running_mean"].device == mg.device("cuda", 0)
     on_cpu.load_state_dict(on_gpu.state_dict())

@@ -17,6 +17,7 @@ from mpgrad.nn import functional
 from mpgrad.storage import is_exclusive
 from mpgrad.tensor import Tensor
 from tests.cuda.conftest import forget_driver
+from tests.cuda.fake_driver import NO_GPUS, TWO_GPUS
 from tests.ops.cases import CASES, Case
 from tests.ops.test_operators import _Names, cotangent_for
 
@@ -24,7 +25,7 @@ from tests.ops.test_operators import _Names, cotangent_for
 def assert_equal(found: Tensor, expected: Tensor, gpus: str, *, is_exact: bool = True) -> None:
     found, expected = (t.detach().cpu().numpy() for t in (found, expected))
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    if gpus.startswith("fake") and is_exact:
+    if gpus == TWO_GPUS and is_exact:
         assert found.tobytes() == expected.tobytes()
     else:
         np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
@@ -320,7 +321,7 @@ def test_save_on_cpu_keeps_it_there(gpus: str) -> None:
 
 
 def test_without_a_gpu_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPGRAD_CUDA_DRIVER", "fake:0")
+    monkeypatch.setenv("MPGRAD_CUDA_DRIVER", NO_GPUS)
     forget_driver()
     try:
         with pytest.raises(RuntimeError, match="no NVIDIA GPU"):

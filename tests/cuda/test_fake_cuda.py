@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mpgrad.shm.cuda_driver import DEVICE_TO_DEVICE, HOST_TO_DEVICE, CudaError
-from mpgrad.testing.fake_cuda import FakeCudaDriver
-from mpgrad.testing.fake_cuda_streams import Operation
 from tests.cuda.conftest import Peer
+from tests.cuda.fake_driver.driver import FakeCudaDriver
+from tests.cuda.fake_driver.streams import Operation
 from tests.cuda.test_cuda_driver import MIB, to_device, to_host
 
 

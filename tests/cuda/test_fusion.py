@@ -13,7 +13,7 @@ from mpgrad.backends.cuda import SPLIT_SUM_MIN, CudaBackend, _last_and_first
 from mpgrad.ops import activation, normalization, transcendental  # noqa: F401
 from mpgrad.ops.registry import OPERATORS
 from mpgrad.shm.cuda_driver import CudaDriver
-from mpgrad.testing.fake_cuda import FakeCudaDriver
+from tests.cuda.fake_driver.driver import FakeCudaDriver
 
 ELEMENTWISE = sorted(name for name, operator in OPERATORS.items() if operator.elementwise)
 ATTRIBUTES = {"alpha": 0.5, "negative_slope": 0.1, "beta": 2.0, "threshold": 20.0}

@@ -12,7 +12,6 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.shm import cuda_driver
-from mpgrad.testing.random_programs import random_program
 from tests.process.test_gpus import (  # noqa: F401
     engine,
     gpus_of,
@@ -36,6 +35,7 @@ from tests.process.test_gpus import (  # noqa: F401
     test_without_gpu_workers_such_graphs_run_here,
     undisturbed,
 )
+from tests.random_programs import random_program
 
 pytestmark = pytest.mark.gpu
 

@@ -17,7 +17,7 @@ import pytest
 from mpgrad.backends import cpu_windows
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.backends.cuda_kernels import SOURCES, Source
-from mpgrad.testing.fake_kernels import KERNELS
+from tests.cuda.fake_driver.kernels import KERNELS
 
 #: What T stands for: by the end of a function's name.
 SCALARS = {"f4": "float", "f8": "double", "c16": "std::complex<double>"}

@@ -15,7 +15,7 @@ from mpgrad.shm.cuda_export import Exporter, NotExportable
 from mpgrad.shm.pair_test import PairTest
 from mpgrad.shm.pinned_arena import PinnedArena
 from mpgrad.shm.segment import Segment
-from mpgrad.testing.fake_cuda import FakeCudaDriver
+from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
 
 IMPORTS = (

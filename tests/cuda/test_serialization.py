@@ -15,6 +15,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.device_arrays import CUDA
 from tests.cuda.conftest import forget_driver
+from tests.cuda.fake_driver import NO_GPUS
 
 
 def through_a_file(value: Any, **options: Any) -> Any:
@@ -87,7 +88,7 @@ def test_a_gpus_tensors_on_a_machine_without_one(
     gpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = pickle.dumps(mg.ones(2, device="cuda"))
-    monkeypatch.setenv("MPGRAD_CUDA_DRIVER", "fake:0")
+    monkeypatch.setenv("MPGRAD_CUDA_DRIVER", NO_GPUS)
     forget_driver()
     CUDA.in_use = False
     with pytest.raises(RuntimeError, match="map_location"):

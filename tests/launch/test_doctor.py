@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from mpgrad.launch import doctor
+
+ROOT = Path(__file__).parents[2]
 
 
 def broken() -> tuple[doctor.Verdict, str]:
@@ -35,6 +41,30 @@ def test_a_check_that_raises_is_a_failure_with_its_reason(
     out = capsys.readouterr().out
     assert "OSError: no such call" in out
     assert "cannot run workers here: process watching" in out
+
+
+def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_is_installed", lambda name: name not in ("pyzmq", "msgspec"))
+    assert doctor._packages() == ("fail", "not installed: pip install pyzmq msgspec")
+
+
+def test_it_asks_for_what_an_installation_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [re.split(r"\W", requirement)[0] for requirement in project["dependencies"]]
+    assert list(doctor._REQUIRED) == required
+    readme = (ROOT / "README.md").read_text()
+    assert f"(dependencies: {', '.join(required)})" in " ".join(readme.split())
+
+
+def test_a_long_detail_is_folded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    doctor._show(doctor.Finding("GPUs", "note", "one word " * 9))
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "note  GPUs              one word one word one word one word"
+    assert second == " " * 24 + "one word one word one word one word"
+    assert third == " " * 24 + "one word"
 
 
 @pytest.mark.process

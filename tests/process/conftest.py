@@ -15,7 +15,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.engine.engine import _stack
-from mpgrad.testing.leftovers import Leftovers, left_since
+from tests.leftovers import Leftovers, left_since
 from tests.python_path import path_to
 
 ROOT = Path(__file__).parents[2]

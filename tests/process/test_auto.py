@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.testing.leftovers import wait_until
+from tests.leftovers import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -14,7 +14,7 @@ import mpgrad as mg
 from mpgrad.engine import execution
 from mpgrad.scheduler import chunks
 from mpgrad.scheduler.plan import plan
-from mpgrad.testing.random_programs import random_program
+from tests.random_programs import random_program
 
 pytestmark = pytest.mark.process
 

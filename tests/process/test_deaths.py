@@ -17,7 +17,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.errors import CoordinatorLost, EngineClosed, WorkerLost
-from mpgrad.testing.leftovers import descendants, is_alive, wait_until
+from tests.leftovers import descendants, is_alive, wait_until
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process

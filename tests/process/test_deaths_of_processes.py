@@ -10,7 +10,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.errors import CoordinatorLost
-from mpgrad.testing.leftovers import Leftovers, is_alive, left_since, wait_until
+from tests.leftovers import Leftovers, is_alive, left_since, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -19,7 +19,8 @@ import mpgrad as mg
 from mpgrad import device_arrays
 from mpgrad.errors import WorkerLost
 from mpgrad.shm import client_devices, cuda_driver
-from mpgrad.testing.random_programs import random_program
+from tests.cuda.fake_driver import TWO_GPUS
+from tests.random_programs import random_program
 
 pytestmark = pytest.mark.process
 
@@ -53,7 +54,7 @@ def gpus_of(driver: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def gpus_in_use(module_leaves_nothing: None) -> Iterator[None]:
-    with gpus_of("fake:2"):
+    with gpus_of(TWO_GPUS):
         yield
 
 

@@ -15,8 +15,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.errors import TaskTimedOut, WorkerLost
-from mpgrad.testing.leftovers import wait_until
+from tests.leftovers import wait_until
 from tests.process.conftest import check_usable
+from tests.process.kill_points import kill_at
 
 pytestmark = pytest.mark.process
 
@@ -83,7 +84,7 @@ def test_a_timeout_that_is_none(seconds: Any) -> None:
 
 def stopped_engine(monkeypatch: pytest.MonkeyPatch) -> mg.Engine:
     """Its only worker gets SIGSTOP in the first task that it begins."""
-    monkeypatch.setenv("MPGRAD_KILL", "worker:received:1:STOP,-")
+    kill_at(monkeypatch, "worker:received:1:STOP,-")
     return mg.Engine("process", cpu_workers=1)
 
 

@@ -12,11 +12,12 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
-from mpgrad.kill_points import PHASES
+from mpgrad.engine.placement import place
 from mpgrad.scheduler import bundling, fusion
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.tensor import gradient_edge
-from mpgrad.testing.leftovers import wait_until
+from tests.leftovers import wait_until
+from tests.process.kill_points import PHASES, dying, kill_at
 
 pytestmark = pytest.mark.process
 
@@ -76,7 +77,7 @@ def undisturbed() -> bytes:
 def tasks_of_workers(engine: mg.Engine) -> list[int]:
     """Numbers, from 1, of the tree's NodeTasks that workers run."""
     frozen = freeze([gradient_edge(tree(leaf()))], [None], keep_graph=True, cost=costs.estimate)
-    planned = engine._process.plan(frozen)
+    planned = engine._process.prepare(place(frozen).frozen).plan
     return [number + 1 for number in range(int(planned.opens_alone), len(planned.tasks))]
 
 
@@ -93,7 +94,7 @@ def doomed_engine(request: pytest.FixtureRequest) -> Iterator[mg.Engine]:
     points = [f"worker:{phase}:{nth_of(tasks, which)}" for phase, which in matrix()]
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("MPGRAD_KILL", ",".join(points))
+            kill_at(patch, ",".join(points))
             stack.enter_context(engine)
         yield engine
 
@@ -119,7 +120,7 @@ def test_a_worker_dies(
 def test_a_worker_dies_before_it_is_ready(
     monkeypatch: pytest.MonkeyPatch, undisturbed: bytes, nth: int
 ) -> None:
-    monkeypatch.setenv("MPGRAD_KILL", f"worker:joining:{nth}")
+    kill_at(monkeypatch, f"worker:joining:{nth}")
     with mg.Engine("process", cpu_workers=2) as engine:
         assert gradient() == undisturbed
         assert engine.statistics().restarts == 1
@@ -129,7 +130,21 @@ def test_a_kill_by_another_signal_is_a_fault_of_the_task(
     monkeypatch: pytest.MonkeyPatch, undisturbed: bytes
 ) -> None:
     """One such death is forgiven; that of a first attempt never is the second."""
-    monkeypatch.setenv("MPGRAD_KILL", "worker:ran:4:SEGV,-,worker:ran:5:SEGV")
+    kill_at(monkeypatch, "worker:ran:4:SEGV,-,worker:ran:5:SEGV")
     with mg.Engine("process", cpu_workers=2) as engine:
         assert [gradient() for _ in range(3)] == [undisturbed] * 3
         assert wait_until(lambda: engine.statistics().restarts == 2)
+
+
+@pytest.mark.parametrize(
+    ("points", "allowed"),
+    [
+        ("wroker:ran:3", "worker, coordinator, client"),
+        ("worker:ran:3, worker:run:3", "received, summed, ran"),
+        ("worker:ran:0", "at least 1"),
+        ("worker:ran:1:HUGS", "SIGHUGS is no signal"),
+    ],
+)
+def test_a_bad_point_is_named_with_what_is_allowed(points: str, allowed: str) -> None:
+    with pytest.raises(ValueError, match=allowed):
+        dying(points)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.testing.leftovers import descendants, is_alive, wait_until
-from mpgrad.testing.memory_holders import arena_bytes, arenas_of, holders_of
+from tests.leftovers import descendants, is_alive, wait_until
+from tests.memory_holders import arena_bytes, arenas_of, holders_of
 
 pytestmark = pytest.mark.process
 

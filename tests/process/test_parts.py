@@ -12,7 +12,8 @@ from mpgrad.autograd import costs
 from mpgrad.nn import functional as F
 from mpgrad.scheduler import split
 from mpgrad.scheduler.cost_model import CostModel
-from mpgrad.testing.leftovers import wait_until
+from tests.leftovers import wait_until
+from tests.process.kill_points import kill_at
 
 pytestmark = pytest.mark.process
 
@@ -78,7 +79,7 @@ def test_workers_die_around_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     with mg.Engine("local"):
         expected = bits(mg.matmul, np.float32)
     with monkeypatch.context() as patch:
-        patch.setenv("MPGRAD_KILL", ",".join(POINTS))
+        kill_at(patch, ",".join(POINTS))
         engine = mg.Engine("process", cpu_workers=WORKERS)
         engine.__enter__()
     try:

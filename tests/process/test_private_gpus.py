@@ -8,6 +8,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.shm import cuda_driver
+from tests.cuda.fake_driver import TWO_PRIVATE_GPUS
 from tests.process.test_gpus import Cubed, fingerprints, gpus_of, gradient, weights
 
 pytestmark = pytest.mark.process
@@ -17,7 +18,7 @@ PROGRAMS = 6
 
 @pytest.fixture(scope="module", autouse=True)
 def private_gpus(module_leaves_nothing: None) -> Iterator[None]:
-    with gpus_of("private:2"):
+    with gpus_of(TWO_PRIVATE_GPUS):
         yield
 
 

@@ -8,7 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +19,10 @@ import mpgrad as mg
 from mpgrad.engine import execution
 from mpgrad.engine.recovery import RECOVERIES_MAX, repeat_after_loss
 from mpgrad.errors import CoordinatorLost
-from mpgrad.kill_points import PHASES
 from mpgrad.scheduler.plan import plan
-from mpgrad.testing.leftovers import descendants, is_alive, wait_until
+from tests.leftovers import descendants, is_alive, wait_until
 from tests.process.conftest import check_usable, script_environment
+from tests.process.kill_points import PHASES, dying, kill_at
 from tests.process.test_kill_points import gradient, leaf, tree
 
 pytestmark = pytest.mark.process
@@ -33,19 +34,23 @@ def undisturbed() -> bytes:
         return gradient()
 
 
-def doomed(monkeypatch: pytest.MonkeyPatch, point: str, recover: str) -> mg.Engine:
-    monkeypatch.setenv("MPGRAD_KILL", point)
-    return mg.Engine("process", cpu_workers=1, recover=recover)
+@contextmanager
+def doomed(point: str, recover: str) -> Iterator[mg.Engine]:
+    """Its first coordinator has ``point``; those that follow it have none."""
+    engine = mg.Engine("process", cpu_workers=1, recover=recover)
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(patch, point)
+            stack.enter_context(engine)
+        yield engine
 
 
 # ---------------------------------------------------------------------- the coordinator
 
 
 @pytest.mark.parametrize("phase", PHASES["coordinator"])
-def test_with_recover_all_the_backward_is_run_again(
-    monkeypatch: pytest.MonkeyPatch, undisturbed: bytes, phase: str
-) -> None:
-    with doomed(monkeypatch, f"coordinator:{phase}:1", "all") as engine:
+def test_with_recover_all_the_backward_is_run_again(undisturbed: bytes, phase: str) -> None:
+    with doomed(f"coordinator:{phase}:1", "all") as engine:
         first = engine.coordinator_pid
         assert first is not None
         assert gradient() == undisturbed
@@ -60,16 +65,14 @@ def test_with_recover_all_the_backward_is_run_again(
 
 def test_in_the_middle_of_many_tasks(monkeypatch: pytest.MonkeyPatch, undisturbed: bytes) -> None:
     monkeypatch.setattr(execution, "plan", partial(plan, fuse=False))
-    with doomed(monkeypatch, "coordinator:answered:3:SEGV", "all") as engine:
+    with doomed("coordinator:answered:3:SEGV", "all") as engine:
         assert gradient() == undisturbed
         assert engine.statistics().recoveries == 1
 
 
-def test_without_it_the_error_names_what_died(
-    monkeypatch: pytest.MonkeyPatch, undisturbed: bytes
-) -> None:
+def test_without_it_the_error_names_what_died(undisturbed: bytes) -> None:
     x = leaf()
-    with doomed(monkeypatch, "coordinator:answered:1:SEGV", "worker") as engine:
+    with doomed("coordinator:answered:1:SEGV", "worker") as engine:
         pid = engine.coordinator_pid
         with pytest.raises(CoordinatorLost) as caught:
             tree(x).backward()
@@ -79,14 +82,14 @@ def test_without_it_the_error_names_what_died(
         assert gradient() == undisturbed
 
 
-def test_user_code_never_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_code_never_runs_twice() -> None:
     """Once a hook has run, the backward is lost whatever ``recover`` says."""
     calls: list[float] = []
     x = leaf()
     y = mg.exp(x)
     y.register_hook(lambda grad: calls.append(1.0))
     # The second reply is what comes after the hook's.
-    with doomed(monkeypatch, "coordinator:answered:2", "all") as engine:
+    with doomed("coordinator:answered:2", "all") as engine:
         with pytest.raises(CoordinatorLost) as caught:
             mg.tanh(mg.sin(y)).sum().backward()
         assert "was not run again" in "".join(caught.value.__notes__)
@@ -129,7 +132,7 @@ def test_the_client_dies_at_each_of_its_points(tmp_path: Path) -> None:
     clients = [
         subprocess.Popen(
             [sys.executable, str(script)],
-            env={**script_environment(), "MPGRAD_KILL": f"client:{phase}:1"},
+            env={**script_environment(), **dying(f"client:{phase}:1")},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -15,7 +15,7 @@ SOURCE = """
 import ctypes, json, os, sys
 import numpy as np
 import mpgrad as mg
-from mpgrad.testing.leftovers import descendants
+from tests.leftovers import descendants
 
 
 class Loud(mg.autograd.Function):

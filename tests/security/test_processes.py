@@ -15,10 +15,10 @@ import pytest
 import mpgrad as mg
 from mpgrad.errors import EngineClosed
 from mpgrad.scheduler.events import GraphCancelled, NodeTaskDone
-from mpgrad.testing.leftovers import Leftovers, left_since
 from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX, PROTOCOL_VERSION, EndSession, Hello, StopEngine
 from mpgrad.wire.transport import HUB_LANES, WORKER_LANES
+from tests.leftovers import Leftovers, left_since
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process

@@ -15,7 +15,6 @@ from mpgrad.coordinator.process import Coordinator
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from mpgrad.testing import __main__ as testing
-from mpgrad.testing.leftovers import Leftovers, left_since
 from stress import chaos, deep, killer, simulation, soak
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
@@ -23,6 +22,7 @@ from stress.fuzz_worker import fuzz_worker
 from stress.load import Training
 from stress.page import write_row
 from stress.run import Verdict
+from tests.leftovers import Leftovers, left_since
 
 
 @pytest.mark.process

@@ -1,7 +1,6 @@
 """DoomedHub and DoomedSpoke: transports whose process dies at its kill points.
 
-The coordinator and the client pass their phases where messages come and go, so that the rest of
-these processes need not know of kill points.
+The coordinator and the client pass their phases where messages come and go.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.kill_points import Passages
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.wire.schema import MESSAGES
 from mpgrad.wire.transport import CLIENT, Hub, Received, Spoke
+from tests.process.kill_points import Passages
 
 #: What the coordinator passes when it receives, is about to send, and has sent a message.
 _HUB_RECEIVES = {ev.GraphSubmitted: "submitted", ev.NodeTaskDone: "answered"}

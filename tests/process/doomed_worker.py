@@ -1,4 +1,4 @@
-"""DoomedWorker: a worker that dies at its kill points (see ``mpgrad.kill_points``)."""
+"""DoomedWorker: a worker that dies at its kill points (see ``kill_points``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.kill_points import KillPoint, kill_points, strike
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.wire.environment import WorkerEnvironment
@@ -16,6 +15,7 @@ from mpgrad.workers.executor import Step
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.process import Reply, Worker
 from mpgrad.workers.task import Publication
+from tests.process.kill_points import KillPoint, points_of, strike
 
 
 class _Doom:
@@ -50,7 +50,7 @@ class DoomedWorker(Worker):
 
     def __init__(self, setup: WorkerSetup, environment: WorkerEnvironment) -> None:
         super().__init__(setup, environment)
-        points = kill_points(setup.kill, "worker")
+        points = points_of("worker")
         self._doom = _Doom(points)
         self._runner.publication = functools.partial(_DoomedPublication, self._doom)
         #: Where it dies once the replies that it holds have been sent.

@@ -1,11 +1,11 @@
-"""The same branches in PyTorch, where it is installed; the only file that imports it."""
+"""The branches in PyTorch, where it is installed."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from mpgrad.launch.demo_branches import BRANCHES, ELEMENTS, Branches, slope_by_leibniz
+from examples.demo.branches import BRANCHES, ELEMENTS, Branches, slope_by_leibniz
 
 
 def branches(terms: int) -> Branches | None:

@@ -1,6 +1,6 @@
 """A CUDA driver without a GPU: host memory, NumPy's functions, and CUDA's rules, enforced.
 
-``MPGRAD_CUDA_DRIVER=fake:2`` gives a process two such devices. What CUDA leaves undefined is an
+What CUDA leaves undefined is an
 error here: opening one's own handle or one handle twice, freeing memory that others have open,
 closing memory that something still reads. Copies run as late as the rules allow, so a wait that
 somebody forgot shows as wrong bytes. Kernels (array functions) run at once, after what is in
@@ -26,8 +26,8 @@ from mpgrad.shm.cuda_driver import (
     CudaError,
     DeviceProperties,
 )
-from mpgrad.testing.fake_cuda_arrays import over
-from mpgrad.testing.fake_cuda_memory import (
+from tests.cuda.fake_driver.arrays import over
+from tests.cuda.fake_driver.memory import (
     Allocation,
     Import,
     Memory,
@@ -35,8 +35,8 @@ from mpgrad.testing.fake_cuda_memory import (
     PrivateMemory,
     Window,
 )
-from mpgrad.testing.fake_cuda_namespace import ArrayNamespace, SpecialFunctions
-from mpgrad.testing.fake_cuda_streams import (
+from tests.cuda.fake_driver.namespace import ArrayNamespace, SpecialFunctions
+from tests.cuda.fake_driver.streams import (
     DefaultStream,
     EventCounters,
     EventService,

@@ -1,13 +1,14 @@
-"""``mpgrad demo``: trains a network on real images, then races 16 slow branches.
+"""Trains a network on real images, then races 16 slow branches: ``scripts/demo``.
 
-Its parts: ``demo_digits`` (the network), ``demo_branches`` and ``demo_torch`` (the race) compute;
-this file only calls them and shows what came out.
+``digits`` (the network), ``branches`` and ``torch_branches`` (the race) compute; this file only
+calls them and shows what came out.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable
 
 from rich.console import Console
@@ -17,32 +18,32 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import mpgrad as mg
+from examples.demo import branches, digits, torch_branches
+from examples.demo.branches import BRANCHES, Race
+from examples.demo.digits import Digits, Training
+from examples.demo.large_letters import in_large_letters
 from mpgrad import machine
-from mpgrad.launch import demo_branches, demo_digits, demo_torch
-from mpgrad.launch.demo_branches import BRANCHES, Race
-from mpgrad.launch.demo_digits import Training
-from mpgrad.launch.large_letters import in_large_letters
 
 #: Work of one branch; calibrated on the machine that the demo runs on.
 BRANCH_MS = 20.0
 
 
-def main() -> int | None:
+def main() -> int:
     """Run the demo and print its results.
 
     Returns:
-        1 where scikit-learn is missing, or where the modes gave different numbers; else None.
+        1 where scikit-learn is missing, or where the modes gave different numbers; else 0.
     """
     console = Console(highlight=False)
     try:
-        digits = demo_digits.load()
+        images = digits.load()
     except ImportError:
-        console.print('mpgrad demo needs scikit-learn: pip install "mpgrad[data]"', markup=False)
+        console.print("The demo needs scikit-learn: pip install scikit-learn", markup=False)
         return 1
     console.print(f"[bold]mpgrad {mg.__version__}[/] on {_machine()}\n")
-    same_network = _show_digits(console, digits)
+    same_network = _show_digits(console, images)
     same_branches = _show_branches(console)
-    return None if same_network and same_branches else 1
+    return 0 if same_network and same_branches else 1
 
 
 def _machine() -> str:
@@ -54,15 +55,15 @@ def _machine() -> str:
 # ---------------------------------------------------------------------------- the network
 
 
-def _show_digits(console: Console, digits: demo_digits.Digits) -> bool:
+def _show_digits(console: Console, images: Digits) -> bool:
     """Train in both modes; whether the parameters came out the same."""
     console.print(
-        f"[bold]1. A convolutional network on {len(digits.train) + len(digits.test):,} "
+        f"[bold]1. A convolutional network on {len(images.train) + len(images.test):,} "
         "handwritten digits[/]"
     )
     with _progress(console) as progress:
-        local = _train("local", digits, progress)
-        process = _train("process", digits, progress)
+        local = _train("local", images, progress)
+        process = _train("process", images, progress)
     console.print(_indented(_training_table(local, process)))
     same = local.parameters == process.parameters
     console.print(
@@ -73,9 +74,9 @@ def _show_digits(console: Console, digits: demo_digits.Digits) -> bool:
     return same
 
 
-def _train(mode: str, digits: demo_digits.Digits, progress: Progress) -> Training:
-    after_step = _counter(progress, mode, demo_digits.steps(digits))
-    return demo_digits.train(mode, digits, lambda loss: after_step(f"loss {loss:.4f}"))
+def _train(mode: str, images: Digits, progress: Progress) -> Training:
+    after_step = _counter(progress, mode, digits.steps(images))
+    return digits.train(mode, images, lambda loss: after_step(f"loss {loss:.4f}"))
 
 
 def _counter(progress: Progress, name: str, total: int) -> Callable[[str], None]:
@@ -138,13 +139,13 @@ def _verdict(local: Training, process: Training) -> str:
 
 def _show_branches(console: Console) -> bool:
     """Race the branches; whether the gradients came out the same."""
-    terms = demo_branches.calibrate(BRANCH_MS / 1000)
+    terms = branches.calibrate(BRANCH_MS / 1000)
     console.print(
         f"[bold]2. {BRANCHES} branches, each with {BRANCH_MS:.0f} ms of pure Python in backward[/]"
     )
     with _progress(console) as progress:
-        after_round = _counter(progress, "rounds", demo_branches.ROUNDS)
-        race = demo_branches.race(terms, demo_torch.branches(terms), lambda: after_round(""))
+        after_round = _counter(progress, "rounds", branches.ROUNDS)
+        race = branches.race(terms, torch_branches.branches(terms), lambda: after_round(""))
     console.print(_indented(_race_table(race)))
     same = race.local.gradients == race.process.gradients
     console.print(f"   gradients of local and process: {_same_or_not(same)}")
@@ -193,3 +194,7 @@ def _table(*columns: str) -> Table:
 
 def _indented(table: Table) -> Padding:
     return Padding(table, (0, 0, 0, 3))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

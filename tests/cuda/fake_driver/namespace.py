@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends import cpu_special
-from mpgrad.testing.fake_cuda_arrays import (
+from tests.cuda.fake_driver.arrays import (
     Device,
     Host,
     alias_of,
@@ -23,8 +23,8 @@ from mpgrad.testing.fake_cuda_arrays import (
     to_device,
     view_of,
 )
-from mpgrad.testing.fake_cuda_arrays import ndarray as DeviceArray
-from mpgrad.testing.fake_kernels import KERNELS
+from tests.cuda.fake_driver.arrays import ndarray as DeviceArray
+from tests.cuda.fake_driver.kernels import KERNELS
 
 UFUNCS = (
     "add subtract multiply divide true_divide power maximum minimum remainder floor_divide negative"

@@ -1,22 +1,29 @@
 """Kill points: where a process of the engine shall die, so that every recovery can be tried.
 
-``MPGRAD_KILL=process:phase:nth[:signal]``, several of them separated by commas. Nothing of this is
-loaded, and nothing is asked while the engine works, unless the variable is set.
+A point is ``process:phase:nth[:signal]``; several of them are separated by commas. They hold for
+engines that start in the environment that ``dying`` gives, where ``MPGRAD_TEST_HOOK`` names
+``hook``.
 
 A worker counts by the plan, so that it is the same NodeTask each time, whoever gets it: the n-th
 NodeTask of a backward, in its first attempt. Of several points for workers the first one holds for
 the engine's first backward, the second one for its second, and so on; "-" spares one. The
-coordinator and the client count how often they pass the phase. An engine that had to be started
-again has no kill points.
+coordinator and the client count how often they pass the phase.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import pytest
+
+#: The variable in which children find their points.
+VARIABLE = "TEST_KILL_POINTS"
 
 #: The phases of each process, in the order in which they are passed.
 PHASES: dict[str, tuple[str, ...]] = {
@@ -57,25 +64,43 @@ class KillPoint(NamedTuple):
     sent: int = signal.SIGKILL
 
 
-def parse_kill_points(text: str) -> str:
-    """``text``, if it is one; :func:`kill_points` takes it apart.
+def dying(points: str) -> dict[str, str]:
+    """The environment of an engine whose processes die at ``points``.
 
     Raises:
-        ValueError: it is not; the message says what is wrong.
+        ValueError: one of them is none; the message says what is wrong.
     """
-    for word in _words(text):
-        _point(word)
-    return text
+    _parse(points)
+    return {"MPGRAD_TEST_HOOK": f"{__name__}:hook", VARIABLE: points}
 
 
-def kill_points(text: str, process: str) -> list[KillPoint | None]:
+def kill_at(patch: pytest.MonkeyPatch, points: str) -> None:
+    """Have the processes of engines that start from now on die at ``points``."""
+    for name, value in dying(points).items():
+        patch.setenv(name, value)
+
+
+def hook(process: str, part: Any) -> Any:
+    """``part`` of this process, such that it dies at its points: see ``mpgrad.hook_for_tests``."""
+    if not any(points_of(process)):
+        return part
+    if process == "worker":
+        from tests.process.doomed_worker import DoomedWorker
+
+        return DoomedWorker
+    from tests.process.doomed_transports import DoomedHub, DoomedSpoke
+
+    return (DoomedHub if process == "coordinator" else DoomedSpoke)(part, _passages(process))
+
+
+def points_of(process: str) -> list[KillPoint | None]:
     """The points of ``process`` in their order; None where one is spared."""
-    points = [_point(word) for word in _words(text)]
+    points = _parse(os.environ[VARIABLE])
     return [point for point in points if point is None or point.process == process]
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")] if text.strip() else []
+def _parse(points: str) -> list[KillPoint | None]:
+    return [_point(word.strip()) for word in points.split(",")]
 
 
 def _point(word: str) -> KillPoint | None:
@@ -108,12 +133,15 @@ class Passages:
         self._points = [point for point in points if point is not None]
         self._counts: Counter[str] = Counter()
 
-    def __bool__(self) -> bool:
-        return bool(self._points)
-
     def passes(self, phase: str) -> None:
         """The process passes ``phase`` once more."""
         self._counts[phase] += 1
         for point in self._points:
             if (point.phase, point.nth) == (phase, self._counts[phase]):
                 strike(point)
+
+
+@functools.cache
+def _passages(process: str) -> Passages:
+    """All sessions of a client count together."""
+    return Passages(points_of(process))

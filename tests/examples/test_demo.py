@@ -1,4 +1,4 @@
-"""``mpgrad demo``: its parts, and the whole of it with a small size."""
+"""The demo: its parts, and the whole of it with a small size."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from mpgrad.launch import demo, demo_branches, demo_digits
-from mpgrad.launch.large_letters import in_large_letters
+from examples.demo import __main__ as demo
+from examples.demo import branches, digits
+from examples.demo.large_letters import in_large_letters
 
 
 def test_without_scikit_learn_it_says_what_to_install(
@@ -17,15 +18,15 @@ def test_without_scikit_learn_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert demo.main() == 1
     said = capsys.readouterr().out
-    assert said == 'mpgrad demo needs scikit-learn: pip install "mpgrad[data]"\n'
+    assert said == "The demo needs scikit-learn: pip install scikit-learn\n"
 
 
 @pytest.mark.slow
 def test_the_network_learns() -> None:
     pytest.importorskip("sklearn")
     losses: list[float] = []
-    training = demo_digits.train("local", demo_digits.load(), losses.append, epochs=3)
-    assert training.steps == len(losses) == demo_digits.steps(demo_digits.load(), epochs=3)
+    training = digits.train("local", digits.load(), losses.append, epochs=3)
+    assert training.steps == len(losses) == digits.steps(digits.load(), epochs=3)
     assert training.accuracy > 0.9
     assert training.tasks == {}
 
@@ -37,7 +38,7 @@ def test_the_whole_demo(
 ) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(demo, "BRANCH_MS", 0.5)
-    assert demo.main() is None
+    assert demo.main() == 0
     said = capsys.readouterr().out
     assert said.count("identical bit for bit") == 2
     assert "\x1b" not in said  # no terminal, no colours
@@ -47,15 +48,15 @@ def test_the_whole_demo(
 
 
 def test_slow_branches_have_the_gradient_they_claim() -> None:
-    branches = demo_branches.branches(terms=1000)
-    assert branches.backward_seconds() > 0
-    for leaf in branches.leaves:
-        assert leaf.grad.tolist() == pytest.approx([3.14159] * demo_branches.ELEMENTS, abs=2e-3)
+    sixteen = branches.branches(terms=1000)
+    assert sixteen.backward_seconds() > 0
+    for leaf in sixteen.leaves:
+        assert leaf.grad.tolist() == pytest.approx([3.14159] * branches.ELEMENTS, abs=2e-3)
 
 
 def test_calibrate_scales_with_the_time() -> None:
-    assert demo_branches.calibrate(1e-3) > 0
-    assert demo_branches.calibrate(0.0) == 1
+    assert branches.calibrate(1e-3) > 0
+    assert branches.calibrate(0.0) == 1
 
 
 def test_large_letters() -> None:

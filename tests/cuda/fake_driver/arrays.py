@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.testing.fake_cuda_streams import Operation
+from tests.cuda.fake_driver.streams import Operation
 
 Host = np.ndarray[Any, Any]
 
