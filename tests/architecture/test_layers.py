@@ -38,7 +38,7 @@ FLOORS = (
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
     (0, "words", "config device dtypes errors exits handles hash_seed ids lazy machine"),
-    (0, "words", "standard_streams hook_for_tests"),
+    (0, "words", "standard_streams hook_for_tests memory_formats"),
     (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )
 
