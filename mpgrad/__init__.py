@@ -7,8 +7,8 @@
     x.grad
 
 Every public name is loaded on first use (see ``mpgrad.lazy``): importing any part of the package
-runs this file, and the coordinator process must not load NumPy. ``__init__.pyi`` says the same
-names to editors and type checkers.
+runs this file, and the coordinator process must not load NumPy. ``python -m tests.stubs`` writes
+``__init__.pyi``, which says the same names to editors and type checkers.
 """
 
 from __future__ import annotations

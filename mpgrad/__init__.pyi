@@ -1,4 +1,4 @@
-"""The public names of mpgrad, for editors and type checkers; ``__init__.py`` loads them on use."""
+"""The public names of mpgrad, which ``__init__.py`` loads on first use."""
 
 from mpgrad import autograd as autograd
 from mpgrad import backends as backends

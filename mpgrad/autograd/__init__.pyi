@@ -1,4 +1,4 @@
-"""The public names of mpgrad.autograd, for editors and type checkers."""
+"""The public names of mpgrad.autograd, which ``__init__.py`` loads on first use."""
 
 from mpgrad.autograd import function as function
 from mpgrad.autograd import functional as functional

@@ -60,10 +60,10 @@ Array = np.ndarray[Any, Any]
 _OPERANDS = (Tensor, int, float, complex, np.ndarray, np.generic)
 
 
-def _infix(function: Callable[..., Tensor], *, reflected: bool = False) -> Callable[..., Any]:
+def _infix(function: Callable[..., Tensor], *, reflected: bool = False) -> Callable[..., Tensor]:
     """``function`` as a special method: an operand that it does not know is left to the other."""
 
-    def method(self: Tensor, other: Any) -> Any:
+    def method(self: Tensor, other: Any) -> Tensor:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
         return function(other, self) if reflected else function(self, other)
@@ -126,6 +126,37 @@ def backward(
     run(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
+# ------------------------------------------------------------------------ arguments in other places
+
+
+def _where(self: Tensor, condition: Any, other: Any) -> Tensor:
+    return choices.where(condition, self, other)
+
+
+def _view_as(self: Tensor, other: Tensor) -> Tensor:
+    return shape.view(self, other.shape)
+
+
+def _reshape_as(self: Tensor, other: Tensor) -> Tensor:
+    return shape.reshape(self, other.shape)
+
+
+def _expand_as(self: Tensor, other: Tensor) -> Tensor:
+    return shape.expand(self, other.shape)
+
+
+def _itself(self: Tensor) -> Tensor:
+    return self
+
+
+def _reversed(self: Tensor) -> Tensor:
+    return shape.permute(self, tuple(reversed(range(self.ndim))))
+
+
+def _matrices_transposed(self: Tensor) -> Tensor:
+    return shape.transpose(self, -2, -1)
+
+
 # ------------------------------------------------------------------------ attaching
 
 #: Families whose functions are methods too, and those of them that are not.
@@ -156,10 +187,10 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "softmax": activation.softmax,
     "bernoulli": random.bernoulli,
     "log_softmax": activation.log_softmax,
-    "where": lambda self, condition, other: choices.where(condition, self, other),
-    "view_as": lambda self, other: shape.view(self, other.shape),
-    "reshape_as": lambda self, other: shape.reshape(self, other.shape),
-    "expand_as": lambda self, other: shape.expand(self, other.shape),
+    "where": _where,
+    "view_as": _view_as,
+    "reshape_as": _reshape_as,
+    "expand_as": _expand_as,
     "absolute": arithmetic.abs,
     "negative": arithmetic.neg,
     "multiply": arithmetic.mul,
@@ -170,7 +201,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "swapdims": shape.transpose,
     "moveaxis": shape.movedim,
     "__neg__": arithmetic.neg,
-    "__pos__": lambda self: self,
+    "__pos__": _itself,
     "__abs__": arithmetic.abs,
     "__invert__": comparison.bitwise_not,
     "__getitem__": indexing.getitem,
@@ -191,8 +222,8 @@ def _part(view: Callable[[Tensor], Tensor]) -> property:
 
 _PROPERTIES: dict[str, property] = {
     "data": property(history.get_data, history.set_data, history.delete_data),
-    "T": property(lambda self: shape.permute(self, tuple(reversed(range(self.ndim))))),
-    "mT": property(lambda self: shape.transpose(self, -2, -1)),
+    "T": property(_reversed),
+    "mT": property(_matrices_transposed),
     **{name: _part(part) for name, part in complex_numbers.PARTS.items()},
     "H": property(complex_numbers.conjugate_transpose),
     "mH": property(complex_numbers.adjoint),

@@ -319,6 +319,14 @@ def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
     return value
 
 
+def _clamp_min(self: Tensor, min: Any) -> Tensor:
+    return clamp_(self, min)
+
+
+def _clamp_max(self: Tensor, max: Any) -> Tensor:
+    return clamp_(self, None, max)
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     "add_": _scaled("add", np.add),
     "sub_": _scaled("sub", np.subtract),
@@ -331,8 +339,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "lerp_": lerp_,
     "clamp_": clamp_,
     "clip_": clamp_,
-    "clamp_min_": lambda self, min: clamp_(self, min),
-    "clamp_max_": lambda self, max: clamp_(self, None, max),
+    "clamp_min_": _clamp_min,
+    "clamp_max_": _clamp_max,
     "neg_": _unary("neg", np.negative),
     "abs_": abs_,
     "square_": _unary("square", np.square),

@@ -51,9 +51,26 @@ def is_floating_point(self: Tensor) -> bool:
     return self.dtype.kind == "f"
 
 
+def dim(self: Tensor) -> int:
+    """The number of dimensions."""
+    return self.ndim
+
+
+def _nbytes(self: Tensor) -> int:
+    return self._array.nbytes  # type: ignore[no-any-return]
+
+
+def _is_cuda(self: Tensor) -> bool:
+    return self.device.type == "cuda"
+
+
+def _is_cpu(self: Tensor) -> bool:
+    return self.device.type == "cpu"
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     "size": size,
-    "dim": lambda self: self.ndim,
+    "dim": dim,
     "numel": numel,
     "nelement": numel,
     "element_size": element_size,
@@ -65,8 +82,8 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 PROPERTIES: dict[str, property] = {
-    "nbytes": property(lambda self: self._array.nbytes),
+    "nbytes": property(_nbytes),
     "itemsize": property(element_size),
-    "is_cuda": property(lambda self: self.device.type == "cuda"),
-    "is_cpu": property(lambda self: self.device.type == "cpu"),
+    "is_cuda": property(_is_cuda),
+    "is_cpu": property(_is_cpu),
 }

@@ -74,7 +74,11 @@ def _bool(self: Tensor) -> bool:
 def _index(self: Tensor) -> int:
     if self._array.size != 1 or self._array.dtype.kind not in "biu":
         raise TypeError("only integer tensors of a single element can be converted to an index")
-    return int(item(self))
+    return int(_scalar(self))
+
+
+def _int(self: Tensor) -> int:
+    return int(_scalar(self))
 
 
 def _len(self: Tensor) -> int:
@@ -108,7 +112,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "__bool__": _bool,
     "__float__": _float,
     "__complex__": _complex,
-    "__int__": lambda self: int(_scalar(self)),
+    "__int__": _int,
     "__index__": _index,
     "__format__": _format,
 }

@@ -1,4 +1,4 @@
-"""The public names of mpgrad.utils, for editors and type checkers."""
+"""The public names of mpgrad.utils, which ``__init__.py`` loads on first use."""
 
 from mpgrad.utils import checkpoint as checkpoint
 from mpgrad.utils import data as data
