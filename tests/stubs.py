@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
 import inspect
 import subprocess
@@ -24,17 +25,6 @@ PACKAGE = Path(mpgrad.__file__).parent
 
 #: Packages whose names are loaded on first use.
 LAZY = ("mpgrad", "mpgrad.autograd", "mpgrad.utils")
-
-#: Where the names come from that stand in the signatures of Tensor's members.
-HOMES = {
-    "Any": "typing",
-    "Callable": "collections.abc",
-    "Iterator": "collections.abc",
-    "Place": "mpgrad.autograd.backward",
-    "Sequence": "collections.abc",
-    "Tensor": "mpgrad.tensor",
-    "ValuesAndIndices": "mpgrad.ops.reduction",
-}
 
 #: Special methods of every object that mean something else for Tensors.
 COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
@@ -91,9 +81,8 @@ def of_tensor() -> str:
         if isinstance(member, FunctionType | property | classmethod)
         and name not in written | UNDECLARED
     }
-    names: set[str] = set()
-    body = [line for name, member in members.items() for line in _member(name, member, names)]
-    imports = [f"from {HOMES[name]} import {name}" for name in names if name in HOMES]
+    imports = {"import builtins", "import numpy as np"}
+    body = [line for name, member in members.items() for line in _member(name, member, imports)]
     return "\n".join(
         [
             '"""What ``tensor_methods`` attaches to Tensor.',
@@ -101,9 +90,7 @@ def of_tensor() -> str:
             "Tensor inherits it for type checkers alone: at run time there is no such module.",
             '"""',
             "",
-            "import builtins",
-            "import numpy as np",
-            *imports,
+            *sorted(imports),
             "",
             "class TensorMembers:",
             *body,
@@ -123,32 +110,33 @@ def _written_in_the_class() -> set[str]:
     return {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
-def _member(name: str, member: Any, names: set[str]) -> Iterator[str]:
-    """The lines that declare one member; what their annotations name is added to ``names``."""
+def _member(name: str, member: Any, imports: set[str]) -> Iterator[str]:
+    """The lines that declare one member; what they need is added to ``imports``."""
     if isinstance(member, property):
         yield "    @property"
-        yield _function(name, member.fget, names)
+        yield _function(name, member.fget, imports)
         if member.fset is not None:
             yield f"    @{name}.setter"
-            yield _function(name, member.fset, names)
+            yield _function(name, member.fset, imports)
         return
     if isinstance(member, classmethod):
         yield "    @classmethod"
         member = member.__func__
-    yield _function(name, member, names)
+    yield _function(name, member, imports)
 
 
-def _function(name: str, function: Callable[..., Any], names: set[str]) -> str:
+def _function(name: str, function: Callable[..., Any], imports: set[str]) -> str:
     signature = inspect.signature(function)
+    home = inspect.unwrap(function).__module__
     first, *others = signature.parameters.values()
     if first.kind is inspect.Parameter.VAR_POSITIONAL:
         others = [first, *others]
     words = ["cls" if first.name == "cls" else "self"]
-    words += [_parameter(other, _annotation(other.annotation, names)) for other in others]
+    words += [_parameter(other, _annotation(other.annotation, home, imports)) for other in others]
     kinds = [first.kind, *(other.kind for other in others)]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         words.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
-    result = _annotation(signature.return_annotation, names)
+    result = _annotation(signature.return_annotation, home, imports)
     ignored = "  # type: ignore[override]" if name in ("__eq__", "__ne__") else ""
     return f"    def {name}({', '.join(words)}) -> {result}: ...{ignored}"
 
@@ -162,23 +150,34 @@ def _parameter(parameter: inspect.Parameter, annotation: str) -> str:
     return text
 
 
-def _annotation(annotation: Any, names: set[str]) -> str:
-    """An annotation where the members of Tensor hide the builtins that are called like them."""
+def _annotation(annotation: Any, home: str, imports: set[str]) -> str:
+    """An annotation of module ``home``, where members of Tensor hide builtins of their names."""
     if annotation is inspect.Signature.empty:
-        names.add("Any")
+        imports.add("from typing import Any")
         return "Any"
-    parsed = ast.parse(annotation, mode="eval")
 
     class Qualified(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.Name:
-            names.add(node.id)
-            if node.id in HOMES or node.id == "np":
-                return node
-            if not hasattr(builtins, node.id):
-                raise KeyError(f"{node.id}: say in HOMES where it comes from")
-            return ast.Name(f"builtins.{node.id}") if hasattr(Tensor, node.id) else node
+            if node.id in _names_of(home):
+                imports.add(f"from {_names_of(home)[node.id]} import {node.id}")
+            elif hasattr(builtins, node.id) and hasattr(Tensor, node.id):
+                return ast.Name(f"builtins.{node.id}")
+            return node
 
-    return ast.unparse(Qualified().visit(parsed))
+    return ast.unparse(Qualified().visit(ast.parse(annotation, mode="eval")))
+
+
+@functools.cache
+def _names_of(module: str) -> dict[str, str]:
+    """What a module imports from others and what it defines, for type checkers alone or not, by
+    the module that it comes from."""
+    names = {}
+    for node in ast.walk(ast.parse(inspect.getsource(importlib.import_module(module)))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.update({alias.asname or alias.name: node.module for alias in node.names})
+        elif isinstance(node, ast.ClassDef):
+            names[node.name] = module
+    return names
 
 
 if __name__ == "__main__":

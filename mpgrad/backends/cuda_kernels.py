@@ -1,7 +1,7 @@
 """What CuPy lacks or does in many steps, as kernels in CUDA: windows, and sums at indices.
 
 Each sum is taken by one thread, in the order in which NumPy takes it: the same bits every time,
-which atomic additions do not give. ``testing.fake_kernels`` has the same functions for NumPy.
+which atomic additions do not give. ``tests/cuda/fake_driver`` has the same functions for NumPy.
 """
 
 from __future__ import annotations
