@@ -33,7 +33,7 @@ def test_branches_may_run_on_workers() -> None:
     """A Function that has to stay in the client would make ``process`` a serial contender."""
     root = gil_branches._program(mg, LOOPS, elements=4).forward()
     frozen = freeze([gradient_edge(root)], [None], keep_graph=True, cost=costs.estimate)
-    placed, _ = place(frozen)
+    placed = place(frozen).frozen
     assert not any(spec.on_client for spec in placed.spec.nodes)
 
 
