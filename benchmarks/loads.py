@@ -71,9 +71,12 @@ def alone(loops: int, branches: int, repeats: int) -> Contender:
 
 
 def _seconds(loops: int) -> float:
+    """Short ones run many times in a row, as branches do: after a pause, caches are cold."""
+    repeats = max(1, _LOOPS // loops)
     start = time.perf_counter()
-    spin(loops)
-    return time.perf_counter() - start
+    for _ in range(repeats):
+        spin(loops)
+    return (time.perf_counter() - start) / repeats
 
 
 def loops_for(milliseconds: float, seconds: Seconds = _seconds) -> int:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import gc
 import signal
 
+import hypothesis
 import pytest
 
 from tests.torch_outcomes import of_torch  # noqa: F401  (a fixture)
+
+# The same examples in every run, and none is judged by the time that it takes.
+hypothesis.settings.register_profile(
+    "any machine",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

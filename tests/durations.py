@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).resolve().parents[1] / "build" / "durations.txt"
+#: What scripts/test and scripts/test --all say after -m.
+WHOLE = ("", "not long")
 #: Shorter tests are in the sum of their file only.
 SHORTEST_S = 0.1
 
@@ -24,9 +26,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_chosen = config.option.keyword or config.option.markexpr not in WHOLE
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not is_chosen
     # The processes of pytest-xdist pass on what they measure.
-    if is_whole and not config.option.keyword and not hasattr(config, "workerinput"):
+    if is_whole and not hasattr(config, "workerinput"):
         FILE.parent.mkdir(exist_ok=True)
         FILE.write_text(text(_seconds))
 

@@ -219,7 +219,7 @@ ARENA = Arena(MIB, "property test", capacity_bytes=1 << 30)
 READER = ForeignArena(os.dup(ARENA.segment.fd), number=CLIENT_ARENA)
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150)
 @given(viewers())
 def test_any_view_travels_as_a_handle(viewer):
     array = ARENA.empty((6, 5, 4), np.int32)

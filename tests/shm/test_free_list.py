@@ -18,7 +18,6 @@ LIMIT = 8 * MIB
 CAPACITY = 64 * MIB
 
 
-@settings(derandomize=True)
 @given(st.integers(0, 1 << 45))
 def test_size_classes_are_aligned_tight_and_stable(nbytes):
     size = size_class(nbytes)
@@ -138,9 +137,7 @@ class FreeListMachine(RuleBasedStateMachine):
 
 
 TestFreeList = FreeListMachine.TestCase
-TestFreeList.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestFreeList.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_the_block_freed_last_is_used_first():

@@ -99,7 +99,7 @@ def strided_layouts(draw):
     return draw(st.integers(0, 256)), shape, strides
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150)
 @given(strided_layouts())
 def test_byte_bounds_are_exactly_what_the_elements_cover(layout):
     offset, shape, strides = layout

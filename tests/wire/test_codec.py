@@ -95,19 +95,19 @@ def decodes_or_refuses(frame: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_random_bytes(frame: bytes) -> None:
     decodes_or_refuses(frame)
 
 
 @given(st.sampled_from(sorted(MESSAGES)), st.binary(max_size=100))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_random_bytes_after_a_known_kind(kind: int, rest: bytes) -> None:
     decodes_or_refuses(bytes([kind]) + rest)
 
 
 @given(st.sampled_from(SAMPLES), st.data())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_damaged_messages(message: object, data: st.DataObject) -> None:
     frame = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 3))):
