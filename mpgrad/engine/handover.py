@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-import cloudpickle
 import numpy as np
 
 from mpgrad.autograd.anomaly_mode import mode as anomaly
@@ -17,6 +16,7 @@ from mpgrad.autograd.functions.function_node import (
     FunctionNode,
     PortableContext,
 )
+from mpgrad.autograd.shipping.attributes import pack_attributes
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.device_arrays import is_on_gpu
 from mpgrad.dispatch import OperatorNode
@@ -145,7 +145,7 @@ class Handover(PackedArrays):
             buffers.append(self.array(np.frombuffer(buffer.raw(), np.uint8)))
 
         try:
-            attributes = _pickled(context.attributes, out_of_band)
+            attributes = pack_attributes(context.attributes, code.held, out_of_band)
         except Exception as error:
             raise TypeError(
                 f"{node.name()} cannot be sent to a worker: what its ctx holds cannot be pickled "
@@ -164,18 +164,6 @@ class Handover(PackedArrays):
 @functools.lru_cache(DESCRIPTIONS_MAX)
 def _described(description: ContextDescription) -> bytes:
     return pickle.dumps(description, protocol=5)
-
-
-def _pickled(attributes: dict[str, Any], out_of_band: Callable[[Any], None]) -> bytes:
-    if not attributes:
-        return b""
-    if all(type(value) in _SCALARS for value in attributes.values()):
-        return pickle.dumps(attributes, protocol=5)
-    return cloudpickle.dumps(attributes, protocol=5, buffer_callback=out_of_band)
-
-
-#: Nothing in them needs cloudpickle, which takes five times as long.
-_SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 class SavedTensorsUnreadable(Exception):

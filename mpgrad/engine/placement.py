@@ -8,16 +8,10 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.shipping.decision import (
-    Decision,
-    ShippedCode,
-    attributes_reason,
-    attributes_words,
-    decide,
-)
+from mpgrad.autograd.shipping.attributes import attributes_reason, attributes_words, classes_in
+from mpgrad.autograd.shipping.decision import Decision, ShippedCode, decide
 from mpgrad.device import CPU
 from mpgrad.device_arrays import get_default_device
 from mpgrad.dispatch import OperatorNode
@@ -62,7 +56,7 @@ def place(frozen: FrozenGraph) -> Placed:
     code: dict[int, ShippedCode] = {}
     kept: dict[int, str] = {}
     unasked: dict[int, str] = {}
-    decisions: dict[type[Function], Decision] = {}
+    decisions: dict[tuple[type, ...], Decision] = {}
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
             found = _where(node, frozen.keep_graph, decisions)
@@ -105,7 +99,7 @@ def reason(placed: Placed, index: int) -> str:
 
 
 def _where(
-    node: FunctionNode, keep_graph: bool, decisions: dict[type[Function], Decision]
+    node: FunctionNode, keep_graph: bool, decisions: dict[tuple[type, ...], Decision]
 ) -> _Where:
     """``decisions`` keeps those of one walk, during which no user code can change anything."""
     if (keep_graph and node.ctx._clears_on_access) or node.ctx._was_accessed:
@@ -113,13 +107,16 @@ def _where(
     if get_default_device() is not CPU:
         return _Where("new tensors in it come to this thread's default device")
     function = node.function
-    decision = decisions.get(function)
+    held: tuple[type, ...] = ()
+    if function.run_on is None and (attributes := vars(node.ctx)):
+        if found := attributes_reason(attributes):
+            return _Where(attributes_words(function, found), is_unasked=True)
+        held = classes_in(attributes)
+    decision = decisions.get((function, *held))
     if decision is None:
-        decision = decisions[function] = decide(function)
+        decision = decisions[function, *held] = decide(function, held)
     if decision.run_on == "client":
         return _Where(decision.reason, is_unasked=function.run_on is None)
-    if function.run_on is None and (found := attributes_reason(vars(node.ctx))):
-        return _Where(attributes_words(function, found), is_unasked=True)
     return _Where(code=decision.code)
 
 

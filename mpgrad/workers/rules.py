@@ -17,7 +17,7 @@ from mpgrad.autograd.functions.function_node import (
     run_function_backward,
 )
 from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.shipping.loading import Settings, establish, load_with_settings
+from mpgrad.autograd.shipping.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.backends.column_parts import Parts
 from mpgrad.device import CPU
 from mpgrad.device_arrays import cuda
@@ -51,7 +51,7 @@ class Rules:
 
     def __init__(self, memory: WorkerMemory) -> None:
         self._memory = memory
-        self._functions: OrderedDict[str, tuple[type[Any], Settings]] = OrderedDict()
+        self._functions: OrderedDict[str, Loaded] = OrderedDict()
         self._function_bytes: dict[str, int] = {}
 
     def step(self, program: NodeProgram) -> Step:
@@ -84,26 +84,26 @@ class Rules:
 
     def _function(self, rule: FunctionRule) -> Any:
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-            function, settings = self._load(rule)
-            if settings:
-                establish(settings)
-            ctx = self._context(rule).rebuild(function)
-            return run_function_backward(function, ctx, grads, needs)
+            loaded = self._load(rule)
+            if loaded.settings:
+                establish(loaded.settings)
+            ctx = self._context(rule, loaded.held).rebuild(loaded.function)
+            return run_function_backward(loaded.function, ctx, grads, needs)
 
         return apply
 
-    def _context(self, rule: FunctionRule) -> PortableContext:
+    def _context(self, rule: FunctionRule, held: tuple[type, ...]) -> PortableContext:
         opened = self._memory.open_packed
         saved = tuple([None if packed is None else opened(packed) for packed in rule.saved])
         buffers = [opened(buffer) for buffer in rule.buffers]
-        attributes = pickle.loads(rule.attributes, buffers=buffers) if rule.attributes else {}
+        attributes = load_attributes(rule.attributes, buffers, held) if rule.attributes else {}
         return PortableContext(saved, attributes, _description(rule.description))
 
-    def _load(self, rule: FunctionRule) -> tuple[type[Any], Settings]:
+    def _load(self, rule: FunctionRule) -> Loaded:
         loaded = self._functions.get(rule.code_id)
         if loaded is None:
             blob = self._memory.open_packed(rule.code).tobytes()
-            loaded = self._functions[rule.code_id] = load_with_settings(blob)
+            loaded = self._functions[rule.code_id] = load_all(blob)
             self._function_bytes[rule.code_id] = len(blob)
             while (
                 len(self._functions) > FUNCTIONS_MAX

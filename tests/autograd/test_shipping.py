@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import math
 import subprocess
 import sys
 import textwrap
+import types
 
 import cloudpickle
 import numpy as np
 import pytest
+from scipy import sparse
 
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.shipping import decision as shipping
-from mpgrad.autograd.shipping.decision import attributes_reason, decide
+from mpgrad.autograd.shipping.attributes import attributes_reason
+from mpgrad.autograd.shipping.decision import decide
 from mpgrad.autograd.shipping.loading import load
 from mpgrad.tensor import Tensor
 
@@ -716,6 +720,35 @@ class TestAttributes:
         attributes["shapes"] = [(1, 2), (3,)]
         attributes["sizes"] = {"a": [1, 2]}
         assert attributes_reason(attributes) == ""
+
+    def test_a_view_of_a_dictionary_stays_where_others_have_that(self):
+        settings = {"a": 1.0}
+        assert "also held elsewhere" in attributes_reason({"k": types.MappingProxyType(settings)})
+        assert attributes_reason({"k": types.MappingProxyType({"a": 1.0})}) == ""
+        assert attributes_reason({"k": types.MappingProxyType({"a": [1.0]})}) != ""
+
+    def test_dataclasses_that_can_change_stay(self):
+        frozen = dataclasses.make_dataclass("Frozen", ["value"], frozen=True)
+        assert attributes_reason({"k": frozen((1.0, np.ones(2)))}) == ""
+        assert attributes_reason({"k": frozen([1.0])}) == "`ctx.k` is a Frozen, which can change"
+        changed = frozen(1.0)
+        object.__setattr__(changed, "other", 2.0)
+        assert attributes_reason({"k": changed}) != ""
+        mutable = dataclasses.make_dataclass("Mutable", ["value"])
+        assert attributes_reason({"k": mutable(1.0)}) != ""
+
+    def test_sparse_matrices_of_objects_or_lists_stay(self):
+        assert attributes_reason({"k": sparse.csr_matrix(np.eye(2))}) == ""
+        assert attributes_reason({"k": sparse.lil_matrix(np.eye(2))}) != ""
+
+    def test_methods_of_what_is_on_ctx_count(self, custom):
+        module = custom(
+            "value = 1.0",
+            "import typing\nTABLE = [1.0]\nclass Lens(typing.NamedTuple):\n    focus: float\n"
+            "    def scale(self): return TABLE[0]",
+        )
+        assert decide(module.Custom).run_on == "worker"
+        assert "`TABLE`, a list" in decide(module.Custom, (module.Lens,)).reason
 
     def test_shared_containers_stay(self):
         log = []

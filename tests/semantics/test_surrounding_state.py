@@ -4,18 +4,21 @@ has now."""
 from __future__ import annotations
 
 import decimal
+import enum
 import locale
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import mpgrad as mg
 from tests.semantics.functions import define, double
@@ -180,3 +183,85 @@ def test_these_functions_run_in_workers(process_engine: mg.Engine) -> None:
         explanation = process_engine.explain(define(mg, double, rule).apply(leaf(mg, 2)))
         (node,) = [node for node in explanation.nodes if node.name.startswith("Custom")]
         assert node.where == "worker", node.reason
+
+
+# ---------------------------------------------------------------------- on ctx
+
+
+class Kind(enum.Enum):
+    SMALL = 1
+    LARGE = 2
+
+
+class Lens(NamedTuple):
+    """A member of what is on ctx."""
+
+    focus: float
+    kind: Kind = Kind.LARGE
+
+    def scale(self) -> float:
+        return self.focus * self.kind.value
+
+
+@dataclass(frozen=True)
+class Camera:
+    """Immutable, with a method, an array and a default that is made."""
+
+    lens: Lens
+    matrix: Any
+    weights: tuple[float, ...] = field(default_factory=tuple)
+
+    def project(self, value: float) -> float:
+        return value * self.lens.scale() + float(self.matrix.sum())
+
+
+def with_camera(ctx: Any, x: Any) -> Any:
+    ctx.camera = Camera(Lens(3.0), np.ones(2000))
+    ctx.settings = MappingProxyType({"scale": 2.0, "lens": Lens(1.0, Kind.SMALL)})
+    return x * 2
+
+
+def by_camera(ctx: Any, grad: Any) -> Any:
+    is_same = type(ctx.camera) is Camera and isinstance(ctx.camera.lens, Lens)
+    is_same = is_same and ctx.camera.lens.kind is Kind.LARGE and replace(ctx.camera) == ctx.camera
+    scale = ctx.settings["lens"].scale() if is_same else 0.0
+    return grad * ctx.camera.project(ctx.settings["scale"]) * scale
+
+
+@paired()
+def test_what_cannot_change_may_stand_on_ctx(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    define(lib, with_camera, by_camera).apply(x).sum().backward()
+    assert x.grad[0].item() == 2012.0
+    return x.grad
+
+
+def with_sparse(ctx: Any, x: Any) -> Any:
+    rows, columns = np.array([0, 0, 1, 2]), np.array([2, 0, 1, 2])
+    ctx.system = sparse.csr_matrix((np.arange(1.0, 5.0), columns, [0, 2, 3, 4]), shape=(3, 3))
+    ctx.others = (sparse.coo_array((np.ones(4), (rows, columns)), shape=(3, 3)),)
+    assert not ctx.system.has_sorted_indices
+    return x * 2
+
+
+def by_sparse_values(ctx: Any, grad: Any) -> Any:
+    ones = np.ones(3)
+    ctx.system.sort_indices()  # in place
+    return grad * float(((ctx.system @ ones) + (ctx.others[0].T @ ones)) @ np.arange(1.0, 4.0))
+
+
+@paired()
+def test_sparse_matrices_may_stand_on_ctx(lib: Any) -> Any:
+    x = leaf(lib, 3)
+    define(lib, with_sparse, by_sparse_values).apply(x).sum().backward()
+    return x.grad
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("forward", "backward"), [(with_camera, by_camera), (with_sparse, by_sparse_values)]
+)
+def test_they_run_in_workers(process_engine: mg.Engine, forward: Any, backward: Any) -> None:
+    explanation = process_engine.explain(define(mg, forward, backward).apply(leaf(mg, 3)))
+    (node,) = [node for node in explanation.nodes if node.name.startswith("Custom")]
+    assert node.where == "worker", node.reason

@@ -25,14 +25,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import cloudpickle
-import numpy as np
 
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.shipping.constants import has_own_order, is_constant
 from mpgrad.autograd.shipping.findings import Survey
+from mpgrad.autograd.shipping.installed_state import is_installed_name
 from mpgrad.autograd.shipping.process_state import is_installed_namespace
-from mpgrad.autograd.shipping.purity import article, is_installed_name, survey
-from mpgrad.tensor import Tensor
+from mpgrad.autograd.shipping.purity import survey
 
 #: How many classes are remembered; a class that was dropped is only looked through again.
 CACHE_LIMIT = 1024
@@ -44,7 +42,7 @@ _REMEDY = (
 )
 
 _lock = threading.Lock()
-_entries: OrderedDict[type[Function], _Entry] = OrderedDict()
+_entries: OrderedDict[tuple[type, ...], _Entry] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,8 @@ class ShippedCode:
 
     code_id: str
     blob: bytes
+    #: Classes in it that a ctx holds instances of.
+    held: tuple[type, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,12 @@ class _Entry:
     survey: Survey
 
 
-def decide(cls: type[Function]) -> Decision:
+def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
     """Where ``cls.backward`` runs, as things stand now.
+
+    Args:
+        cls: the Function.
+        held: the user's classes of what its ctx holds, which travel with it.
 
     A class that was looked through before costs one comparison per value that it reads. One that
     reads what can change unseen, and has ``run_on = "worker"`` all the same, is packed again.
@@ -84,7 +88,7 @@ def decide(cls: type[Function]) -> Decision:
     asked = cls._checked_run_on()
     if asked == "client":
         return Decision("client", f'{cls.__qualname__} has run_on = "client"')
-    entry = _entries.get(cls)
+    entry = _entries.get((cls, *held))
     if entry is not None and entry.asked == asked and entry.survey.is_current():
         if asked is None or not entry.survey.can_change_unseen:
             return entry.decision
@@ -92,88 +96,23 @@ def decide(cls: type[Function]) -> Decision:
     else:
         found = None
     with _lock:
-        entry = _decide(cls, asked, found)
-        _entries[cls] = entry
-        _entries.move_to_end(cls)
+        entry = _decide(cls, asked, held, found)
+        _entries[cls, *held] = entry
+        _entries.move_to_end((cls, *held))
         if len(_entries) > CACHE_LIMIT:
             _entries.popitem(last=False)
     return entry.decision
 
 
-def attributes_reason(attributes: dict[str, Any]) -> str:
-    """Why a ctx with these attributes should stay in the client; empty if it may travel.
-
-    A copy of a list is as good as the list only where nobody else holds it: a list that the caller
-    shares could be changed by backward, which the caller would then miss.
-    """
-    for name in attributes:
-        reason = _item_reason(attributes, name)
-        if reason:
-            return f"`ctx.{name}` is {article(type(attributes[name]).__name__)}{reason}"
-    return ""
-
-
-def attributes_words(cls: type[Function], reason: str) -> str:
-    """``attributes_reason`` as a sentence, with the remedy."""
-    return (
-        f"in {cls.__qualname__}, {reason}. Put what backward needs of it on ctx as arrays, numbers "
-        f'or tuples; or set run_on = "worker" on {cls.__qualname__}, which promises that nobody '
-        "changes it"
-    )
-
-
-def _references(container: Any, key: Any) -> int:
-    value = container[key]
-    return sys.getrefcount(value)
-
-
-#: What `_references` counts for a value that only its container holds (it differs by interpreter).
-_PRIVATE = _references([[]], 0)
-
-
-def _item_reason(container: Any, key: Any) -> str:
-    """Why ``container[key]`` may not travel; ``container`` itself is known to be private."""
-    kind = type(container[key])
-    if kind not in (list, dict):
-        return _value_reason(container[key])
-    if _references(container, key) > _PRIVATE:
-        return " that is also held elsewhere, which can change"
-    inner = container[key]
-    if kind is dict and not is_constant(tuple(inner)):
-        return " with keys that may change"
-    return next(filter(None, (_item_reason(inner, k) for k in _keys(inner))), "")
-
-
-def _keys(container: Any) -> Any:
-    return tuple(container) if isinstance(container, dict) else range(len(container))
-
-
-def _value_reason(value: Any) -> str:
-    if is_constant(value) or isinstance(value, np.ufunc):
-        return ", whose order differs in each process" if has_own_order(value) else ""
-    kind = type(value)
-    if kind is np.ndarray:
-        return " with elements that are Python objects" if value.dtype.hasobject else ""
-    if kind is Tensor:
-        return (
-            " that requires grad, which belongs to save_for_backward" if value.requires_grad else ""
-        )
-    if kind is slice:
-        return _value_reason((value.start, value.stop, value.step))
-    if kind is tuple:
-        return next(filter(None, map(_value_reason, value)), "")
-    if kind in (types.FunctionType, types.BuiltinFunctionType, type) and is_installed_name(value):
-        return ""
-    return ", which can change"
-
-
 # ---------------------------------------------------------------------- deciding
 
 
-def _decide(cls: type[Function], asked: str | None, found: Survey | None) -> _Entry:
+def _decide(
+    cls: type[Function], asked: str | None, held: tuple[type, ...], found: Survey | None
+) -> _Entry:
     """Pack ``cls``; ``found``: its survey, if that is current."""
     try:
-        found = found or survey(cls)
+        found = found or survey(cls, held)
     except Exception as error:  # a global may be an object that raises when it is looked at
         if asked == "worker":
             raise
@@ -182,7 +121,7 @@ def _decide(cls: type[Function], asked: str | None, found: Survey | None) -> _En
     if found.problems and asked is None:
         return _Entry(asked, Decision("client", _reason(cls, found.problems[0])), found)
     try:
-        blob = _dump(cls, found)
+        blob = _dump(cls, held, found)
     except Exception as error:  # pickling runs arbitrary user code, so anything may come
         why = f"its code cannot be pickled ({type(error).__name__}: {error})"
         if asked is None:
@@ -196,7 +135,7 @@ def _decide(cls: type[Function], asked: str | None, found: Survey | None) -> _En
         return _Entry(asked, Decision("client", _reason(cls, why)), found)
     name = f"{cls.__module__}.{cls.__qualname__}"
     digest = hashlib.blake2b(name.encode() + b"\0" + blob, digest_size=16).hexdigest()
-    return _Entry(asked, Decision("worker", "", ShippedCode(digest, blob)), found)
+    return _Entry(asked, Decision("worker", "", ShippedCode(digest, blob, held)), found)
 
 
 def _reason(cls: type[Function], problem: str) -> str:
@@ -206,20 +145,17 @@ def _reason(cls: type[Function], problem: str) -> str:
 # ---------------------------------------------------------------------- code as bytes
 
 
-def _dump(cls: type[Function], found: Survey) -> bytes:
-    """The class, and behind it the settings of installed modules, if there are any."""
+def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
+    """The class, or that and the classes that its ctx holds; behind it the settings of installed
+    modules, if there are any."""
     settings = pickle.dumps(found.settings, protocol=5) if found.settings else b""
-    return _dump_class(cls, found) + settings
-
-
-def _dump_class(cls: type[Function], found: Survey) -> bytes:
     module = sys.modules.get(cls.__module__)
-    if module is not None and is_installed_namespace(vars(module)):
-        return pickle.dumps(cls, protocol=5)
+    if not held and module is not None and is_installed_namespace(vars(module)):
+        return pickle.dumps(cls, protocol=5) + settings
     buffer = io.BytesIO()
     with _travelling_by_value(found.user_modules):
-        _CodePickler(buffer, found).dump(cls)
-    return buffer.getvalue()
+        _CodePickler(buffer, found).dump((cls, *held) if held else cls)
+    return buffer.getvalue() + settings
 
 
 @contextmanager

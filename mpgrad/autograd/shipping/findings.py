@@ -99,3 +99,13 @@ def cell_contents(cell: types.CellType) -> Any:
 def keyword_defaults(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
     """The defaults of keyword-only arguments, with their names."""
     return tuple((function.__kwdefaults__ or {}).items())
+
+
+def line_of(function: types.FunctionType, line: int) -> str:
+    """A line of a function, in words."""
+    return f"{function.__qualname__}() (line {line})"
+
+
+def article(noun: str) -> str:
+    """``noun`` with "a" or "an" before it."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.autograd.shipping.code_reads import Access, code_reads
-from mpgrad.autograd.shipping.constants import MISSING, is_constant
+from mpgrad.autograd.shipping.constants import MISSING, is_constant, is_importable
 from mpgrad.autograd.shipping.process_state import is_installed_namespace
 
-_TRUSTED = frozenset({"numpy", "scipy", "mpgrad", "cupy"}) | sys.stdlib_module_names
+#: The last is what pytest makes of ``assert``.
+_TRUSTED = frozenset({"numpy", "scipy", "mpgrad", "cupy", "_pytest"}) | sys.stdlib_module_names
 #: Functions and classes that are followed from one that user code names.
 FOLLOWED_MAX = 400
 #: Methods that change the container that they belong to.
@@ -59,6 +60,17 @@ class Setting(NamedTuple):
     namespace: dict[str, Any]
     name: str
     value: Any
+
+
+def is_installed_name(value: Any) -> bool:
+    """True where ``value`` is found under its name in an installed module.
+
+    ``functools.wraps`` gives an installed function the name of the user's that it wraps; such a
+    function is not one.
+    """
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    named = module is not None and is_installed_namespace(vars(module))
+    return named and is_importable(value)
 
 
 def is_trusted(module: str | None) -> bool:
@@ -166,8 +178,8 @@ def _why_it_can_change(namespace: dict[str, Any], name: str, value: Any) -> str:
         return ""
     if isinstance(value, _DRAWS):
         return f"a {noun}, whose state belongs to one process"
-    writer = _writers(namespace).get(name)
-    if writer:
+    writer, is_set = _writers(namespace).get(name, ("", False))
+    if writer and (is_set or hasattr(kind, "__setitem__") or hasattr(kind, "add")):
         return f"a {noun} that {writer}() can change"
     # An object with methods that change it, as configurations have.
     if not _is_elsewhere(kind):
@@ -179,23 +191,25 @@ def _why_it_can_change(namespace: dict[str, Any], name: str, value: Any) -> str:
     return ""
 
 
-def _writers(namespace: dict[str, Any]) -> dict[str, str]:
-    """For each global of a module that its own code sets or changes, a function that does."""
-    found: dict[str, str] = {}
+def _writers(namespace: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """For each global of a module that its own code may change, a function that does, and whether
+    that sets it: else it is changed in place, if it can be."""
+    found: dict[str, tuple[str, bool]] = {}
     for value in list(namespace.values()):
         if isinstance(value, FunctionType | type) and value.__module__ == namespace["__name__"]:
             for function in _functions_of(value):
-                for name in _written(function.__code__):
-                    found.setdefault(name, function.__qualname__)
+                for name, is_set in _written(function.__code__):
+                    if is_set or name not in found:
+                        found[name] = function.__qualname__, is_set
     return found
 
 
 @lru_cache(maxsize=4096)
-def _written(code: CodeType) -> frozenset[str]:
+def _written(code: CodeType) -> frozenset[tuple[str, bool]]:
     """Names of globals that a function sets, or that it may change in place."""
     changes_items = _changes_items(code)
     return frozenset(
-        access.name
+        (access.name, access.action == "store")
         for access in code_reads(code).accesses
         if access.source == "global"
         and (

@@ -28,9 +28,22 @@ from mpgrad.autograd.shipping.constants import (
     is_enum_member,
     is_importable,
 )
-from mpgrad.autograd.shipping.findings import FunctionState, Survey, cell_contents
+from mpgrad.autograd.shipping.findings import (
+    FunctionState,
+    Survey,
+    article,
+    cell_contents,
+    line_of,
+)
+from mpgrad.autograd.shipping.generated_members import (
+    IGNORED,
+    OF_NAMEDTUPLE,
+    generated_in,
+    is_bookkeeping,
+)
 from mpgrad.autograd.shipping.installed_state import (
     Setting,
+    is_installed_name,
     is_replaced,
     is_trusted,
     settings_of,
@@ -47,13 +60,6 @@ from mpgrad.hash_seed import fixed_hash_seed
 
 #: Parts of a Function that backward does not need, unless it names them.
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
-#: Class attributes that the interpreter keeps for itself or for type checkers.
-_BOOKKEEPING = (
-    "__doc__ __module__ __qualname__ __dict__ __weakref__ __annotations__ __parameters__ "
-    "__orig_bases__ __dataclass_fields__ __dataclass_params__ __abstractmethods__ _abc_impl "
-    "__firstlineno__ __static_attributes__ __annotate_func__ __annotations_cache__"
-)
-_IGNORED = frozenset(_BOOKKEEPING.split())
 #: What helps against it.
 _ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 _DESCRIPTORS = (
@@ -65,20 +71,14 @@ _DESCRIPTORS = (
 )
 
 
-def survey(cls: type[Function]) -> Survey:
-    """Look through ``cls.backward`` and all that it can reach."""
-    return _Surveyor().run(cls)
+def survey(cls: type[Function], held: tuple[type, ...] = ()) -> Survey:
+    """Look through ``cls.backward`` and all that it can reach.
 
-
-def is_installed_name(value: Any) -> bool:
-    """True where ``value`` is found under its name in an installed module.
-
-    ``functools.wraps`` gives an installed function the name of the user's that it wraps; such a
-    function is not one.
+    Args:
+        cls: the Function.
+        held: classes of values that its ctx holds.
     """
-    module = sys.modules.get(getattr(value, "__module__", None) or "")
-    named = module is not None and is_installed_namespace(vars(module))
-    return named and is_importable(value)
+    return _Surveyor().run(cls, held)
 
 
 class _Surveyor:
@@ -90,13 +90,15 @@ class _Surveyor:
         self._names: set[str] = set()
         #: Functions (by id) whose first parameter is an object of their own: self or ctx.
         self._methods: set[int] = set()
-        #: Those of them (by id) that get a ctx.
+        #: Those (by id) that the standard library has written.
+        self._generated: set[int] = set()
+        #: Those of the methods (by id) that get a ctx.
         self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
         #: The surveyed class with its bases, mixins included: what their forward is for.
         self._lineage: tuple[type, ...] = ()
 
-    def run(self, cls: type[Function]) -> Survey:
+    def run(self, cls: type[Function], held: tuple[type, ...]) -> Survey:
         if "<locals>" in cls.__qualname__:
             self._found.is_inner = True
             self._problem(
@@ -105,6 +107,8 @@ class _Surveyor:
             )
         self._lineage = cls.__mro__
         self._visit(cls, cls.__name__)
+        for other in held:
+            self._visit(other, f"ctx holds {article(other.__name__)}")
         self._drain()
         postponed, self._forward = self._forward or [], None
         if self._names & {*_FORWARD_ONLY, "apply"}:
@@ -208,6 +212,8 @@ class _Surveyor:
             return True
         if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
             return True
+        if type(value).__module__ == "dataclasses" or type(value).__name__ == "_tuplegetter":
+            return True  # stands for a default that is missing; a field of a namedtuple
         module = sys.modules.get(getattr(type(value), "__module__", ""))
         if module is None or not is_installed_namespace(vars(module)) or not callable(value):
             return False
@@ -225,6 +231,8 @@ class _Surveyor:
             self._installed(function)
             return
         free = self._function_state(function)
+        if id(function) in self._generated:
+            return
         if is_installed_namespace(function.__globals__):
             return  # a decorator's inner function: only what it wraps is the user's
         self._by_value(function.__module__)
@@ -234,23 +242,23 @@ class _Surveyor:
         for attribute, line in reads.attributes:
             self._names.add(attribute)
             if attribute in SUSPECT_ATTRIBUTES:
-                self._problem(f"{_where(function, line)} uses .{attribute} of an unknown object")
+                self._problem(f"{line_of(function, line)} uses .{attribute} of an unknown object")
         if fixed_hash_seed() is None:
             for line in reads.sets:
                 self._problem(
-                    f"{_where(function, line)} makes a set, whose order of strings and objects "
+                    f"{line_of(function, line)} makes a set, whose order of strings and objects "
                     f"differs in each process; {_ORDER}"
                 )
         own = function.__code__.co_varnames[:1] if id(function) in self._methods else ()
         for variable, attribute, line in reads.stores:
             if variable in own and id(function) in self._rules:
                 self._problem(
-                    f"{_where(function, line)} sets {variable}.{attribute}, where the caller and a "
-                    "later backward would find it"
+                    f"{line_of(function, line)} sets {variable}.{attribute}, where the caller and "
+                    "a later backward would find it"
                 )
             elif variable not in own and attribute not in HARMLESS_STORES:
                 self._problem(
-                    f"{_where(function, line)} sets .{attribute} of an object that may be shared"
+                    f"{line_of(function, line)} sets .{attribute} of an object that may be shared"
                 )
 
     def _function_state(self, function: types.FunctionType) -> dict[str, Any]:
@@ -261,13 +269,15 @@ class _Surveyor:
         for value in (*(function.__defaults__ or ()), *kwdefaults.values()):
             self._visit(value, f"{name}() has a default argument")
         for attribute, value in vars(function).items():
-            if attribute in _IGNORED:
+            if attribute in IGNORED:
                 continue
             found.bindings.append((vars(function), attribute, value))
             self._visit(value, f"{name}() has the attribute `{attribute}`")
         free: dict[str, Any] = {}
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             free[variable] = content = cell_contents(cell)
+            if is_bookkeeping(variable, function):
+                continue
             found.cells.append((cell, content))
             if content is MISSING:
                 self._problem(f"{name}() reads `{variable}`, a closure variable without a value")
@@ -288,7 +298,7 @@ class _Surveyor:
 
     def _access(self, access: Access, function: types.FunctionType, free: dict[str, Any]) -> None:
         self._names.update(access.path)
-        where = _where(function, access.line)
+        where = line_of(function, access.line)
         full_name = ".".join((access.name, *access.path))
         if access.action == "store":
             self._problem(f"{where} writes `{full_name}`")
@@ -417,9 +427,12 @@ class _Surveyor:
             attributes = types.MappingProxyType(
                 {k: v for k, v in attributes.items() if not k.startswith("_")}
             )
+        of_namedtuple = cls.__bases__ == (tuple,) and "_fields" in attributes
         for name, value in attributes.items():
-            if name in _IGNORED:
+            if name in IGNORED or (of_namedtuple and name in OF_NAMEDTUPLE):
                 continue
+            if "__dataclass_fields__" in attributes:
+                self._generated.update(map(id, generated_in(name, value)))
             unneeded = name in _FORWARD_ONLY and cls in self._lineage
             if unneeded and self._forward is not None:
                 self._forward.append((cls, name, value))
@@ -434,12 +447,3 @@ class _Surveyor:
             self._methods.add(id(value.__func__))
             self._rules.add(id(value.__func__))
         self._visit(value, f"{cls.__name__} has the attribute `{name}`")
-
-
-def _where(function: types.FunctionType, line: int) -> str:
-    return f"{function.__qualname__}() (line {line})"
-
-
-def article(noun: str) -> str:
-    """``noun`` with "a" or "an" before it."""
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -1,0 +1,40 @@
+"""Members of a class that Python and its standard library have written, not the user."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+#: Class attributes that the interpreter keeps for itself or for type checkers.
+_BOOKKEEPING = (
+    "__doc__ __module__ __qualname__ __dict__ __weakref__ __annotations__ __parameters__ "
+    "__orig_bases__ __dataclass_fields__ __dataclass_params__ __abstractmethods__ _abc_impl "
+    "__firstlineno__ __slotnames__ __static_attributes__ __annotate_func__ __annotations_cache__"
+)
+IGNORED = frozenset(_BOOKKEEPING.split())
+#: Members that namedtuple() and dataclasses write.
+OF_NAMEDTUPLE = frozenset(
+    {"__new__", "__repr__", "__getnewargs__", "_asdict", "_field_defaults", "_make", "_replace"}
+)
+_OF_DATACLASS = frozenset(
+    {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
+    | {"__lt__", "__le__", "__gt__", "__ge__", "__getstate__", "__setstate__"}
+)
+
+
+def generated_in(name: str, method: Any) -> Iterator[types.FunctionType]:
+    """The functions in a dataclass's ``method`` that ``dataclasses`` has written."""
+    while name in _OF_DATACLASS and isinstance(method, types.FunctionType):
+        if method.__code__.co_filename == "<string>":
+            yield method
+        method = getattr(method, "__wrapped__", None)
+
+
+def is_bookkeeping(variable: str, function: types.FunctionType) -> bool:
+    """Whether a closure's variable is bookkeeping in a method that ``dataclasses`` has written."""
+    if function.__globals__.get("__name__") in ("dataclasses", "reprlib"):
+        return variable == "repr_running"
+    return function.__code__.co_filename == "<string>" and variable.startswith(
+        ("_type_", "__dataclass_type_")
+    )
