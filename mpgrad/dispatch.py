@@ -14,7 +14,7 @@ import numpy as np
 
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.modes.operator_mode import MODES
-from mpgrad.autograd.nodes.node import FREED_MESSAGE, Edge, InputMetadata, Node
+from mpgrad.autograd.nodes.node import FREED_MESSAGE, NATIVE, Edge, InputMetadata, Node
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
@@ -105,9 +105,15 @@ def node_class(
     return operator.node_class
 
 
+#: Nodes of operators of ours that are none in PyTorch.
+_NATIVE_NAMES = frozenset({"CopyBackwards", "CopySlices"})
+
+
 @functools.cache
 def _named_class(operator: Operator, name: str) -> type[OperatorNode]:
-    made = type(name, (OperatorNode,), {"__slots__": (), "operator": operator})
+    prefix = NATIVE if name in _NATIVE_NAMES else ""
+    members = {"__slots__": (), "operator": operator, "prefix": prefix}
+    made = type(name, (OperatorNode,), members)
     add_saved_attributes(made, operator)
     return made
 

@@ -9,10 +9,10 @@ import mpgrad.tensor_methods  # noqa: F401  (Tensor is complete after it)
 from mpgrad._C import _autograd as _autograd
 from mpgrad._C import _functions as _functions
 from mpgrad.autograd.grad_mode import is_grad_enabled as is_grad_enabled
+from mpgrad.autograd.grad_mode import is_multithreading_enabled
 from mpgrad.autograd.nodes.executing import current_autograd_node as _current_autograd_node
-from mpgrad.autograd.running.graph_task import (
-    current_graph_task_execution_order as _current_graph_task_execution_order,
-)
+from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.running.graph_task import current_graph_task_execution_order
 from mpgrad.autograd.running.graph_task import current_graph_task_id as _current_graph_task_id
 from mpgrad.autograd.running.graph_task import will_engine_execute_node as _will_engine_execute_node
 
@@ -25,3 +25,20 @@ __all__ = [
     "_will_engine_execute_node",
     "is_grad_enabled",
 ]
+
+
+def _current_graph_task_execution_order() -> list[Node]:
+    """The Nodes of the running backward in the order in which they run, one after another.
+
+    Raises:
+        RuntimeError: no backward is running, or its Nodes may run side by side
+            (``mg.autograd.graph.current_graph_task_execution_order`` tells their order then, too).
+    """
+    order = current_graph_task_execution_order()
+    if is_multithreading_enabled():
+        raise RuntimeError(
+            "_current_graph_task_execution_order expects the current backward to be executed with "
+            "multithreading disabled, e.g. by running: with "
+            "mg.autograd.set_multithreading_enabled(False): ..."
+        )
+    return order

@@ -49,8 +49,9 @@ class ClientNode(Node):
     def subject(self) -> Node:
         return self.node
 
-    def name(self) -> str:
-        return f"{type(self).__name__}({self.node.name()})"
+    @property
+    def label(self) -> str:
+        return f"{type(self).__name__}({self.node.label})"
 
     def run(self, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
         """Call the hooks."""
@@ -141,8 +142,9 @@ class AccumulateNow(ClientNode):
         super().__init__(accumulator, accumulator.input_metadata)
         self.logs = logs
 
-    def name(self) -> str:
-        return self.node.name()
+    @property
+    def label(self) -> str:
+        return self.node.label
 
     def shows(self, input_nr: int) -> bool:
         return self.node.hooks is not None

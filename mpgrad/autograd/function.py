@@ -40,6 +40,18 @@ class _BackwardClass:
         return node_class(owner)
 
 
+#: What old code asked an instance of a Function, when that was the Node.
+_OF_ITS_NODE = frozenset(
+    [
+        "_register_hook_dict",
+        "name",
+        "next_functions",
+        "register_hook",
+        "register_prehook",
+        "saved_tensors",
+    ]
+)
+
 #: PyTorch's name of the class of all Nodes of custom Functions.
 BackwardCFunction = FunctionNode
 
@@ -110,6 +122,20 @@ class Function:
             DeprecationWarning,
             stacklevel=2,
         )
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "metadata":
+            raise RuntimeError(
+                "You attempted to access the metadata of a custom Function that has no graph (the "
+                "underlying PyNode has already been deallocated): look at y.grad_fn.metadata of "
+                "an output y."
+            )
+        if name in _OF_ITS_NODE:
+            raise RuntimeError(
+                f"Attribute {name!r} is invalid for an instance of a Function, which takes no part "
+                "in a graph. Call the Function by its apply(), and ask y.grad_fn of an output y."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(

@@ -10,7 +10,14 @@ import numpy as np
 
 from mpgrad.autograd.backward import grad
 from mpgrad.autograd.checks.comparison import Tolerances, check_jacobians, generator
-from mpgrad.autograd.checks.jacobians import Problem, from_reals, real_count
+from mpgrad.autograd.checks.jacobians import (
+    Problem,
+    analytical_jacobian,
+    from_reals,
+    gradients_of,
+    numerical_jacobians,
+    real_count,
+)
 from mpgrad.autograd.checks.probes import (
     GradcheckError,
     check_batched,
@@ -210,3 +217,81 @@ def _seeds(problem: Problem, grad_outputs: Any, *, scattered: bool) -> tuple[Ten
         else:
             seeds.append(beside(output, array).requires_grad_())
     return tuple(seeds)
+
+
+# ---------------------------------------------------------------------- PyTorch's older functions
+
+
+def get_numerical_jacobian(
+    fn: Function, inputs: Any, target: Any = None, eps: float = 1e-3, grad_out: float = 1.0
+) -> list[Tensor]:
+    """Deprecated: Jacobians of the first output of ``fn(inputs)``, by central differences.
+
+    Args:
+        fn: takes all inputs as one tuple.
+        inputs: a Tensor or a tuple of them.
+        target: with respect to which of them; by default to all that require grad.
+        eps: the step.
+        grad_out: nothing but 1.0.
+
+    Returns:
+        For each target (elements of the input, elements of the output).
+
+    Raises:
+        ValueError: ``grad_out`` is another number.
+    """
+    _warn_of_private("get_numerical_jacobian", grad_out)
+    args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    wanted = args if target is None else (target,) if isinstance(target, Tensor) else tuple(target)
+    wanted = tuple(value for value in wanted if isinstance(value, Tensor) and value.requires_grad)
+    problem = Problem(lambda *values: fn(values), args, wanted)
+    return [
+        beside(value, numerical_jacobians(problem, number, [0], eps)[0])
+        for number, value in enumerate(wanted)
+    ]
+
+
+def get_analytical_jacobian(
+    inputs: Any, output: Tensor, nondet_tol: float = 0.0, grad_out: float = 1.0
+) -> tuple[tuple[Tensor, ...], bool, bool, bool]:
+    """Deprecated: Jacobians of ``output``, by backward.
+
+    Args:
+        inputs: a Tensor or a tuple of them; those that require grad count.
+        output: computed from them.
+        nondet_tol: how far two runs of backward may differ.
+        grad_out: nothing but 1.0.
+
+    Returns:
+        For each input (its elements, elements of the output); whether a second run of backward gave
+        the same; whether the gradients had the sizes, and the dtypes, of the inputs.
+
+    Raises:
+        ValueError: ``grad_out`` is another number.
+    """
+    _warn_of_private("get_analytical_jacobian", grad_out)
+    args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    wanted = [value for value in args if isinstance(value, Tensor) and value.requires_grad]
+    first, second = (analytical_jacobian(output, wanted) for _ in range(2))
+    again = all(
+        not one.size or np.max(np.abs(one - other)) <= nondet_tol
+        for one, other in zip(first, second, strict=True)
+    )
+    gradients = gradients_of(
+        [output], wanted, [beside(output, np.ones(output.shape, output.dtype))]
+    )
+    pairs = [(g, value) for g, value in zip(gradients, wanted, strict=True) if g is not None]
+    sizes = all(g.shape == value.shape for g, value in pairs)
+    dtypes = all(g.dtype == value.dtype for g, value in pairs)
+    found = tuple(beside(value, array) for value, array in zip(wanted, first, strict=True))
+    return found, again, sizes, dtypes
+
+
+def _warn_of_private(name: str, grad_out: float) -> None:
+    warnings.warn(
+        f"`{name}` was part of PyTorch's private API and is not meant to be used. Use gradcheck().",
+        FutureWarning,
+        stacklevel=3,
+    )
+    if grad_out != 1.0:
+        raise ValueError(f"Expected grad_out to be 1.0, got {grad_out}")

@@ -197,7 +197,7 @@ class GraphTables:
         specs = tuple(
             [
                 NodeSpec(
-                    node.name(),
+                    node.label,
                     node.sequence_nr,
                     tuple(edges) if runs else (),
                     _nbytes(node.input_metadata),

@@ -13,8 +13,9 @@ from mpgrad.ops.registry import Operator
 from mpgrad.tensor import Tensor
 
 _REPORT = """\
-An error happened while unpacking tensors. Because of `debug=True` in checkpoint(), or of
-set_checkpoint_debug_enabled(True), all operators were logged.
+An error happened while unpacking tensors; the operators of both calls are shown below.
+You are seeing this error because you passed `debug=True` to checkpoint(), or because of
+set_checkpoint_debug_enabled(True).
 
 ====== 1. Stack traces of the operators that ran in the original forward
 {forward_stacks}

@@ -206,7 +206,7 @@ class Region:
         number = self._saved[backward]
         self._saved[backward] = number + 1
         # Kept without its history, which would keep the second call's whole graph.
-        value = tensor.detach()
+        value = tensor.detach() if tensor.requires_grad else tensor
         if number >= len(self._slots):
             if not self._is_called:
                 # backward() inside the function: the first call has not saved all yet.

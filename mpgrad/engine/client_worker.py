@@ -173,7 +173,7 @@ class ClientWorker:
     def _step(self, member: Member) -> Step:
         node = self._frozen.nodes[member.node]
         wiring = Wiring(
-            node.name(),
+            node.label,
             node.input_metadata,
             output_metadata(self._frozen, member.node),
             [

@@ -115,7 +115,7 @@ def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:
     node = frozen.nodes[member.node]
     if member.piece_of is not None:
         meta = node.input_metadata[member.piece_of]
-        wiring = NodeWiring(f"Sum({node.name()})", (_metadata(meta),), (), (), member.captures)
+        wiring = NodeWiring(f"Sum({node.label})", (_metadata(meta),), (), (), member.captures)
         return encode_wiring(wiring)
     return encode_wiring(
         NodeWiring(

@@ -317,7 +317,7 @@ def _array_of(data: Any, dtype: Any) -> Array:
             stacklevel=3,
         )
         data = on_host(data._array)
-    array = np.asarray(data)
+    array = np.asarray(_numbers_of(data))
     _check_numeric(array)
     if dtype is not None:
         return array.astype(dtype, copy=False)
@@ -325,6 +325,15 @@ def _array_of(data: Any, dtype: Any) -> Array:
     if from_python and array.dtype in _DOUBLE:
         return array.astype(_DOUBLE[array.dtype])
     return array
+
+
+def _numbers_of(data: Any) -> Any:
+    """Nested sequences with a number in place of each Tensor of one element."""
+    if isinstance(data, list | tuple):
+        return [_numbers_of(item) for item in data]
+    if isinstance(data, Tensor) and data._array.size == 1:
+        return on_host(data._array).reshape(())
+    return data
 
 
 def _check_numeric(array: Array) -> None:

@@ -52,7 +52,7 @@ def _history(tensor: Tensor) -> str:
     except RuntimeError:  # a view that cannot follow a change of its base
         return "grad_fn=<Invalid>"
     if node is not None:
-        return f"grad_fn=<{node.name()}>"
+        return f"grad_fn=<{type(node).__name__}>"
     return "requires_grad=True" if tensor.requires_grad else ""
 
 

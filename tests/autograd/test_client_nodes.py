@@ -24,7 +24,7 @@ def client_nodes_of(graph: FrozenGraph) -> list[str]:
     """Class and Node of each client Node, in the order in which they run."""
     nodes = [graph.nodes[index] for index in graph.spec.order]
     return [
-        f"{type(node).__name__} {node.subject.name()}"
+        f"{type(node).__name__} {node.subject.label}"
         for node in nodes
         if isinstance(node, ClientNode)
     ]

@@ -77,7 +77,7 @@ def test_the_graph_can_be_walked(x: mg.Tensor) -> None:
     assert (product.name(), number) == ("MulBackward0", 0)
     leaf, scalar = product.next_functions
     assert leaf[0] is not None
-    assert leaf[0].name() == "AccumulateGrad"
+    assert leaf[0].name() == "torch::autograd::AccumulateGrad"
     assert scalar == (None, 0)
     assert not x.retains_grad
     y.retain_grad()

@@ -72,3 +72,29 @@ def test_only_floating_tensors_require_grad() -> None:
     with pytest.raises(RuntimeError, match="floating point"):
         mg.tensor([1, 2], requires_grad=True)
     assert mg.tensor(np.ones(2, np.complex64), requires_grad=True).requires_grad
+
+
+def test_tensors_of_one_dtype_by_their_old_names() -> None:
+    assert mg.LongTensor([1, 2]).dtype == mg.int64
+    assert mg.FloatTensor(2, 3).shape == (2, 3)
+    assert mg.BoolTensor().shape == (0,)
+    assert mg.DoubleTensor(mg.tensor([1, 2])).tolist() == [1.0, 2.0]
+    assert isinstance(mg.tensor([1]), mg.LongTensor)
+    assert not isinstance(mg.tensor([1]), mg.IntTensor)
+    with pytest.raises(TypeError, match="expected a shape as integers"):
+        mg.LongTensor([1], [2])
+
+
+def test_new_tensors_take_dtype_and_place_of_another() -> None:
+    x = mg.zeros(2, dtype=mg.float64)
+    assert x.new(2, 3).shape == x.new(mg.zeros(2, 3).size()).shape == (2, 3)
+    assert x.new([1, 2]).tolist() == [1.0, 2.0]
+    made = [x.new_zeros(2), x.new_ones((2,)), x.new_full((2,), 7), x.new_tensor([1, 2])]
+    assert {tensor.dtype for tensor in [*made, x.new_empty(2)]} == {mg.float64}
+    assert [tensor.tolist() for tensor in made] == [[0, 0], [1, 1], [7, 7], [1, 2]]
+    assert x.new_ones(2, dtype=mg.int64, requires_grad=False).dtype == mg.int64
+
+
+def test_tensors_of_one_element_stand_for_numbers_in_lists() -> None:
+    x = mg.ones(1, requires_grad=True)
+    assert mg.tensor([x, [2.0][0], mg.tensor(3.0)]).tolist() == [1.0, 2.0, 3.0]

@@ -157,3 +157,14 @@ def test_embedding_refuses_what_is_no_row() -> None:
             functional.embedding(mg.tensor([index]), table)
     with pytest.raises(RuntimeError, match="integer indices"):
         functional.embedding(mg.ones(2), table)
+
+
+def test_a_list_of_indices_of_several_dimensions_is_a_tuple() -> None:
+    """As in PyTorch, which says so with a warning; NumPy takes nested lists for one index."""
+    x = mg.arange(25).view(5, 5)
+    for key in ([[0, 4], [2, 2]], [slice(None), [1, 3]], [None, 0], [mg.tensor([0, 1]), ...]):
+        with pytest.warns(UserWarning, match="non-tuple sequence"):
+            found = x[key]
+        assert found.tolist() == x[tuple(key)].tolist()
+    assert x[[0, 1]].shape == (2, 5)
+    assert x[[True, False, True, True, False]].shape == (3, 5)

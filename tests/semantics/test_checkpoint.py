@@ -444,3 +444,26 @@ def test_the_nodes_of_a_checkpoint_run_in_the_calling_process(process_engine: mg
     where = {node.name: node.where for node in process_engine.explain(y).nodes}
     assert where["ExpBackward0"] == "client"
     assert where["SinBackward0"] == where["MulBackward0"] == "worker"
+
+
+@paired("O2")
+def test_what_needs_no_grad_is_saved_as_it_is(lib: Any) -> Any:
+    seen = []
+
+    class Second(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        run_on = "client"
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            ctx.save_for_backward(y)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            seen.append(ctx.saved_tensors[0] is constant)
+            return grad, None
+
+    constant = leaf(lib, 2).detach()
+    checkpointed = tools(lib).checkpoint(Second.apply, leaf(lib, 2), constant, use_reentrant=False)
+    checkpointed.sum().backward()
+    return seen

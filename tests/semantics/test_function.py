@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import warnings
 import weakref
@@ -587,3 +588,54 @@ def test_backward_runs_with_recording_off(lib: Any) -> Any:
         lib.autograd.grad(define(lib, squares, backward, run_on=place).apply(x).sum(), x)
         for place in PLACES
     ]
+
+
+@paired("H1")
+def test_an_instance_is_no_node(lib: Any) -> Any:
+    class Same(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad
+
+    with pytest.warns(DeprecationWarning, match="should not be instantiated"):
+        instance = Same()
+    found = [
+        error_of(lambda: instance.register_hook(print), "is invalid"),
+        error_of(lambda: instance.next_functions, "is invalid"),
+        error_of(lambda: instance.name(), "is invalid"),
+    ]
+    found.append(error_of(lambda: instance.metadata, "PyNode has already been deallocated"))
+    return found, error_of(lambda: instance.of_nobody), Same._backward_cls.__name__
+
+
+@paired("H1")
+def test_resize_of_old(lib: Any) -> Any:
+    resize = importlib.import_module(f"{lib.__name__}.autograd._functions").Resize
+    x = leaf(lib, 2, 3)
+    y = resize.apply(x, (3, 2))
+    (y * y).sum().backward()
+    return y, x.grad, error_of(lambda: resize.apply(x, (5,)), "requested resize to 5")
+
+
+@paired("H5")
+def test_saved_variables_is_an_old_name(lib: Any) -> Any:
+    class Times(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        run_on = "client"
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return 2 * grad * ctx.saved_variables[0]
+
+    x = leaf(lib, 2)
+    with pytest.warns(DeprecationWarning, match="'saved_variables' is deprecated"):
+        Times.apply(x).sum().backward()
+    return x.grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -347,3 +348,42 @@ def test_once_differentiable_fails_gradgradcheck() -> None:
     assert mg.autograd.gradcheck(custom.apply, x)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         mg.autograd.gradgradcheck(custom.apply, x)
+
+
+@paired("Q1")
+def test_a_backward_that_cannot_bear_undefined_gradients_says_so(lib: Any) -> Any:
+    def refusing(grad: Any) -> None:
+        if grad is None:
+            raise RuntimeError("it is undefined")
+
+    def function(x: Any) -> Any:
+        y = x.clone()
+        y.register_hook(refusing)
+        return y
+
+    check = lib.autograd.gradcheck
+    x = leaf(lib, 1)
+    with pytest.warns(UserWarning, match="undefined gradient support"):
+        error = error_of(lambda: check(function, (x,)), "to handle undefined output grads")
+    return error, check(function, (x,), check_undefined_grad=False)
+
+
+@paired("Q1")
+def test_pytorchs_older_jacobians(lib: Any) -> Any:
+    module = importlib.import_module(f"{lib.__name__}.autograd.gradcheck")
+    a, b = leaf(lib, 2, 2), leaf(lib, 2, 2, seed=1)
+
+    def function(x: Any, y: Any) -> Any:
+        return 2 * x + y, x + 2 * y
+
+    with pytest.warns(FutureWarning, match="private API"):
+        numerical = module.get_numerical_jacobian(lambda pair: function(*pair), (a, b), eps=1e-6)
+    with pytest.warns(FutureWarning, match="private API"):
+        of_a = module.get_numerical_jacobian(lambda pair: function(*pair), (a, b), a, 1e-6)
+    with pytest.warns(FutureWarning, match="private API"):
+        analytical, *rest = module.get_analytical_jacobian((a, b), function(a, b)[0])
+    with pytest.warns(FutureWarning):
+        refused = error_of(
+            lambda: module.get_analytical_jacobian((a,), a * 2, grad_out=2.0), "grad_out to be 1.0"
+        )
+    return [(2 * n).round() / 2 for n in (*numerical, *of_a)], list(analytical), rest, refused

@@ -333,3 +333,12 @@ def test_parts_of_complex_numbers_changed_in_place(lib: Any) -> Any:
 def test_copies_of_a_view_are_no_views() -> None:
     view = mg.zeros(4)[1:]
     assert not copy.deepcopy(view)._is_view()
+
+
+@paired("J6")
+def test_one_element_of_an_expanded_tensor_may_be_changed(lib: Any) -> Any:
+    base = leaf(lib, 1) * 2
+    wide = base.expand(3)
+    wide[0] = 5
+    refused = error_of(lambda: wide.add_(1), "more than one element of the written-to tensor")
+    return base, wide, refused

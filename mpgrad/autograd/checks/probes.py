@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,7 +73,20 @@ def check_undefined(problem: Problem) -> None:
             for number, out in enumerate(problem.differentiable_outputs())
         ]
         seeds = [creation.zeros_like(out) for out in outputs]
-        found = gradients_of(outputs, problem.inputs, seeds)
+        try:
+            found = gradients_of(outputs, problem.inputs, seeds)
+        except RuntimeError as error:
+            warnings.warn(
+                "Backwards compatibility: New undefined gradient support checking feature is "
+                "enabled by default; check_undefined_grad=False leaves it out.",
+                UserWarning,
+                stacklevel=4,
+            )
+            raise GradcheckError(
+                "Expected backward function to handle undefined output grads, but it raised "
+                f"{type(error).__name__}: {error}. A Function or a hook must bear None, or "
+                "check_undefined_grad=False leaves this out."
+            ) from error
         if any(value is not None and np.any(on_host(value._array)) for value in found):
             raise GradcheckError(
                 "Expected all input grads to be undefined or zero when all output grads are "

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
+from mpgrad.autograd.nodes.node import NATIVE, Edge, InputMetadata, Node
 from mpgrad.device_arrays import is_on_gpu
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
@@ -21,6 +21,7 @@ class Error(Node):
 
     __slots__ = ("message",)
 
+    prefix = NATIVE
     runs_on_client = True
 
     def __init__(
@@ -41,6 +42,7 @@ class UndefinedGradBackward(Node):
 
     __slots__ = ()
 
+    prefix = NATIVE
     runs_on_client = True
     takes_undefined = True
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpgrad.autograd.grad_mode import is_inference_mode_enabled
 from mpgrad.autograd.nodes.assigned_grad import wanted_dtype
-from mpgrad.autograd.nodes.node import SEQUENCE_NR_MAX, Node
+from mpgrad.autograd.nodes.node import NATIVE, SEQUENCE_NR_MAX, Node
 from mpgrad.device_arrays import device_of, is_writable, on
 from mpgrad.storage import adopt, adopt_in_layout, is_dense
 from mpgrad.tensor import Tensor, gradient_metadata
@@ -42,6 +42,8 @@ class AccumulateGrad(Node):
     """Owns the leaf; the leaf holds it weakly, so that it lives as long as a graph that uses it."""
 
     __slots__ = ("variable",)
+
+    prefix = NATIVE
 
     def __init__(self, variable: Tensor) -> None:
         super().__init__((), (gradient_metadata(variable),), SEQUENCE_NR_MAX)

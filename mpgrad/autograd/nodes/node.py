@@ -34,6 +34,9 @@ FREED_MESSAGE = (
 #: too: the gradient's buffers are freed early).
 SEQUENCE_NR_MAX = 2**63 - 1
 
+#: ``Node.prefix`` of the Nodes that belong to no operator of PyTorch's.
+NATIVE = "torch::autograd::"
+
 
 class InputMetadata(NamedTuple):
     """What a gradient that flows into one input of a Node must look like."""
@@ -109,8 +112,16 @@ class Node:
         self.hooks: NodeHooks | None = None
         self._metadata: dict[str, Any] | None = origin() if anomaly.enabled else None
 
+    #: What ``name()`` puts before the name of the class: what PyTorch's users compare it with.
+    prefix = ""
+
     def name(self) -> str:
-        """The Node's name as users see it, ``MulBackward`` for the operator ``mul``."""
+        """The Node's name as in PyTorch, ``MulBackward0`` for the operator ``mul``."""
+        return self.prefix + type(self).__name__
+
+    @property
+    def label(self) -> str:
+        """What reports call it."""
         return type(self).__name__
 
     @property
@@ -228,7 +239,7 @@ class Node:
         """Drop what forward saved; a later use raises (see FREED_MESSAGE)."""
 
     def __repr__(self) -> str:
-        return f"<{self.name()} object at {id(self):#x}>"
+        return f"<{type(self).__name__} object at {id(self):#x}>"
 
     def __del__(self) -> None:
         release_chain(self)

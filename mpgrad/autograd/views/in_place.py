@@ -145,7 +145,7 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
     Raises:
         RuntimeError: it is an expanded or a read-only tensor, or shifted against an operand.
     """
-    if not is_writable(tensor._array) and not become_own(tensor):
+    if not (is_writable(tensor._array) or become_own(tensor) or _lies_in_writable(tensor)):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location, or its memory is read-only. Please clone() the tensor before "
@@ -158,6 +158,21 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
                 "tensor refer to a single memory location. Please clone() the tensor before "
                 "performing the operation."
             )
+
+
+def _lies_in_writable(tensor: Tensor) -> bool:
+    """Make the memory of one element, or of some, of an expanded tensor writable again.
+
+    Returns:
+        Whether it is now: each element has its own memory, in a base that may be written to.
+    """
+    array, view = tensor._array, tensor._view
+    if view is None or not isinstance(array, np.ndarray) or not is_writable(view.base._array):
+        return False
+    if any(n > 1 and not step for n, step in zip(array.shape, array.strides, strict=True)):
+        return False
+    array.flags.writeable = True
+    return True
 
 
 def _is_shifted(array: Array, target: Array) -> bool:

@@ -1,0 +1,77 @@
+"""docs/conformance.md: how many methods pass, and of each that is left the reason."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conformance.methods import Method, Outcome
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
+
+_INTRODUCTION = """\
+# PyTorch's own autograd tests
+
+`scripts/conformance` gets `test/test_autograd.py` of PyTorch 2.6 (from Debian's source package; it
+is not kept here) and runs its test methods with `torch` standing for mpgrad, each in a process of
+its own, in each mode of the engine: those {total} that need nothing but autograd on the CPU: no
+GPU, forward mode, sparse or nested tensors, JIT, or classes that dispatch.
+
+PyTorch 2.13 itself passes 283 of them; eight changed after 2.6.
+
+The file imports PyTorch's test framework; `conformance/harness.py` takes its place. It also gives
+`torch._C._WeakTensorRef`, a weak reference. Where a test expects a message that names `torch`,
+`mpgrad` or `mg` may stand there, and `torch.autograd.torch` is `torch`.
+
+Written by `scripts/conformance --write`; `conformance/left.toml` holds the reasons.
+"""
+
+Found = Mapping[str, Mapping[Method, Outcome]]
+
+
+def unexpected(found: Found, reasons: Mapping[str, str]) -> list[str]:
+    """What does not fit the reasons, a line each."""
+    lines = []
+    for mode, by_method in found.items():
+        for method, outcome in by_method.items():
+            if outcome.status != "passed" and method.name not in reasons:
+                lines.append(f"{mode}: {method.name} fails, and left.toml has no reason")
+            if outcome.status == "passed" and method.name in reasons:
+                lines.append(f"{mode}: {method.name} passes: its reason in left.toml can go")
+    return lines
+
+
+def write(methods: Sequence[Method], found: Found, reasons: Mapping[str, str]) -> None:
+    """Write the page."""
+    DOCUMENT.write_text(text(methods, found, reasons))
+
+
+def text(methods: Sequence[Method], found: Found, reasons: Mapping[str, str]) -> str:
+    """The page."""
+    groups = collections.Counter(method.group for method in methods)
+    parts = [
+        _INTRODUCTION.format(total=len(methods)),
+        f"| about | methods | {' | '.join(f'pass in `{mode}`' for mode in found)} |",
+        "|---" * (2 + len(found)) + "|",
+    ]
+    for group, total in [*groups.items(), ("**all**", len(methods))]:
+        passed = [
+            sum(
+                outcome.status == "passed"
+                for method, outcome in by_method.items()
+                if group in (method.group, "**all**")
+            )
+            for by_method in found.values()
+        ]
+        parts.append(f"| {group} | {total} | {' | '.join(map(str, passed))} |")
+    parts += ["", "## What does not pass, and why", "", "| method | why |", "|---|---|"]
+    left = [m for m in methods if any(by[m].status != "passed" for by in found.values() if m in by)]
+    parts += [f"| `{m.name.removeprefix('test_')}` | {_why(m, found, reasons)} |" for m in left]
+    return "\n".join(parts) + "\n"
+
+
+def _why(method: Method, found: Found, reasons: Mapping[str, str]) -> str:
+    failing = [m for m, by in found.items() if method in by and by[method].status != "passed"]
+    only = "" if len(failing) == len(found) else f"(in {', '.join(f'`{m}`' for m in failing)}) "
+    return only + reasons.get(method.name, "not explained yet")
