@@ -53,6 +53,8 @@ from mpgrad.dtypes import short as short
 from mpgrad.dtypes import uint8 as uint8
 from mpgrad.engine.engine import Engine as Engine
 from mpgrad.engine.engine import current_engine as current_engine
+from mpgrad.memory_formats import contiguous_format as contiguous_format
+from mpgrad.memory_formats import preserve_format as preserve_format
 from mpgrad.ops.activation import log_softmax as log_softmax
 from mpgrad.ops.activation import softmax as softmax
 from mpgrad.ops.arithmetic import abs as abs

@@ -38,6 +38,7 @@ FLOORS = (
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
     (0, "words", "config device dtypes errors exits handles ids kill_points lazy machine"),
+    (0, "words", "memory_formats"),
     (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )
 
