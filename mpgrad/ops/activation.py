@@ -237,9 +237,9 @@ def _elu_values(xp: Any, x: Any, alpha: float) -> Any:
 
 
 def _elu_slope(xp: Any, grad: Any, input: Any, alpha: float) -> Any:
-    positive = xp.greater(input, 0)
-    powers = xp.exp(xp.where(positive, 0.0, input))
-    return xp.multiply(grad, xp.where(positive, 1.0, xp.multiply(powers, alpha)))
+    bent = xp.less_equal(input, 0)
+    powers = xp.exp(xp.where(bent, input, 0.0))
+    return xp.multiply(grad, xp.where(bent, xp.multiply(powers, alpha), 1.0))
 
 
 _elu = operator(

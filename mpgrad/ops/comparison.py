@@ -53,8 +53,9 @@ def _comparison(
     compare.__name__ = name
 
     def public(input: Any, other: Any) -> Tensor:
-        require_tensors(name, input=input)
-        a, b = (as_operand(value) for value in (input, other))
+        if not isinstance(input, Tensor):
+            require_tensors(name, input=input)
+        a, b = as_operand(input), as_operand(other)
         if orders:
             refuse_complex(name, a, b)
         return unrecorded(compare, a, b)

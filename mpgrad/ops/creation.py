@@ -12,7 +12,7 @@ import numpy as np
 from mpgrad import storage
 from mpgrad.device import CPU
 from mpgrad.device_arrays import on, on_host, usable
-from mpgrad.ops.promotion import DEFAULT_FLOAT
+from mpgrad.ops.promotion import DEFAULT_FLOAT, stored
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -118,12 +118,16 @@ def full(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """``fill_value`` everywhere, of shape ``size``; the dtype is inferred from the value."""
+    """``fill_value`` everywhere, of shape ``size``; the dtype is inferred from the value.
+
+    Raises:
+        RuntimeError: ``dtype`` cannot hold the value.
+    """
     here = usable(device)
     value = fill_value.item() if isinstance(fill_value, Tensor | np.generic) else fill_value
     array = storage.empty(shape_from((size,)), dtype or _array_of(value, None).dtype, here)
     with on(here):
-        array.fill(value)
+        array.fill(stored(value, array.dtype))
     return Tensor(array).requires_grad_(requires_grad)
 
 
@@ -250,8 +254,8 @@ def linspace(
         raise NotImplementedError("linspace() is not implemented for bool")
     if dtype.kind in "iu":
         start, end = int(start), int(end)
-    values = np.linspace(start, end, steps)
-    if dtype.kind in "iu":
+    values = np.linspace(start, end, steps) if steps != 1 else np.asarray([start])
+    if dtype.kind in "iu" and steps > 1:
         # From both ends, so that rounding cuts no whole number off.
         half = steps // 2
         values[half:] = end - np.arange(steps - half)[::-1] * ((end - start) / max(steps - 1, 1))

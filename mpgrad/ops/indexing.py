@@ -49,7 +49,8 @@ _getitem = operator(
 def getitem(input: Tensor, key: Any) -> Tensor:
     """``input[key]``; index arrays may repeat an element."""
     plain, indices = split_key(key)
-    input, plain = selected(input, plain, indices)
+    if indices:
+        input, plain = selected(input, plain, indices)
     return call(_getitem, input, *indices, key=plain)
 
 
@@ -61,7 +62,7 @@ def selected(
     For NumPy a number beside arrays is one of them, and decides where their dimensions come; for
     PyTorch its dimension is gone before.
     """
-    if not indices or not any(type(item) is int for item in key):
+    if not any(type(item) is int for item in key):
         return input, key
     left = iter(indices)
     numbers: list[Any] = []

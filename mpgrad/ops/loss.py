@@ -309,8 +309,7 @@ def _bce_grad(xp: Any, grad: Any, input: Any, target: Any) -> Any:
 
 
 def _bce_target_grad(xp: Any, grad: Any, input: Any) -> Any:
-    hit, miss = _limited_logs(xp, input)
-    return xp.multiply(grad, xp.subtract(miss, hit))
+    return xp.multiply(grad, xp.subtract(xp.log1p(xp.negative(input)), xp.log(input)))
 
 
 _binary_cross_entropy = operator(

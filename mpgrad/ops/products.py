@@ -73,7 +73,8 @@ def prod(
 ) -> Tensor:
     """The product over ``dim``, of elements converted to ``dtype`` first."""
     tensor = as_tensor_operand(input)
-    tensor = tensor if dtype is None else cast(tensor, dtype)
+    if dtype is not None:
+        return cast(prod(cast(tensor, dtype), dim, keepdim, axis=axis), dtype)
     return call(_prod, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
 
 
@@ -127,5 +128,6 @@ def cumprod(
     if out is not None:
         return into(out, cumprod, input, dim, dtype=dtype, axis=axis)
     tensor = as_tensor_operand(input)
-    tensor = tensor if dtype is None else cast(tensor, dtype)
+    if dtype is not None:
+        return cast(cumprod(cast(tensor, dtype), dim, axis=axis), dtype)
     return call(_cumprod, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))

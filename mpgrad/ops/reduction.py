@@ -47,10 +47,10 @@ def sum(
 ) -> Tensor:
     """The sum over ``dim`` (an int, several, or None for all)."""
     tensor = as_tensor_operand(input)
+    keepdim = either("keepdim", keepdim, "keepdims", keepdims)
     if dtype is not None:
-        tensor = cast(tensor, dtype)
-    dims = some_dims(dim, axis, tensor.ndim)
-    return call(_sum, tensor, dim=dims, keepdim=either("keepdim", keepdim, "keepdims", keepdims))
+        return cast(sum(cast(tensor, dtype), dim, keepdim, axis=axis), dtype)
+    return call(_sum, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
 
 
 def _mean_grad(xp: Any, grad: Any, input_shape: tuple[int, ...], dim: Dims) -> Any:
@@ -274,7 +274,8 @@ def cumsum(
     if out is not None:
         return into(out, cumsum, input, dim, dtype=dtype, axis=axis)
     tensor = as_tensor_operand(input)
-    tensor = tensor if dtype is None else cast(tensor, dtype)
+    if dtype is not None:
+        return cast(cumsum(cast(tensor, dtype), dim, axis=axis), dtype)
     return call(_cumsum, tensor, dim=one_dim(either("dim", dim, "axis", axis), tensor.ndim))
 
 

@@ -21,7 +21,14 @@ from mpgrad.ops import overwriting, random
 from mpgrad.ops.arithmetic import div, refuse_subtraction, scaled
 from mpgrad.ops.device_moves import beside, to_device
 from mpgrad.ops.indexing import getitem, selected, split_key
-from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, check_cast, result_dtype
+from mpgrad.ops.promotion import (
+    as_operand,
+    as_tensor_operand,
+    cast,
+    check_cast,
+    result_dtype,
+    stored,
+)
 from mpgrad.ops.registry import OPERATORS
 from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
@@ -187,7 +194,7 @@ def fill_(self: Tensor, value: Any) -> Tensor:
     """Overwrite every element with ``value``, a number or a 0-d tensor.
 
     Raises:
-        RuntimeError: ``value`` has dimensions.
+        RuntimeError: ``value`` has dimensions, or the tensor cannot hold it.
     """
     if isinstance(value, Tensor) and value.ndim:
         raise RuntimeError(
@@ -196,7 +203,7 @@ def fill_(self: Tensor, value: Any) -> Tensor:
         )
     value = as_operand(value)
     if not isinstance(value, Tensor):
-        value = beside(self, np.asarray(value).astype(self.dtype))
+        value = _held(self, value)
     return call_in_place(overwriting._fill, self, value)
 
 
@@ -281,11 +288,13 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
 
     Raises:
         IndexError: an index is out of range.
-        RuntimeError: the shape of ``value`` does not fit.
+        RuntimeError: the shape of ``value`` does not fit, or the tensor cannot hold it.
     """
     plain, indices = split_key(key)
-    self, plain = selected(self, plain, indices)
-    value = as_tensor_operand(value)
+    if indices:
+        self, plain = selected(self, plain, indices)
+    value = as_operand(value)
+    value = value if isinstance(value, Tensor) else _held(self, value)
     if not indices:
         place = getitem(self, plain)
         copy_(place, _without_leading_ones(value, place.ndim))
@@ -303,6 +312,11 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
         write=lambda array, value, *at: namespace_for(array).assign_index(array, value, plain, at),
         key=plain,
     )
+
+
+def _held(tensor: Tensor, number: Any) -> Tensor:
+    """``number`` without dimensions, as ``tensor`` holds it."""
+    return beside(tensor, np.asarray(stored(number, tensor.dtype), tensor.dtype))
 
 
 def _shape_of_part(tensor: Tensor, key: tuple[Any, ...], indices: list[Tensor]) -> tuple[int, ...]:
