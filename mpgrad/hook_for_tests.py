@@ -15,7 +15,7 @@ def hooked(process: str, part: T) -> T:
 
     Args:
         process: "client", "coordinator" or "worker".
-        part: the client's Spoke, the coordinator's Hub, or the class of workers.
+        part: the client's Dealer, the coordinator's Router, or the class of workers.
     """
     function = config.test_hook()
     return pkgutil.resolve_name(function)(process, part) if function else part

@@ -30,7 +30,7 @@ from mpgrad.shm.segment import Segment
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.memory import MemoryHub, MemorySpoke
+from mpgrad.wire.memory import MemoryDealer, MemoryRouter
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Received
 from stress.hostile_frames import HostileFrames
@@ -74,7 +74,7 @@ def fuzz(frames: int, chance: random.Random, advance: Callable[[int], None]) -> 
     return Tally(sent, stage.refused, stage.backwards)
 
 
-class _Hub(MemoryHub):
+class _Router(MemoryRouter):
     """The in-memory transport, with deaths."""
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class _Hub(MemoryHub):
 class _Staff(Supervisor):
     """Workers that are names only: they are killed and reaped in a table."""
 
-    def __init__(self, setup: CoordinatorSetup, hub: _Hub) -> None:
-        self._setup, self._hub, self._joined_names = setup, hub, set[str]()
+    def __init__(self, setup: CoordinatorSetup, router: _Router) -> None:
+        self._setup, self._router, self._joined_names = setup, router, set[str]()
         self._pidfds = itertools.count(1_000_000)
         self._names: dict[str, int] = {}
         self._numbers: dict[int, int] = {}
@@ -122,13 +122,13 @@ class _Staff(Supervisor):
         return tuple(range(len(self._names)))
 
     def fence(self, peer: str) -> None:
-        if peer in self._names and self._names[peer] not in self._hub.dead:
-            self._hub.dead.append(self._names[peer])
+        if peer in self._names and self._names[peer] not in self._router.dead:
+            self._router.dead.append(self._names[peer])
 
     def sight(self, peer: str) -> Sight:
         return Sight(peer, peer, None, False)
 
-    def bury(self, pidfd: int) -> Any:
+    def reap(self, pidfd: int) -> Any:
         [peer] = [name for name, own in self._names.items() if own == pidfd]
         del self._names[peer]
         if peer not in self._joined_names:
@@ -153,19 +153,19 @@ class _Stage:
             executable="", python_path="",
             journal=JournalPlan("off", ""),
         )  # fmt: skip
-        self._hub = _Hub()
-        self._staff = _Staff(setup, self._hub)
+        self._router = _Router()
+        self._staff = _Staff(setup, self._router)
         for slot in range(2):
             self._staff.start(slot)
-        self.coordinator = Coordinator(setup, self._hub, self._staff)
-        self._hub.watch(1_000_000)
-        self._hub.watch(1_000_001)
+        self.coordinator = Coordinator(setup, self._router, self._staff)
+        self._router.watch(1_000_000)
+        self._router.watch(1_000_001)
         self._numbers = itertools.count(1)
-        self._worker = MemorySpoke.worker(self._hub, "w0.1")
+        self._worker = MemoryDealer.worker(self._router, "w0.1")
         self._greet(self._worker, "w0.1", WORKER_LANES)
-        self._session = MemorySpoke.session(self._hub, "c1.0")
+        self._session = MemoryDealer.session(self._router, "c1.0")
         self._greet(self._session, "c1.0", (CLIENT,))
-        other = MemorySpoke.worker(self._hub, "w1.1")
+        other = MemoryDealer.worker(self._router, "w1.1")
         self._greet(other, "w1.1", WORKER_LANES)
         self._turn(2)
         assert isinstance(decode(self._session.receive()[0]), schema.Welcome)
@@ -181,9 +181,9 @@ class _Stage:
     def refused(self) -> int:
         return self.coordinator.protocol_errors
 
-    def _greet(self, spoke: MemorySpoke, peer: str, lanes: tuple[str, ...]) -> None:
+    def _greet(self, dealer: MemoryDealer, peer: str, lanes: tuple[str, ...]) -> None:
         for lane in lanes:
-            spoke.send([encode(schema.Hello(peer, TOKEN, schema.PROTOCOL_VERSION))], lane)
+            dealer.send([encode(schema.Hello(peer, TOKEN, schema.PROTOCOL_VERSION))], lane)
 
     # ------------------------------------------------------------------ attackers
 
@@ -203,12 +203,12 @@ class _Stage:
             name = self._chance.choice(names)
             if name == ("c1.0" if lane == CLIENT else "w0.1"):
                 continue  # the transport lets nobody in under a name that is connected
-            spoke = MemorySpoke(self._hub, name, (lane,))
+            dealer = MemoryDealer(self._router, name, (lane,))
             frame = self._forged_hello(name) if self._chance.random() < 0.1 else hostile.next()
-            spoke.send([frame])
+            dealer.send([frame])
             self.coordinator.turn()
             before += 1
-            spoke.close()
+            dealer.close()
             assert self.refused == before, f"{name} on {lane} was heard: {frame[:80]!r}"
 
     def _forged_hello(self, name: str) -> bytes:
@@ -221,10 +221,10 @@ class _Stage:
         """Has the token; what it sends looks like a session's frames, nearly."""
         while count > 0:
             peer = f"c2.{next(self._numbers)}"
-            spoke = MemorySpoke.session(self._hub, peer)
-            self._greet(spoke, peer, (CLIENT,))
-            count = self._send_until_cut(spoke, peer, count, CLIENT, schema.FROM_CLIENT)
-            spoke.close()  # the coordinator notices when it next has something for it
+            dealer = MemoryDealer.session(self._router, peer)
+            self._greet(dealer, peer, (CLIENT,))
+            count = self._send_until_cut(dealer, peer, count, CLIENT, schema.FROM_CLIENT)
+            dealer.close()  # the coordinator notices when it next has something for it
             self._inject(CLIENT, peer, encode(schema.EndSession(peer)))
         self._finish_tasks()
 
@@ -232,16 +232,16 @@ class _Stage:
         """The same with a worker that has been given tasks."""
         while count > 0:
             peer = self._staff.name_of(1)
-            spoke = MemorySpoke.worker(self._hub, peer)
-            self._greet(spoke, peer, WORKER_LANES)
-            count = self._send_until_cut(spoke, peer, count, "task", schema.FROM_WORKER)
-            spoke.send([b"and out"])
+            dealer = MemoryDealer.worker(self._router, peer)
+            self._greet(dealer, peer, WORKER_LANES)
+            count = self._send_until_cut(dealer, peer, count, "task", schema.FROM_WORKER)
+            dealer.send([b"and out"])
             self._turn(2)
-            spoke.close()
+            dealer.close()
             assert not self._staff.is_current(peer)
 
     def _send_until_cut(
-        self, spoke: MemorySpoke, peer: str, count: int, lane: str, allowed: tuple[Any, ...]
+        self, dealer: MemoryDealer, peer: str, count: int, lane: str, allowed: tuple[Any, ...]
     ) -> int:
         """Frames in its name, a few beyond the first that is refused; how many are left."""
         hostile = HostileFrames(self._chance, [in_name_of(peer, frame) for frame in self.seen])
@@ -272,7 +272,7 @@ class _Stage:
                     continue
 
     def _inject(self, lane: str, peer: str, frame: bytes) -> None:
-        MemorySpoke(self._hub, peer, (lane,)).send([frame])
+        MemoryDealer(self._router, peer, (lane,)).send([frame])
         self.coordinator.turn()
 
     def _turn(self, times: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import mpgrad as mg
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
-from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Spoke
+from mpgrad.wire.transport import CLIENT, ROUTER_LANES, WORKER_LANES, Dealer
 from stress.fuzz_core import Tally, frames_of_honest_peers
 from stress.hostile_frames import HostileFrames
 from stress.load import Training
@@ -93,7 +93,7 @@ class _Attacker(threading.Thread):
         self._engine, self._frames, self._chance = name, frames, chance
         self._advance = advance
         self._hostile = HostileFrames(chance, frames_of_honest_peers(chance))
-        self._spokes: list[Spoke] = []
+        self._dealers: list[Dealer] = []
         self.sent = 0
         #: As the engine says, told from outside.
         self.refused = 0
@@ -101,25 +101,25 @@ class _Attacker(threading.Thread):
     def run(self) -> None:
         names = [("c66.1", CLIENT), ("w0.1", CLIENT), ("w1.2", "task"), ("w0.999", "control")]
         names += [(name, lane) for name in ("w9.1", "c1.0", "?") for lane in WORKER_LANES]
-        spokes = [(self._connect(name, lane), lane) for name, lane in names]
+        dealers = [(self._connect(name, lane), lane) for name, lane in names]
         while self.sent < self._frames:
             count = min(BATCH, self._frames - self.sent)
-            spoke, lane = self._chance.choice(spokes)
-            spoke.send([self._hostile.next() for _ in range(count)], lane)
+            dealer, lane = self._chance.choice(dealers)
+            dealer.send([self._hostile.next() for _ in range(count)], lane)
             self.sent += count
             self._advance(count)
             wait_until(lambda: self.refused >= self.sent - BATCH * BATCHES_AHEAD, PATIENCE_S)
 
-    def _connect(self, name: str, lane: str) -> Spoke:
-        spoke = Endpoint(self._engine, b"guess").spoke(name, (lane,))
-        self._spokes.append(spoke)
-        return spoke
+    def _connect(self, name: str, lane: str) -> Dealer:
+        dealer = Endpoint(self._engine, b"guess").dealer(name, (lane,))
+        self._dealers.append(dealer)
+        return dealer
 
     def speak_nonsense(self) -> None:
         """Bytes that are no frames; the last one is a frame longer than any may be."""
         for _ in range(RAW_CONNECTIONS):
             with socket.socket(socket.AF_UNIX) as raw:
-                raw.connect(f"\0{self._engine}/{self._chance.choice(HUB_LANES)}")
+                raw.connect(f"\0{self._engine}/{self._chance.choice(ROUTER_LANES)}")
                 raw.sendall(self._chance.randbytes(self._chance.randrange(1, 500)))
         self._connect("c66.2", CLIENT).send([bytes(MESSAGE_BYTES_MAX + 1)])
 
@@ -129,5 +129,5 @@ class _Attacker(threading.Thread):
             self._connect("w0.1", lane).send([self._hostile.next() for _ in range(BATCH)], lane)
 
     def close(self) -> None:
-        for spoke in self._spokes:
-            spoke.close()
+        for dealer in self._dealers:
+            dealer.close()

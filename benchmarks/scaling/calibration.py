@@ -30,7 +30,7 @@ from mpgrad.shm.arena import client_arena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.transport import TASK, Hub
+from mpgrad.wire.transport import TASK, Router
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.task import TaskRunner
 
@@ -84,74 +84,74 @@ def _one_way_us(*, spins: bool) -> tuple[float, float, tuple[float, float, float
     sending, taking, looking.
     """
     endpoint = Endpoint.create()._replace(token=TOKEN)
-    hub = endpoint.hub()
+    router = endpoint.router()
     command = [sys.executable, "-m", "benchmarks.scaling.calibration", endpoint.name]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.Popen(
         command + ["spin"] * spins, cwd=_ROOT, env=environment, stdin=subprocess.PIPE
     )
     try:
-        _answer(hub)  # it is there
+        _answer(router)  # it is there
         # Where the receiver looks before the send has ended, the message took no time.
-        delays = [max(_ping(hub), 0.0) for _ in range(ROUNDS)]
-        per_kb = _wire_us_per_kb(hub)
-        costs = _processor_us(hub)
+        delays = [max(_ping(router), 0.0) for _ in range(ROUNDS)]
+        per_kb = _wire_us_per_kb(router)
+        costs = _processor_us(router)
     finally:
-        hub.send(TASK, PEER, b"")
-        hub.flush()
+        router.send(TASK, PEER, b"")
+        router.flush()
         child.wait()
-        hub.close()
+        router.close()
     return median(delays), per_kb, costs
 
 
-def _ping(hub: Hub) -> float:
-    hub.send(TASK, PEER, b"one")
-    hub.flush()
+def _ping(router: Router) -> float:
+    router.send(TASK, PEER, b"one")
+    router.flush()
     sent = perf_counter()  # one clock for all processes of the machine
-    (received,) = _stamp.unpack(_answer(hub))
+    (received,) = _stamp.unpack(_answer(router))
     return (received - sent) * 1e6
 
 
-def _answer(hub: Hub) -> bytes:
+def _answer(router: Router) -> bytes:
     """The next frame; what comes of a connection itself is none."""
-    while not (arrivals := hub.receive(None).arrivals):
+    while not (arrivals := router.receive(None).arrivals):
         pass
     return arrivals[0].frame
 
 
-def _wire_us_per_kb(hub: Hub) -> float:
+def _wire_us_per_kb(router: Router) -> float:
     """The way of a large frame, from the begin of its send, against that of a small one."""
     took: dict[int, list[float]] = {1: [], LARGE_FRAME: []}
     for _ in range(ROUNDS // 3):
         for nbytes, series in took.items():
             frame = b"x" * nbytes
             start = perf_counter()
-            hub.send(TASK, PEER, frame)
-            hub.flush()
-            (received,) = _stamp.unpack(_answer(hub))
+            router.send(TASK, PEER, frame)
+            router.flush()
+            (received,) = _stamp.unpack(_answer(router))
             series.append((received - start) * 1e6)
     more_us = median(took[LARGE_FRAME]) - median(took[1])
     return max(more_us, 0.0) / LARGE_FRAME * 1024
 
 
-def _processor_us(hub: Hub) -> tuple[float, float, float]:
+def _processor_us(router: Router) -> tuple[float, float, float]:
     """Per send to one peer, per message taken, per look in vain."""
     sends, takes, looks = [], [], []
     for _ in range(ROUNDS):
         start = thread_time()
-        hub.send(TASK, PEER, b"x" * 100)
-        hub.flush()
+        router.send(TASK, PEER, b"x" * 100)
+        router.flush()
         sends.append(thread_time() - start)
         # One that lies there: each sender has a connection of its own, so that many of them
         # cannot be taken in one go.
         sleep(LYING_S)
         start = thread_time()
-        found = hub.receive(None).arrivals
+        found = router.receive(None).arrivals
         takes.append(thread_time() - start)
         while not found:
-            found = hub.receive(None).arrivals
+            found = router.receive(None).arrivals
         start = thread_time()
-        hub.receive(0)
+        router.receive(0)
         looks.append(thread_time() - start)
     look_us = median(looks) * 1e6
     return median(sends) * 1e6, max(median(takes) * 1e6 - look_us, 0.0), look_us
@@ -159,16 +159,16 @@ def _processor_us(hub: Hub) -> tuple[float, float, float]:
 
 def echo(name: str, *, spins: bool) -> None:
     """The other process: answers each message with the time at which it came."""
-    spoke = Endpoint(name, TOKEN).worker(PEER)
-    spoke.send([b"here"])
+    dealer = Endpoint(name, TOKEN).worker(PEER)
+    dealer.send([b"here"])
     while True:
-        spoke.wait(0 if spins else None)
+        dealer.wait(0 if spins else None)
         received = perf_counter()
-        for frame in spoke.receive():
+        for frame in dealer.receive():
             if not frame:
-                spoke.close()
+                dealer.close()
                 return
-            spoke.send([_stamp.pack(received)])
+            dealer.send([_stamp.pack(received)])
 
 
 def _codec_us_per_kb(refs: tuple[GradientRef, ...]) -> float:

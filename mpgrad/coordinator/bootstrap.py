@@ -48,7 +48,7 @@ def main(descriptor: int) -> None:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
-    coordinator = Coordinator(setup, hooked("coordinator", setup.endpoint.hub()), supervisor)
+    coordinator = Coordinator(setup, hooked("coordinator", setup.endpoint.router()), supervisor)
     try:
         if failure is not None:
             coordinator.on_no_process(len(workers), failure)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mpgrad.scheduler import instructions as do
 from mpgrad.wire.codec import encode
-from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, Hub
+from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, Router
 
 
-def send_instruction(hub: Hub, instruction: do.ToWorker | do.ToClient) -> None:
+def send_instruction(router: Router, instruction: do.ToWorker | do.ToClient) -> None:
     """Put an instruction that is addressed to a peer into its lane."""
-    hub.send(_lane(instruction), instruction.peer, encode(instruction))
+    router.send(_lane(instruction), instruction.peer, encode(instruction))
 
 
 def _lane(instruction: do.ToWorker | do.ToClient) -> str:

@@ -29,7 +29,7 @@ from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
-from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Hub
+from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Router
 
 #: The journal keeps no longer text.
 OUTPUT_KEPT_BYTES = 16 * 1024
@@ -43,8 +43,8 @@ COLLECT_EVERY_S = 30.0
 class Coordinator:
     """The shell around CoordinatorState."""
 
-    def __init__(self, setup: CoordinatorSetup, hub: Hub, supervisor: Supervisor) -> None:
-        self._setup, self._hub, self._supervisor = setup, hub, supervisor
+    def __init__(self, setup: CoordinatorSetup, router: Router, supervisor: Supervisor) -> None:
+        self._setup, self._router, self._supervisor = setup, router, supervisor
         self._client = -1
         self._arena = FreeList(
             os.fstat(setup.engine_arena_fd).st_size, setup.shm_limit, "engine arena"
@@ -78,7 +78,7 @@ class Coordinator:
         """
         self._client = client
         for descriptor in (client, *workers):
-            self._hub.watch(descriptor)
+            self._router.watch(descriptor)
         while not self._stopping:
             self.turn()
 
@@ -86,14 +86,16 @@ class Coordinator:
         """Wait for something, deal with all there is, and send what follows from it."""
         now_s = time.monotonic()
         waits_ms = (self._watchdog.wait_ms(now_s), self._deadlines.wait_ms(now_s))
-        received = self._hub.receive(min((ms for ms in waits_ms if ms is not None), default=None))
+        received = self._router.receive(
+            min((ms for ms in waits_ms if ms is not None), default=None)
+        )
         # Messages before deaths: a reply that was sent before its sender died still counts.
         for arrival in received.arrivals:
             self._receive(arrival)
         for descriptor in received.readable:
             self._on_death(descriptor)
         self._watch(bool(received.arrivals))
-        for peer in self._hub.flush():
+        for peer in self._router.flush():
             self._on_unreachable(peer)
 
     def on_error(self, error: BaseException) -> None:
@@ -107,10 +109,10 @@ class Coordinator:
         """Let the workers go."""
         for peer in self._greeted:
             if self._supervisor.is_current(peer):
-                send_instruction(self._hub, do.ShutDown(peer))
-        self._hub.flush()
+                send_instruction(self._router, do.ShutDown(peer))
+        self._router.flush()
         self._supervisor.stop_all()
-        self._hub.close()
+        self._router.close()
 
     # ------------------------------------------------------------------ messages
 
@@ -183,7 +185,7 @@ class Coordinator:
                 if self._unavailable is None
                 else schema.Refused(peer, self._unavailable)
             )
-            self._hub.send(CLIENT, peer, encode(reply))
+            self._router.send(CLIENT, peer, encode(reply))
         self._waiting.clear()
 
     def _on_client_message(self, message: Any) -> None:
@@ -206,9 +208,9 @@ class Coordinator:
             arena.limit_bytes,
         )
         pids, restarts = self._supervisor.pids(), self._supervisor.restarts
-        refused = self.protocol_errors + self._hub.ignored
+        refused = self.protocol_errors + self._router.ignored
         answer = schema.Processes(peer, pids, restarts, figures, refused)
-        self._hub.send(CLIENT, peer, encode(answer))
+        self._router.send(CLIENT, peer, encode(answer))
 
     def _handle(self, event: Any) -> None:
         self._perform(self._handle_event(event))
@@ -229,7 +231,7 @@ class Coordinator:
             elif isinstance(instruction, do.SetDeadline):
                 self._deadlines.set(instruction, time.monotonic())
             else:
-                send_instruction(self._hub, instruction)
+                send_instruction(self._router, instruction)
 
     # ------------------------------------------------------------------ deaths and hangs
 
@@ -255,7 +257,7 @@ class Coordinator:
         except OSError as error:
             self.on_no_process(slot, error)
         else:
-            self._hub.watch(worker.pidfd)
+            self._router.watch(worker.pidfd)
 
     def on_no_process(self, slot: int, error: OSError) -> None:
         """The system refuses a process for worker ``slot``."""
@@ -269,8 +271,8 @@ class Coordinator:
         if descriptor == self._client:
             self._stopping = True
             return
-        self._hub.unwatch(descriptor)
-        outcome = self._supervisor.bury(descriptor)
+        self._router.unwatch(descriptor)
+        outcome = self._supervisor.reap(descriptor)
         if isinstance(outcome, int):
             self._start_worker(outcome)
         elif isinstance(outcome, ev.WorkerUnavailable):
@@ -303,7 +305,7 @@ class Coordinator:
             self.on_error(error)  # tables that contradict themselves, or a bug
         if arrival.lane == CLIENT:
             refusal = schema.Refused(arrival.peer, f"protocol error: {error}")
-            self._hub.send(CLIENT, arrival.peer, encode(refusal))
+            self._router.send(CLIENT, arrival.peer, encode(refusal))
             self._close_session(arrival.peer)
         else:
             # What else it has sent does not count: its next reply may build on this one.

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpgrad.coordinator.burial import Burial
+from mpgrad.coordinator.reaper import Reaper
 from mpgrad.exits import is_stopped
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
@@ -66,7 +66,7 @@ class Supervisor:
         #: Each process that exports device memory does so under a number of its own.
         self._arenas = 0
         self._joined: set[str] = set()
-        self._burial = Burial()
+        self._reaper = Reaper()
         self._failed_starts = 0
         self._killed_starts: Counter[int] = Counter()
         self.restarts = 0
@@ -179,7 +179,7 @@ class Supervisor:
         running = self.board.read(worker.slot)
         return Sight(peer, _name(worker), running, is_stopped(worker.process.pid))
 
-    def bury(self, pidfd: int) -> WorkerLost | WorkerUnavailable | int:
+    def reap(self, pidfd: int) -> WorkerLost | WorkerUnavailable | int:
         """A worker has died: the event for the core, or the slot to start again.
 
         A worker that was never ready is nobody's loss: its slot is started again a few times.
@@ -187,7 +187,7 @@ class Supervisor:
         worker = self._by_pidfd.pop(pidfd)
         del self._by_peer[worker.peer]
         os.close(pidfd)
-        end = self._burial.bury(worker.process)
+        end = self._reaper.reap(worker.process)
         is_killed, cause = end.is_killed, f"{_name(worker)} {end.words}"
         if worker.peer in self._joined:
             self._joined.discard(worker.peer)

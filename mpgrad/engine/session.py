@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from mpgrad.engine import lookout
+from mpgrad.engine import coordinator_watchdog
 from mpgrad.engine.interrupts import Interrupts
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated, ProtocolError
@@ -24,7 +24,7 @@ from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.output import WARNING, show_output
-from mpgrad.wire.transport import Spoke
+from mpgrad.wire.transport import Dealer
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
 #: Asked to learn what a round trip takes.
@@ -49,13 +49,13 @@ class Session:
         self.peer = peer
         self.coordinator = coordinator
         self._state = ClientState(peer)
-        self._spoke: Spoke = hooked("client", coordinator.endpoint.session(peer))
-        self._lookout = lookout.Lookout(coordinator)
+        self._dealer: Dealer = hooked("client", coordinator.endpoint.session(peer))
+        self._watchdog = coordinator_watchdog.CoordinatorWatchdog(coordinator)
         #: Frames of the coordinator that break the protocol.
         self.refused_frames = 0
         #: A descriptor of its own: the engine may be closed while this session waits.
         self._pidfd = os.dup(coordinator.pidfd)
-        self._spoke.watch(self._pidfd)
+        self._dealer.watch(self._pidfd)
         self._answers: list[Any] = []
         self._warnings: dict[int, list[bytes]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
@@ -147,12 +147,14 @@ class Session:
         """Sleep until something comes, and deal with it."""
         patience_ms = self.interrupts.patience_ms
         with self.interrupts.allowed():
-            readable = self._spoke.wait(lookout.WAIT_MS if patience_ms is None else patience_ms)
+            readable = self._dealer.wait(
+                coordinator_watchdog.WAIT_MS if patience_ms is None else patience_ms
+            )
         replies: list[Any] = []
         ended = len(self._state.outcomes)
-        frames = self._spoke.receive()
+        frames = self._dealer.receive()
         if patience_ms is None:
-            self._lookout.note_wait(has_come=bool(frames or readable))
+            self._watchdog.note_wait(has_come=bool(frames or readable))
         for frame in frames:
             try:
                 replies += self._receive(decode(frame, schema.TO_CLIENT))
@@ -260,7 +262,7 @@ class Session:
         self._send(schema.StopEngine(self.peer))
 
     def close(self) -> None:
-        self._spoke.close()
+        self._dealer.close()
         os.close(self._pidfd)
 
     def _answer(self, kind: type[Any]) -> Any:
@@ -275,4 +277,4 @@ class Session:
         if messages:
             frames = [encode(message) for message in messages]
             with self.interrupts.deferred():
-                self._spoke.send(frames)
+                self._dealer.send(frames)

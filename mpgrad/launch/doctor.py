@@ -231,13 +231,13 @@ def _local_sockets() -> tuple[Verdict, str]:
 
     endpoint = Endpoint.create()
     with (
-        contextlib.closing(endpoint.hub()) as hub,
+        contextlib.closing(endpoint.router()) as router,
         contextlib.closing(endpoint.session("c0.1")) as session,
     ):
         session.send([b"there"])
-        hub.receive(ANSWER_MS)
-        hub.send(CLIENT, "c0.1", b"and back")
-        if hub.flush():
+        router.receive(ANSWER_MS)
+        router.send(CLIENT, "c0.1", b"and back")
+        if router.flush():
             return "fail", "a message over ZeroMQ did not arrive"
         session.wait(ANSWER_MS)
         if session.receive() != [b"and back"]:

@@ -12,7 +12,7 @@ from typing import Any
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.journal import Outcome, Record
 from mpgrad.scheduler.replay import Difference, replay
-from mpgrad.testing.story import brief, cut
+from mpgrad.testing.task_history import brief, cut
 from mpgrad.wire.journal_file import JournalFile, from_bytes
 
 

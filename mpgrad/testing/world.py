@@ -24,12 +24,12 @@ from mpgrad.testing.random_graphs import random_graph
 from mpgrad.testing.simulated_client import SimulatedClient
 from mpgrad.testing.simulated_coordinator import SimulatedCoordinator
 from mpgrad.testing.simulated_memory import MemoryFault, SimulatedMemory
-from mpgrad.testing.story import Story
+from mpgrad.testing.task_history import TaskHistory
 from mpgrad.testing.virtual_time import VirtualTime
 
 #: A World that is not over after this many steps never will be.
 STEPS_MAX = 100_000
-STORY_LINES = 40
+HISTORY_LINES = 40
 #: Times that all workers may be killed at once in one World.
 KILLS_OF_ALL_MAX = 4
 #: Workers of one World in so many that are drawn: more than may die in a row in one slot.
@@ -80,7 +80,7 @@ class World:
         self.journal_events = journal_events
         self.time = VirtualTime(self.rng)
         self.dice = FaultDice(faults, self.rng)
-        self.log = Story()
+        self.log = TaskHistory()
         self.memory = SimulatedMemory(AMPLE_BYTES)
         self.expected = Expectations()
         self.coordinator = SimulatedCoordinator(self)
@@ -228,7 +228,7 @@ class World:
             [
                 f"{type(error).__name__}: {error}",
                 f"World({self.seed}{options}); faults so far: {injected or 'none'}",
-                *self.log.lines(last=STORY_LINES),
+                *self.log.lines(last=HISTORY_LINES),
                 f"again: {again}",
             ]
         )

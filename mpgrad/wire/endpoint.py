@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
-from mpgrad.wire.transport import CLIENT, WORKER_LANES, Hub, Spoke
+from mpgrad.wire.transport import CLIENT, WORKER_LANES, Dealer, Router
 
 
 class Endpoint(NamedTuple):
@@ -26,22 +26,22 @@ class Endpoint(NamedTuple):
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, <token>)"
 
-    def hub(self) -> Hub:
+    def router(self) -> Router:
         """The coordinator's end."""
-        from mpgrad.wire.zeromq import ZmqHub
+        from mpgrad.wire.zeromq import ZmqRouter
 
-        return ZmqHub(self)
+        return ZmqRouter(self)
 
-    def worker(self, peer: str) -> Spoke:
+    def worker(self, peer: str) -> Dealer:
         """The end of worker ``peer``."""
-        return self.spoke(peer, WORKER_LANES)
+        return self.dealer(peer, WORKER_LANES)
 
-    def session(self, peer: str) -> Spoke:
+    def session(self, peer: str) -> Dealer:
         """The end of session ``peer``."""
-        return self.spoke(peer, (CLIENT,))
+        return self.dealer(peer, (CLIENT,))
 
-    def spoke(self, peer: str, lanes: tuple[str, ...]) -> Spoke:
+    def dealer(self, peer: str, lanes: tuple[str, ...]) -> Dealer:
         """An end for ``lanes``, the most urgent first."""
-        from mpgrad.wire.zeromq import ZmqSpoke
+        from mpgrad.wire.zeromq import ZmqDealer
 
-        return ZmqSpoke(self, peer, lanes)
+        return ZmqDealer(self, peer, lanes)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from mpgrad.wire.transport import CLIENT, HUB_LANES, WORKER_LANES, Arrival, Received
+from mpgrad.wire.transport import CLIENT, ROUTER_LANES, WORKER_LANES, Arrival, Received
 
 
-class MemoryHub:
-    """The coordinator's end; Spokes attach to it directly."""
+class MemoryRouter:
+    """The coordinator's end; Dealers attach to it directly."""
 
     #: Within one process there are no strangers.
     ignored = 0
 
     def __init__(self) -> None:
-        self._inbox: dict[str, deque[Arrival]] = {lane: deque() for lane in HUB_LANES}
+        self._inbox: dict[str, deque[Arrival]] = {lane: deque() for lane in ROUTER_LANES}
         self._outbox: dict[tuple[str, str], list[bytes]] = {}
-        self._spokes: dict[tuple[str, str], deque[bytes]] = {}
+        self._dealers: dict[tuple[str, str], deque[bytes]] = {}
         self._watched: list[int] = []
 
     def watch(self, descriptor: int) -> None:
@@ -40,7 +40,7 @@ class MemoryHub:
     def flush(self) -> list[str]:
         gone = []
         for (lane, peer), frames in self._outbox.items():
-            queue = self._spokes.get((lane, peer))
+            queue = self._dealers.get((lane, peer))
             if queue is None:
                 gone.append(peer)
             else:
@@ -49,25 +49,25 @@ class MemoryHub:
         return gone
 
     def close(self) -> None:
-        self._spokes.clear()
+        self._dealers.clear()
 
 
-class MemorySpoke:
+class MemoryDealer:
     """A worker's or a session's end."""
 
-    def __init__(self, hub: MemoryHub, peer: str, lanes: Sequence[str]) -> None:
-        self._hub, self._peer, self._lanes = hub, peer, tuple(lanes)
+    def __init__(self, router: MemoryRouter, peer: str, lanes: Sequence[str]) -> None:
+        self._router, self._peer, self._lanes = router, peer, tuple(lanes)
         self._queues: list[deque[bytes]] = []
         for lane in lanes:
-            self._queues.append(hub._spokes.setdefault((lane, peer), deque()))
+            self._queues.append(router._dealers.setdefault((lane, peer), deque()))
 
     @classmethod
-    def worker(cls, hub: MemoryHub, peer: str) -> MemorySpoke:
-        return cls(hub, peer, WORKER_LANES)
+    def worker(cls, router: MemoryRouter, peer: str) -> MemoryDealer:
+        return cls(router, peer, WORKER_LANES)
 
     @classmethod
-    def session(cls, hub: MemoryHub, peer: str) -> MemorySpoke:
-        return cls(hub, peer, (CLIENT,))
+    def session(cls, router: MemoryRouter, peer: str) -> MemoryDealer:
+        return cls(router, peer, (CLIENT,))
 
     def watch(self, descriptor: int) -> None:
         """Nothing can become readable here."""
@@ -85,8 +85,8 @@ class MemorySpoke:
 
     def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
         lane = lane or self._lanes[-1]
-        self._hub._inbox[lane].extend(Arrival(lane, self._peer, frame) for frame in frames)
+        self._router._inbox[lane].extend(Arrival(lane, self._peer, frame) for frame in frames)
 
     def close(self) -> None:
         for lane in self._lanes:
-            self._hub._spokes.pop((lane, self._peer), None)
+            self._router._dealers.pop((lane, self._peer), None)

@@ -1,8 +1,8 @@
 """What the shells ask of a transport: ``unix``, ``zeromq`` and ``memory`` keep one contract.
 
-A Hub is the coordinator's end, a Spoke everybody else's. Frames between one Spoke and the Hub
-arrive in order per lane and never twice; lanes do not wait for each other. Sending collects,
-``flush`` sends: one wake-up for many frames.
+The Router is the coordinator's end, a Dealer is the end of a worker or of a session. The frames
+between a Dealer and the Router arrive in order per lane and never twice; lanes do not wait for each
+other. ``send`` collects, ``flush`` sends: one wake-up for many frames.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 #: workers: cancellations, reentrant work, and everything else.
 CONTROL, URGENT, TASK, CLIENT = "control", "urgent", "task", "client"
 WORKER_LANES = (CONTROL, URGENT, TASK)
-HUB_LANES = (CONTROL, URGENT, TASK, CLIENT)
+ROUTER_LANES = (CONTROL, URGENT, TASK, CLIENT)
 
 
 class Arrival(NamedTuple):
-    """A frame at the Hub and who sent it, as the transport (not the frame) knows."""
+    """A frame at the Router and who sent it, as the transport (not the frame) knows."""
 
     lane: str
     peer: str
@@ -33,7 +33,7 @@ class Received(NamedTuple):
     readable: list[int]
 
 
-class Hub(Protocol):
+class Router(Protocol):
     """The coordinator's end."""
 
     @property
@@ -60,7 +60,7 @@ class Hub(Protocol):
     def close(self) -> None: ...
 
 
-class Spoke(Protocol):
+class Dealer(Protocol):
     """A worker's or a session's end."""
 
     def watch(self, descriptor: int) -> None: ...
@@ -77,10 +77,9 @@ class Spoke(Protocol):
         ...
 
     def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
-        """Send; the default lane is the last of this Spoke's.
+        """Send; the default lane is the last of this Dealer's.
 
-        A worker's returns when all has left. A session's never waits: what the Hub has no room for
-        leaves in ``wait``, which a Ctrl-C can break.
+        It never waits: the transport's own thread sends.
         """
         ...
 

@@ -21,7 +21,7 @@ import zmq
 
 from mpgrad.wire.identity import identity_of, verified_peer
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
-from mpgrad.wire.transport import HUB_LANES, Arrival, Received
+from mpgrad.wire.transport import ROUTER_LANES, Arrival, Received
 
 if TYPE_CHECKING:
     from mpgrad.wire.endpoint import Endpoint
@@ -41,7 +41,7 @@ def address(name: str, lane: str) -> str:
     return f"ipc://@{name}/{lane}"
 
 
-class ZmqHub:
+class ZmqRouter:
     """The coordinator's end: one ROUTER per lane."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -56,7 +56,7 @@ class ZmqHub:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
         self._outbox: dict[tuple[str, str], list[bytes]] = {}
-        for lane in HUB_LANES:
+        for lane in ROUTER_LANES:
             socket = _socket(self._context, zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             # The kernel says who connects: processes of another user are not heard.
@@ -114,7 +114,7 @@ class ZmqHub:
         self._context.destroy(linger=0)
 
 
-class ZmqSpoke:
+class ZmqDealer:
     """A worker's end (three lanes) or a session's (the client lane)."""
 
     def __init__(self, endpoint: Endpoint, peer: str, lanes: Sequence[str]) -> None:
@@ -157,7 +157,7 @@ class ZmqSpoke:
 
 
 class _Contexts:
-    """The context that the spokes of this process share; it ends with the last of them."""
+    """The context that the dealers of this process share; it ends with the last of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

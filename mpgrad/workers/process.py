@@ -40,7 +40,7 @@ class Worker:
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self._runner = TaskRunner(self._memory, where, self._report)
         self._runner.publication = publication
-        self._spoke = setup.endpoint.worker(setup.peer)
+        self._dealer = setup.endpoint.worker(setup.peer)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
         #: The graph whose task runs, for what it prints.
@@ -52,22 +52,22 @@ class Worker:
         """Until the coordinator says ShutDown (or dies, which kills this process)."""
         hello = encode(Hello(self._setup.peer, self._setup.endpoint.token, PROTOCOL_VERSION))
         for lane in WORKER_LANES:
-            self._spoke.send([hello], lane)
+            self._dealer.send([hello], lane)
         finished: Reply | None = None
         while True:
             # Between two tasks only look, else sleep until something comes. What has come is heard
             # before the next task is chosen, so that a cancellation or urgent work overtakes it.
             if finished is None:
-                self._spoke.wait(None)
+                self._dealer.wait(None)
             instructions: list[Any] = []
-            for frame in self._spoke.receive():
+            for frame in self._dealer.receive():
                 instructions += self._state.handle_event(decode(frame, TO_WORKER))
             if finished is not None:
                 instructions += self._state.handle_event(ev.NodeTaskFinished(finished))
             if any(isinstance(instruction, do.StopProcess) for instruction in instructions):
                 break
             finished = self._perform(instructions)
-        self._spoke.close()
+        self._dealer.close()
 
     def _perform(self, instructions: list[Any]) -> Reply | None:
         """Send the replies, then run the task that the core chose, if any.
@@ -89,7 +89,7 @@ class Worker:
 
     def _flush(self) -> None:
         if self._held:
-            self._spoke.send(self._held)
+            self._dealer.send(self._held)
             self._held.clear()
 
     def _execute(self, dispatch: do.DispatchNodeTask) -> Reply:

@@ -88,9 +88,9 @@ def hook(process: str, part: Any) -> Any:
         from tests.process.doomed_worker import DoomedWorker
 
         return DoomedWorker
-    from tests.process.doomed_transports import DoomedHub, DoomedSpoke
+    from tests.process.doomed_transports import DoomedDealer, DoomedRouter
 
-    return (DoomedHub if process == "coordinator" else DoomedSpoke)(part, _passages(process))
+    return (DoomedRouter if process == "coordinator" else DoomedDealer)(part, _passages(process))
 
 
 def points_of(process: str) -> list[KillPoint | None]:

@@ -13,7 +13,7 @@ from mpgrad.errors import EngineClosed
 from mpgrad.scheduler.events import BlocksReleased, GraphCancelled, NodeTaskDone
 from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import PROTOCOL_VERSION, Hello, StopEngine
-from mpgrad.wire.transport import TASK, WORKER_LANES, Spoke
+from mpgrad.wire.transport import TASK, WORKER_LANES, Dealer
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process
@@ -48,40 +48,40 @@ def test_workers_that_cannot_start(
 
 
 @pytest.fixture
-def stranger(engine: mg.Engine) -> Iterator[Callable[..., Spoke]]:
+def stranger(engine: mg.Engine) -> Iterator[Callable[..., Dealer]]:
     """Somebody with access to the sockets who was never given the token, unless it is stolen."""
     coordinator = engine._process.sessions._coordinator
     assert coordinator is not None
-    spokes: list[Spoke] = []
+    dealers: list[Dealer] = []
 
-    def connect(peer: str, *, as_worker: bool = False, has_token: bool = False) -> Spoke:
+    def connect(peer: str, *, as_worker: bool = False, has_token: bool = False) -> Dealer:
         endpoint = coordinator.endpoint
         if not has_token:
             endpoint = endpoint._replace(token=b"guess")
-        spokes.append(endpoint.worker(peer) if as_worker else endpoint.session(peer))
-        return spokes[-1]
+        dealers.append(endpoint.worker(peer) if as_worker else endpoint.session(peer))
+        return dealers[-1]
 
     yield connect
-    for spoke in spokes:
-        spoke.close()
+    for dealer in dealers:
+        dealer.close()
 
 
-Connect = Callable[..., Spoke]
+Connect = Callable[..., Dealer]
 
 
 def test_a_session_with_a_wrong_token(engine: mg.Engine, stranger: Connect) -> None:
-    spoke = stranger("c1.99")
-    spoke.send([encode(Hello("c1.99", b"guess", PROTOCOL_VERSION)), encode(StopEngine("c1.99"))])
+    dealer = stranger("c1.99")
+    dealer.send([encode(Hello("c1.99", b"guess", PROTOCOL_VERSION)), encode(StopEngine("c1.99"))])
     check_usable()
-    assert spoke.receive() == []
+    assert dealer.receive() == []
     assert len(engine.worker_pids()) == 2
 
 
 def test_a_worker_that_nobody_started(engine: mg.Engine, stranger: Connect) -> None:
-    spoke = stranger("w7.1", as_worker=True)
+    dealer = stranger("w7.1", as_worker=True)
     for lane in WORKER_LANES:
-        spoke.send([encode(Hello("w7.1", b"guess", PROTOCOL_VERSION))], lane)
-    spoke.send([encode(NodeTaskDone("w7.1", 1, 0, 1, ()))], TASK)
+        dealer.send([encode(Hello("w7.1", b"guess", PROTOCOL_VERSION))], lane)
+    dealer.send([encode(NodeTaskDone("w7.1", 1, 0, 1, ()))], TASK)
     check_usable()
     assert engine.statistics().restarts == 0
 
@@ -97,9 +97,9 @@ def test_noise(engine: mg.Engine, stranger: Connect, frame: bytes, has_token: bo
 
 def test_one_session_may_not_speak_for_another(engine: mg.Engine, stranger: Connect) -> None:
     own = next(iter(engine._process.sessions._idle)).peer
-    spoke = stranger("c1.55", has_token=True)
-    spoke.send([encode(GraphCancelled(own, 1)), encode(BlocksReleased(own, ()))])
-    spoke.send([encode(StopEngine(own))])
+    dealer = stranger("c1.55", has_token=True)
+    dealer.send([encode(GraphCancelled(own, 1)), encode(BlocksReleased(own, ()))])
+    dealer.send([encode(StopEngine(own))])
     check_usable()
 
 

@@ -44,12 +44,12 @@ def supervisor_of(tmp_path: Path) -> Iterator[Callable[[str], Supervisor]]:
         supervisor = made.pop()
         supervisor.stop_all()
         for pidfd in list(supervisor._by_pidfd):
-            supervisor.bury(pidfd)
+            supervisor.reap(pidfd)
 
 
 def kill(supervisor: Supervisor, worker: WorkerProcess) -> int | WorkerUnavailable:
     worker.process.send_signal(signal.SIGKILL)
-    outcome = supervisor.bury(worker.pidfd)
+    outcome = supervisor.reap(worker.pidfd)
     assert isinstance(outcome, int | WorkerUnavailable)
     return outcome
 
@@ -83,7 +83,7 @@ def test_workers_that_fail_by_themselves(supervisor_of: Callable[[str], Supervis
     supervisor = supervisor_of("exit 7")
     workers = [supervisor.start(slot) for slot in range(FAILED_STARTS_MAX)]
     for worker in workers[:-1]:
-        assert supervisor.bury(worker.pidfd) == worker.slot
-    outcome = supervisor.bury(workers[-1].pidfd)
+        assert supervisor.reap(worker.pidfd) == worker.slot
+    outcome = supervisor.reap(workers[-1].pidfd)
     assert isinstance(outcome, WorkerUnavailable)
     assert "status 7" in outcome.reason

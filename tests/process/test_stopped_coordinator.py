@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.engine import lookout
+from mpgrad.engine import coordinator_watchdog
 from mpgrad.errors import CoordinatorLost
 from tests.process.conftest import check_usable
 
@@ -31,9 +31,9 @@ def gradient() -> bytes:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits are short, and few of them are enough."""
-    monkeypatch.setattr(lookout, "WAIT_MS", 20)
-    monkeypatch.setattr(lookout, "NOTICE_AFTER", 2)
-    monkeypatch.setattr(lookout, "KILL_AFTER", 4)
+    monkeypatch.setattr(coordinator_watchdog, "WAIT_MS", 20)
+    monkeypatch.setattr(coordinator_watchdog, "NOTICE_AFTER", 2)
+    monkeypatch.setattr(coordinator_watchdog, "KILL_AFTER", 4)
 
 
 def stop(engine: mg.Engine) -> int:
@@ -81,7 +81,7 @@ def test_a_query_does_not_wait_for_ever_either(impatient: None) -> None:
 
 def test_a_long_task_is_none_of_its_business(impatient: None) -> None:
     """A client that waits for long hears nothing, and a coordinator that sleeps is not stopped."""
-    watch = lookout.Lookout(mg.current_engine())  # type: ignore[arg-type]
+    watch = coordinator_watchdog.CoordinatorWatchdog(mg.current_engine())  # type: ignore[arg-type]
     watch._coordinator = type("Child", (), {"pid": os.getpid()})()  # no child of ours: not stopped
     for _ in range(100):
         watch.note_wait(has_come=False)
@@ -90,10 +90,10 @@ def test_a_long_task_is_none_of_its_business(impatient: None) -> None:
 GOES_ON = """
 import os, signal
 import mpgrad as mg
-from mpgrad.engine import lookout
+from mpgrad.engine import coordinator_watchdog
 
-lookout.WAIT_MS = 20
-lookout.KILL_AFTER = 10_000  # it goes on in time, however long that takes here
+coordinator_watchdog.WAIT_MS = 20
+coordinator_watchdog.KILL_AFTER = 10_000  # it goes on in time, however long that takes here
 x = mg.ones(100, requires_grad=True)
 with mg.Engine("process", cpu_workers=1) as engine:
     (x * 2).sum().backward()

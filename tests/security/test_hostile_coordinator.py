@@ -1,7 +1,7 @@
 """A coordinator whose memory was overwritten: what it sends wrongly hurts nobody and hangs nobody.
 
 The engine is a real one. Once per case its coordinator replaces one frame of its own by a wrong
-one, at the ``Hub`` interface, so that this holds for every transport.
+one, at the ``Router`` interface, so that this holds for every transport.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.process.conftest import ROOT, check_usable
 
 pytestmark = pytest.mark.process
 
-#: Python runs this file at every start. In a coordinator it wraps the Hub: the first frame of this
-#: kind is replaced, once per file "armed".
+#: Python runs this file at every start. In a coordinator it wraps the Router: the first frame of
+#: this kind is replaced, once per file "armed".
 HOSTILE = """
 import os, sys
 if "mpgrad.coordinator" in sys.orig_argv:
@@ -29,12 +29,12 @@ if "mpgrad.coordinator" in sys.orig_argv:
     from mpgrad.wire import schema
     from mpgrad.wire.codec import decode, encode
 
-    class HostileHub:
-        def __init__(self, hub):
-            self._hub = hub
+    class HostileRouter:
+        def __init__(self, router):
+            self._router = router
 
         def __getattr__(self, name):
-            return getattr(self._hub, name)
+            return getattr(self._router, name)
 
         def send(self, lane, peer, frame):
             message = decode(frame)
@@ -45,11 +45,11 @@ if "mpgrad.coordinator" in sys.orig_argv:
                     frame = eval(wrong)
                     if not isinstance(frame, bytes):
                         frame = encode(frame)
-            self._hub.send(lane, peer, frame)
+            self._router.send(lane, peer, frame)
 
     init = process.Coordinator.__init__
-    process.Coordinator.__init__ = lambda self, setup, hub, staff: init(
-        self, setup, HostileHub(hub), staff
+    process.Coordinator.__init__ = lambda self, setup, router, staff: init(
+        self, setup, HostileRouter(router), staff
     )
 """
 

@@ -17,7 +17,7 @@ from mpgrad.errors import EngineClosed
 from mpgrad.scheduler.events import GraphCancelled, NodeTaskDone
 from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX, PROTOCOL_VERSION, EndSession, Hello, StopEngine
-from mpgrad.wire.transport import HUB_LANES, WORKER_LANES
+from mpgrad.wire.transport import ROUTER_LANES, WORKER_LANES
 from tests.leftovers import Leftovers, left_since
 from tests.process.conftest import check_usable
 
@@ -56,7 +56,7 @@ def test_neither_arguments_nor_environment_hold_the_token(engine: mg.Engine) -> 
 def test_the_sockets_are_no_files(engine: mg.Engine) -> None:
     name = coordinator_of(engine).endpoint.name
     found = Path("/proc/net/unix").read_text()
-    for lane in HUB_LANES:
+    for lane in ROUTER_LANES:
         assert f" @{name}/{lane}\n" in found
 
 
@@ -81,46 +81,46 @@ def test_a_stranger_is_counted_and_ignored(engine: mg.Engine) -> None:
     """One who speaks as itself, as a living worker, as a dead one, and as a session."""
     before = engine.statistics().protocol_errors
     session = next(iter(engine._process.sessions._idle)).peer
-    guess, spokes = coordinator_of(engine).endpoint._replace(token=b"guess"), []
+    guess, dealers = coordinator_of(engine).endpoint._replace(token=b"guess"), []
     for peer in ("w0.1", "w0.2", "w1.1", "w77.1"):
-        spokes.append(guess.worker(peer))
+        dealers.append(guess.worker(peer))
         for lane in WORKER_LANES:
-            spokes[-1].send(words_of(peer), lane)
+            dealers[-1].send(words_of(peer), lane)
     for peer in (session, "c1.1"):
-        spokes.append(guess.session(peer))
-        spokes[-1].send([encode(StopEngine(peer)), encode(EndSession(peer))])
-        spokes[-1].send([encode(GraphCancelled(session, 1))])
+        dealers.append(guess.session(peer))
+        dealers[-1].send([encode(StopEngine(peer)), encode(EndSession(peer))])
+        dealers[-1].send([encode(GraphCancelled(session, 1))])
     pids = pids_of(engine)
     while engine.statistics().protocol_errors < before + 4 * len(WORKER_LANES) + 2 * 2:
         check_usable()
     assert pids_of(engine) == pids
-    assert all(spoke.receive() == [] for spoke in spokes)
-    for spoke in spokes:
-        spoke.close()
+    assert all(dealer.receive() == [] for dealer in dealers)
+    for dealer in dealers:
+        dealer.close()
 
 
 def test_a_stolen_token_does_not_make_a_worker(engine: mg.Engine) -> None:
     """Only processes that the coordinator has started are given tasks."""
     stolen = coordinator_of(engine).endpoint.token
-    spoke = coordinator_of(engine).endpoint.worker("w5.1")
+    dealer = coordinator_of(engine).endpoint.worker("w5.1")
     for lane in WORKER_LANES:
-        spoke.send([encode(Hello("w5.1", stolen, PROTOCOL_VERSION))], lane)
-    spoke.send([encode(NodeTaskDone("w5.1", 1, 0, 1, ()))])
+        dealer.send([encode(Hello("w5.1", stolen, PROTOCOL_VERSION))], lane)
+    dealer.send([encode(NodeTaskDone("w5.1", 1, 0, 1, ()))])
     for _ in range(3):
         check_usable()
-    assert spoke.receive() == []
-    spoke.close()
+    assert dealer.receive() == []
+    dealer.close()
 
 
 def test_a_workers_name_makes_no_session(engine: mg.Engine) -> None:
     """It would take the place of that worker in the coordinator's tables."""
     stolen = coordinator_of(engine).endpoint.token
-    spoke = coordinator_of(engine).endpoint.session("w0.1")
-    spoke.send([encode(Hello("w0.1", stolen, PROTOCOL_VERSION)), encode(StopEngine("w0.1"))])
+    dealer = coordinator_of(engine).endpoint.session("w0.1")
+    dealer.send([encode(Hello("w0.1", stolen, PROTOCOL_VERSION)), encode(StopEngine("w0.1"))])
     for _ in range(3):
         check_usable()
-    assert spoke.receive() == []
-    spoke.close()
+    assert dealer.receive() == []
+    dealer.close()
 
 
 def test_a_second_hello_ends_the_session() -> None:

@@ -13,7 +13,7 @@ import pytest
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.identity import PROOF_BYTES, identity_of
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
-from mpgrad.wire.transport import CLIENT, CONTROL, TASK, WORKER_LANES, Arrival, Hub
+from mpgrad.wire.transport import CLIENT, CONTROL, TASK, WORKER_LANES, Arrival, Router
 from tests.security.raw_peers import PATIENCE_MS, RawPeer
 
 TOKEN = b"the engine's"
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 
 class Sockets(NamedTuple):
-    hub: Hub
+    router: Router
     endpoint: Endpoint
 
     def peer(self, lane: str, identity: bytes | None) -> contextlib.closing[RawPeer]:
@@ -33,7 +33,7 @@ class Sockets(NamedTuple):
             last.send(b"last")
             found: list[Arrival] = []
             while not found or found[-1].frame != b"last":
-                fresh = self.hub.receive(PATIENCE_MS)
+                fresh = self.router.receive(PATIENCE_MS)
                 found += fresh.arrivals
             return found[:-1]
 
@@ -41,17 +41,17 @@ class Sockets(NamedTuple):
 @pytest.fixture
 def sockets() -> Iterator[Sockets]:
     endpoint = Endpoint.create()._replace(token=TOKEN)
-    hub = endpoint.hub()
-    yield Sockets(hub, endpoint)
-    hub.close()
+    router = endpoint.router()
+    yield Sockets(router, endpoint)
+    router.close()
 
 
-def wait_for_ignored(hub: Hub, count: int) -> list[Arrival]:
+def wait_for_ignored(router: Router, count: int) -> list[Arrival]:
     """Receive until ``count`` messages were ignored; what else came."""
     found: list[Arrival] = []
-    while hub.ignored < count:
-        found += hub.receive(PATIENCE_MS).arrivals
-    assert hub.ignored == count
+    while router.ignored < count:
+        found += router.receive(PATIENCE_MS).arrivals
+    assert router.ignored == count
     return found
 
 
@@ -71,34 +71,34 @@ FORGERIES = {
 def test_a_stranger_is_counted_and_not_heard(sockets: Sockets, forgery: str) -> None:
     with sockets.peer(TASK, FORGERIES[forgery]) as stranger:
         stranger.send(b"hello", b"and more")
-        assert wait_for_ignored(sockets.hub, 2) == []
+        assert wait_for_ignored(sockets.router, 2) == []
 
 
 def test_who_knows_the_token_is_heard(sockets: Sockets) -> None:
     assert sockets.arrivals_before_the_last() == []
-    assert sockets.hub.ignored == 0
+    assert sockets.router.ignored == 0
 
 
 def test_a_stranger_cannot_keep_a_worker_out(sockets: Sockets) -> None:
     """It has taken the worker's name before that one is there."""
     with sockets.peer(TASK, b"w0.1") as squatter:
         squatter.send(b"mine")
-        assert wait_for_ignored(sockets.hub, 1) == []
+        assert wait_for_ignored(sockets.router, 1) == []
         worker = sockets.endpoint.worker("w0.1")
         worker.send([b"hello"])
-        assert next_arrivals(sockets.hub) == [Arrival(TASK, "w0.1", b"hello")]
-        sockets.hub.send(TASK, "w0.1", b"work")
-        assert sockets.hub.flush() == []
+        assert next_arrivals(sockets.router) == [Arrival(TASK, "w0.1", b"hello")]
+        sockets.router.send(TASK, "w0.1", b"work")
+        assert sockets.router.flush() == []
         worker.wait(PATIENCE_MS)
         assert worker.receive() == [b"work"]
         assert not squatter.is_answered()
         worker.close()
 
 
-def next_arrivals(hub: Hub) -> list[Arrival]:
+def next_arrivals(router: Router) -> list[Arrival]:
     while True:
-        # A connection that is made wakes the hub too, and brings nothing.
-        found = hub.receive(PATIENCE_MS).arrivals
+        # A connection that is made wakes the router too, and brings nothing.
+        found = router.receive(PATIENCE_MS).arrivals
         if found:
             return found
 
@@ -107,23 +107,23 @@ def test_the_name_of_a_dead_worker_cannot_be_taken_over(sockets: Sockets) -> Non
     worker = sockets.endpoint.worker("w0.1")
     for lane in WORKER_LANES:
         worker.send([b"hello"], lane)
-        assert len(next_arrivals(sockets.hub)) == 1
+        assert len(next_arrivals(sockets.router)) == 1
     worker.close()
     with sockets.peer(TASK, b"w0.1") as thief:
         thief.send(b"done")
-        assert wait_for_ignored(sockets.hub, 1) == []
+        assert wait_for_ignored(sockets.router, 1) == []
 
 
 def test_a_living_workers_name_is_taken(sockets: Sockets) -> None:
-    """Even one who has stolen the token does not get between a worker and the hub."""
+    """Even one who has stolen the token does not get between a worker and the router."""
     worker = sockets.endpoint.worker("w0.1")
     worker.send([b"hello"])
-    assert next_arrivals(sockets.hub) == [Arrival(TASK, "w0.1", b"hello")]
+    assert next_arrivals(sockets.router) == [Arrival(TASK, "w0.1", b"hello")]
     with sockets.peer(TASK, identity_of(TOKEN, TASK, "w0.1")) as thief:
         thief.send(b"done")
         assert sockets.arrivals_before_the_last() == []
-        sockets.hub.send(TASK, "w0.1", b"work")
-        assert sockets.hub.flush() == []
+        sockets.router.send(TASK, "w0.1", b"work")
+        assert sockets.router.flush() == []
         worker.wait(PATIENCE_MS)
         assert worker.receive() == [b"work"]
         assert not thief.is_answered()
@@ -135,12 +135,12 @@ def test_a_frame_over_the_bound_ends_the_connection(sockets: Sockets) -> None:
         peer.send(bytes(MESSAGE_BYTES_MAX))
         found: list[Arrival] = []
         while not found:
-            found = sockets.hub.receive(0).arrivals
+            found = sockets.router.receive(0).arrivals
         assert len(found[0].frame) == MESSAGE_BYTES_MAX
         assert not peer.is_cut_off(0)
         peer.send(bytes(MESSAGE_BYTES_MAX + 1))
         while not peer.is_cut_off(1):
-            assert sockets.hub.receive(1).arrivals == []
+            assert sockets.router.receive(1).arrivals == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -153,7 +153,7 @@ def test_another_user_is_not_heard(sockets: Sockets) -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 1
     assert sockets.arrivals_before_the_last() == []
-    assert sockets.hub.ignored == 0
+    assert sockets.router.ignored == 0
 
 
 def _is_cut_off(endpoint: Endpoint) -> bool:

@@ -10,47 +10,56 @@ from typing import NamedTuple
 import pytest
 
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.memory import MemoryHub, MemorySpoke
-from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, Arrival, Hub, Spoke
+from mpgrad.wire.memory import MemoryDealer, MemoryRouter
+from mpgrad.wire.transport import (
+    CLIENT,
+    CONTROL,
+    TASK,
+    URGENT,
+    WORKER_LANES,
+    Arrival,
+    Dealer,
+    Router,
+)
 
 PATIENCE_MS = 5000
 
 
 class Transport(NamedTuple):
-    """One way to make a hub and those who talk to it."""
+    """One way to make a router and those who talk to it."""
 
-    hub: Hub
-    worker: Callable[[str], Spoke]
-    session: Callable[[str], Spoke]
+    router: Router
+    worker: Callable[[str], Dealer]
+    session: Callable[[str], Dealer]
 
-    def introduced_worker(self, peer: str) -> Spoke:
-        """A worker whose frames have arrived on all lanes, so that the hub can reach it."""
-        spoke = self.worker(peer)
+    def introduced_worker(self, peer: str) -> Dealer:
+        """A worker whose frames have arrived on all lanes, so that the router can reach it."""
+        dealer = self.worker(peer)
         for lane in WORKER_LANES:
-            spoke.send([b"hello"], lane)
+            dealer.send([b"hello"], lane)
         assert len(self.arrivals(len(WORKER_LANES))) == len(WORKER_LANES)
-        return spoke
+        return dealer
 
-    def introduced_session(self, peer: str) -> Spoke:
-        spoke = self.session(peer)
-        spoke.send([b"hello"])
+    def introduced_session(self, peer: str) -> Dealer:
+        dealer = self.session(peer)
+        dealer.send([b"hello"])
         assert self.arrivals(1) == [Arrival(CLIENT, peer, b"hello")]
-        return spoke
+        return dealer
 
     def arrivals(self, count: int) -> list[Arrival]:
         """All that arrives until there are ``count``."""
         found: list[Arrival] = []
         while len(found) < count:
-            found += self.hub.receive(PATIENCE_MS).arrivals
+            found += self.router.receive(PATIENCE_MS).arrivals
         return found
 
 
-def frames(spoke: Spoke, count: int) -> list[bytes]:
-    """All that comes to ``spoke`` until there are ``count``."""
+def frames(dealer: Dealer, count: int) -> list[bytes]:
+    """All that comes to ``dealer`` until there are ``count``."""
     found: list[bytes] = []
     while len(found) < count:
-        spoke.wait(PATIENCE_MS)
-        fresh = spoke.receive()
+        dealer.wait(PATIENCE_MS)
+        fresh = dealer.receive()
         assert fresh, f"only {len(found)} of {count} frames came"
         found += fresh
     return found
@@ -59,29 +68,29 @@ def frames(spoke: Spoke, count: int) -> list[bytes]:
 @pytest.fixture(params=["memory", "zeromq"])
 def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     if request.param == "memory":
-        hub = MemoryHub()
+        router = MemoryRouter()
         yield Transport(
-            hub,
-            lambda peer: MemorySpoke.worker(hub, peer),
-            lambda peer: MemorySpoke.session(hub, peer),
+            router,
+            lambda peer: MemoryDealer.worker(router, peer),
+            lambda peer: MemoryDealer.session(router, peer),
         )
         return
     endpoint = Endpoint.create()
-    hub_there = endpoint.hub()
-    spokes: list[Spoke] = []
+    router_there = endpoint.router()
+    dealers: list[Dealer] = []
 
-    def opened(spoke: Spoke) -> Spoke:
-        spokes.append(spoke)
-        return spoke
+    def opened(dealer: Dealer) -> Dealer:
+        dealers.append(dealer)
+        return dealer
 
     yield Transport(
-        hub_there,
+        router_there,
         lambda peer: opened(endpoint.worker(peer)),
         lambda peer: opened(endpoint.session(peer)),
     )
-    for spoke in spokes:
-        spoke.close()
-    hub_there.close()
+    for dealer in dealers:
+        dealer.close()
+    router_there.close()
 
 
 def test_frames_of_a_lane_arrive_in_order_and_once(transport: Transport) -> None:
@@ -92,35 +101,35 @@ def test_frames_of_a_lane_arrive_in_order_and_once(transport: Transport) -> None
     arrived = transport.arrivals(500)
     assert [arrival.frame for arrival in arrived] == sent
     assert {(arrival.lane, arrival.peer) for arrival in arrived} == {(TASK, "w0.1")}
-    assert transport.hub.receive(0).arrivals == []
+    assert transport.router.receive(0).arrivals == []
 
 
-def test_frames_to_a_spoke_arrive_in_order_and_once(transport: Transport) -> None:
+def test_frames_to_a_dealer_arrive_in_order_and_once(transport: Transport) -> None:
     worker = transport.introduced_worker("w0.1")
     sent = [str(number).encode() for number in range(500)]
     for number, frame in enumerate(sent):
-        transport.hub.send(TASK, "w0.1", frame)
+        transport.router.send(TASK, "w0.1", frame)
         if number % 7 == 0:
-            transport.hub.flush()
-    assert transport.hub.flush() == []
+            transport.router.flush()
+    assert transport.router.flush() == []
     assert frames(worker, 500) == sent
     assert worker.receive() == []
 
 
 def test_nothing_leaves_before_flush(transport: Transport) -> None:
     worker = transport.introduced_worker("w0.1")
-    transport.hub.send(TASK, "w0.1", b"later")
+    transport.router.send(TASK, "w0.1", b"later")
     worker.wait(0)
     assert worker.receive() == []
-    transport.hub.flush()
+    transport.router.flush()
     assert frames(worker, 1) == [b"later"]
 
 
 def test_lanes_are_drained_by_urgency(transport: Transport) -> None:
     worker = transport.introduced_worker("w0.1")
     for lane in (TASK, URGENT, CONTROL, TASK):
-        transport.hub.send(lane, "w0.1", lane.encode())
-    transport.hub.flush()
+        transport.router.send(lane, "w0.1", lane.encode())
+    transport.router.flush()
     # A frame that follows on the slowest lane says that the others are there.
     assert sorted(frames_when_all_are_there(worker, transport)) == [
         b"control",
@@ -134,7 +143,7 @@ def test_lanes_are_drained_by_urgency(transport: Transport) -> None:
     assert sorted(order) == sorted([CONTROL, URGENT, TASK])
 
 
-def frames_when_all_are_there(worker: Spoke, transport: Transport) -> list[bytes]:
+def frames_when_all_are_there(worker: Dealer, transport: Transport) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < 4:
         worker.wait(PATIENCE_MS)
@@ -159,20 +168,20 @@ def test_who_speaks_is_what_the_transport_knows(transport: Transport) -> None:
 
 def test_each_peer_gets_its_own(transport: Transport) -> None:
     first, second = (transport.introduced_session(peer) for peer in ("c1.1", "c1.2"))
-    transport.hub.send(CLIENT, "c1.2", b"for the second")
-    transport.hub.send(CLIENT, "c1.1", b"for the first")
-    assert transport.hub.flush() == []
+    transport.router.send(CLIENT, "c1.2", b"for the second")
+    transport.router.send(CLIENT, "c1.1", b"for the first")
+    assert transport.router.flush() == []
     assert frames(first, 1) == [b"for the first"]
     assert frames(second, 1) == [b"for the second"]
 
 
 def test_flush_names_who_was_never_there(transport: Transport) -> None:
     session = transport.introduced_session("c1.1")
-    transport.hub.send(CLIENT, "c9.9", b"anybody?")
-    transport.hub.send(CLIENT, "c1.1", b"you")
-    assert transport.hub.flush() == ["c9.9"]
+    transport.router.send(CLIENT, "c9.9", b"anybody?")
+    transport.router.send(CLIENT, "c1.1", b"you")
+    assert transport.router.flush() == ["c9.9"]
     assert frames(session, 1) == [b"you"]
-    assert transport.hub.flush() == []
+    assert transport.router.flush() == []
 
 
 def test_flush_names_who_has_left(transport: Transport) -> None:
@@ -181,11 +190,11 @@ def test_flush_names_who_has_left(transport: Transport) -> None:
     gone: list[str] = []
     for _ in range(10_000):
         # The transport notices a moment later; nothing is waited for but that.
-        transport.hub.send(CLIENT, "c1.1", b"still there?")
-        gone = transport.hub.flush()
+        transport.router.send(CLIENT, "c1.1", b"still there?")
+        gone = transport.router.flush()
         if gone:
             break
-        transport.hub.receive(1)
+        transport.router.receive(1)
     assert gone == ["c1.1"]
 
 
@@ -195,16 +204,16 @@ def test_empty_and_large_frames(transport: Transport) -> None:
     session.send(sent)
     found: list[Arrival] = []
     while len(found) < 3:
-        session.wait(0)  # what the hub had no room for leaves here
-        found += transport.hub.receive(0).arrivals
+        session.wait(0)  # what the router had no room for leaves here
+        found += transport.router.receive(0).arrivals
     assert [arrival.frame for arrival in found] == sent
     for frame in sent:
-        transport.hub.send(CLIENT, "c1.1", frame)
-    assert transport.hub.flush() == []
+        transport.router.send(CLIENT, "c1.1", frame)
+    assert transport.router.flush() == []
     returned: list[bytes] = []
     while len(returned) < 3:
         returned += session.receive()
-        transport.hub.receive(0)
+        transport.router.receive(0)
     assert returned == sent
 
 
@@ -221,16 +230,16 @@ def test_a_watched_descriptor_wakes_both_ends() -> None:
     # Only real waiting can be woken, so this is not the memory transport's business.
     reader, writer = os.pipe()
     endpoint = Endpoint.create()
-    hub, spoke = endpoint.hub(), endpoint.session("c1.1")
-    hub.watch(reader)
-    spoke.watch(reader)
+    router, dealer = endpoint.router(), endpoint.session("c1.1")
+    router.watch(reader)
+    dealer.watch(reader)
     os.write(writer, b"x")
-    assert hub.receive(PATIENCE_MS).readable == [reader]
-    assert spoke.wait(PATIENCE_MS) == [reader]
-    hub.unwatch(reader)
-    assert hub.receive(0).readable == []
-    hub.close()
-    spoke.close()
+    assert router.receive(PATIENCE_MS).readable == [reader]
+    assert dealer.wait(PATIENCE_MS) == [reader]
+    router.unwatch(reader)
+    assert router.receive(0).readable == []
+    router.close()
+    dealer.close()
     os.close(reader)
     os.close(writer)
 
@@ -239,6 +248,6 @@ def test_a_new_incarnation_may_come_before_the_old_one_is_forgotten(transport: T
     old = transport.introduced_worker("w0.1")
     old.close()
     new = transport.introduced_worker("w0.2")
-    transport.hub.send(TASK, "w0.2", b"work")
-    assert transport.hub.flush() == []
+    transport.router.send(TASK, "w0.2", b"work")
+    assert transport.router.flush() == []
     assert frames(new, 1) == [b"work"]

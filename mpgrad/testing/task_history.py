@@ -11,7 +11,7 @@ from mpgrad.scheduler.plan_tables import NodeTaskSpec
 LINE_CHARACTERS = 170
 
 
-class Story:
+class TaskHistory:
     """Every event and every instruction, in order: microsecond, who, what."""
 
     def __init__(self) -> None:

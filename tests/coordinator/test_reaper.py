@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpgrad import machine
-from mpgrad.coordinator.burial import Burial
+from mpgrad.coordinator.reaper import Reaper
 
 
 def ended(sent: signal.Signals | None = None) -> subprocess.Popen[bytes]:
@@ -21,17 +21,17 @@ def ended(sent: signal.Signals | None = None) -> subprocess.Popen[bytes]:
 
 
 def test_a_process_that_leaves() -> None:
-    end = Burial().bury(ended())
+    end = Reaper().reap(ended())
     assert (end.status, end.words, end.is_killed) == (7, "exited with status 7", False)
 
 
 def test_a_crash_says_nothing_of_memory() -> None:
-    end = Burial().bury(ended(signal.SIGSEGV))
+    end = Reaper().reap(ended(signal.SIGSEGV))
     assert (end.words, end.is_killed) == ("was killed by SIGSEGV", False)
 
 
 def test_a_kill_by_somebody_says_how_much_memory_there_was() -> None:
-    end = Burial().bury(ended(signal.SIGKILL))
+    end = Reaper().reap(ended(signal.SIGKILL))
     total = f"{machine.memory_total() / 2**20:,.0f} MiB"
     assert end.is_killed
     assert end.words.startswith("was killed by SIGKILL (it had held up to ")
@@ -41,7 +41,7 @@ def test_a_kill_by_somebody_says_how_much_memory_there_was() -> None:
 def test_a_process_that_somebody_else_waited_for() -> None:
     process = ended(signal.SIGKILL)
     process.wait()
-    end = Burial().bury(process)
+    end = Reaper().reap(process)
     assert (end.status, end.words) == (-signal.SIGKILL, "was killed by SIGKILL")
 
 
@@ -49,9 +49,9 @@ def test_each_kill_of_the_kernel_accounts_for_one_death(monkeypatch: pytest.Monk
     """Its counter is imitated; ``scripts/stress oom`` has the kernel kill."""
     kills = [5]
     monkeypatch.setattr(machine, "oom_kills", lambda: kills[0])
-    burial = Burial()
+    reaper = Reaper()
     kills[0] += 2
-    words = [burial.bury(ended(signal.SIGKILL)).words for _ in range(3)]
+    words = [reaper.reap(ended(signal.SIGKILL)).words for _ in range(3)]
     assert ["because memory ran out" in text for text in words] == [True, True, False]
 
 

@@ -1,4 +1,4 @@
-"""Lookout: whether the coordinator that a session waits for is stopped (SIGSTOP).
+"""CoordinatorWatchdog: whether the coordinator that a session waits for is stopped (SIGSTOP).
 
 Its death shows by its pidfd, and it runs no user code that could keep it busy. But a stopped
 process is not dead, and who waits for it would wait for ever and not know why. So a session that
@@ -19,7 +19,7 @@ WAIT_MS = 1000
 NOTICE_AFTER, KILL_AFTER = 3, 30
 
 
-class Lookout:
+class CoordinatorWatchdog:
     """One per session."""
 
     def __init__(self, coordinator: CoordinatorProcess) -> None:

@@ -1,4 +1,4 @@
-"""Burial: waits for a dead worker and says how it ended, and what memory had to do with that."""
+"""Reaper: waits for a dead worker and says how it ended, and what memory had to do with that."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class End(NamedTuple):
         return self.status == -signal.SIGKILL
 
 
-class Burial:
+class Reaper:
     """Knows which of the kernel's kills for want of memory are accounted for."""
 
     def __init__(self) -> None:
         self._oom_kills = machine.oom_kills()
 
-    def bury(self, process: subprocess.Popen[bytes]) -> End:
+    def reap(self, process: subprocess.Popen[bytes]) -> End:
         """Wait for the end of ``process``."""
         peak_bytes = _wait(process)
         status = process.wait()
