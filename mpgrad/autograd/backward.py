@@ -1,4 +1,4 @@
-"""backward() and grad(): the doors to the engine. Check, freeze, execute, commit."""
+"""backward() and grad(): the entry points. Check, freeze, execute, commit."""
 
 from __future__ import annotations
 

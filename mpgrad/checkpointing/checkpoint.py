@@ -1,4 +1,4 @@
-"""checkpoint() and checkpoint_sequential(): the doors to both kinds of checkpointing."""
+"""checkpoint() and checkpoint_sequential(): both kinds of checkpointing."""
 
 from __future__ import annotations
 

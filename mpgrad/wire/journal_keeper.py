@@ -83,7 +83,7 @@ class JournalKeeper:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         journal = JournalFile(
             os.getpid(),
-            sys.modules["mpgrad"].__version__,  # the package itself is the top floor
+            sys.modules["mpgrad"].__version__,  # the package itself is the top layer
             now,
             reason,
             details,

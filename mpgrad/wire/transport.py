@@ -1,4 +1,4 @@
-"""What the shells ask of a transport: ``unix``, ``zeromq`` and ``memory`` keep one contract.
+"""What the shells ask of a transport: ``zeromq`` and ``memory`` keep one contract.
 
 The Router is the coordinator's end, a Dealer is the end of a worker or of a session. The frames
 between a Dealer and the Router arrive in order per lane and never twice; lanes do not wait for each

@@ -1,4 +1,4 @@
-"""The floors of the package: imports go down only, and each foreign library has its one place."""
+"""The layers of the package: imports go down only, and each foreign library has its one place."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fnmatch import fnmatch
 import pytest
 from source_tree import PACKAGE, Import, file_of, files, imports, tree
 
-#: (floor, tower, files). Towers on one floor do not import each other. The first match counts.
-FLOORS = (
-    (9, "doors", "__init__ __main__ _C/* cuda profiler launch/* utils/*"),
+#: (layer, package, files). Packages on one layer do not import each other. The first match counts.
+LAYERS = (
+    (9, "entry points", "__init__ __main__ _C/* cuda profiler launch/* utils/*"),
     (8, "serialization", "serialization"),
     (8, "nn", "nn/*"),
     (8, "optim", "optim/*"),
@@ -37,8 +37,8 @@ FLOORS = (
     (1, "scheduler", "scheduler/*"),
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
-    (0, "words", "config device dtypes errors exits handles hash_seed ids lazy machine"),
-    (0, "words", "standard_streams hook_for_tests memory_formats"),
+    (0, "basic types", "config device dtypes errors exits handles hash_seed ids lazy machine"),
+    (0, "basic types", "standard_streams hook_for_tests memory_formats"),
     (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )
 
@@ -82,11 +82,11 @@ VAGUE_NAMES = frozenset({"utils", "common", "helpers", "misc", "manager", "core"
 
 
 def place(file: str) -> tuple[int, str] | None:
-    """(floor, tower) of a file of the package."""
+    """(layer, package) of a file of the package."""
     name = file.removesuffix(".py")
-    for floor, tower, patterns in FLOORS:
+    for layer, package, patterns in LAYERS:
         if any(fnmatch(name, pattern) for pattern in patterns.split()):
-            return floor, tower
+            return layer, package
     return None
 
 
@@ -98,22 +98,22 @@ def is_excepted(found: Import) -> bool:
 
 
 def complaint(found: Import) -> str | None:
-    """Why an import breaks the rule of the floors; None if it does not."""
+    """Why an import breaks the rule of the layers; None if it does not."""
     target = file_of(found.module)
     if target is None or found.type_checking or is_excepted(found):
         return None
     here, there = place(found.file), place(target)
     if here is None or there is None:
-        return None  # test_every_file_has_a_floor says so
-    where = f"{found.file}:{found.line} (floor {here[0]}) imports {target} (floor {there[0]})"
+        return None  # test_every_file_has_a_layer says so
+    where = f"{found.file}:{found.line} (layer {here[0]}) imports {target} (layer {there[0]})"
     if there[0] > here[0]:
         return f"{where}: upward"
     if there[0] == here[0] and there[1] != here[1]:
-        return f"{where}: from tower {here[1]} to tower {there[1]}"
+        return f"{where}: from package {here[1]} to package {there[1]}"
     return None
 
 
-def test_every_file_has_a_floor() -> None:
+def test_every_file_has_a_layer() -> None:
     assert [file for file in files() if place(file) is None] == []
 
 
@@ -126,7 +126,7 @@ def test_imports_only_go_down() -> None:
     ("file", "module", "expected"),
     [
         ("tensor.py", "mpgrad.engine.engine", "upward"),
-        ("scheduler/plan.py", "mpgrad.shm.segment", "tower"),
+        ("scheduler/plan.py", "mpgrad.shm.segment", "package"),
         ("tensor.py", "mpgrad.autograd.nodes.node.Node", None),
         ("autograd/engine_slot.py", "mpgrad.engine.engine.Engine", None),
     ],
