@@ -14,6 +14,8 @@ import psutil
 #: Seconds to wait for what never comes: processes may be slow to end on a busy machine.
 PATIENCE_S = 30.0
 _POLL_S = 0.005
+#: Where shared memory has names.
+_NAMED = "/dev/shm"
 
 
 class Leftovers(NamedTuple):
@@ -32,7 +34,7 @@ class Leftovers(NamedTuple):
         return cls(
             descendants(os.getpid()),
             len(os.listdir("/proc/self/fd")),
-            frozenset(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else frozenset(),
+            _named(),
         )
 
     def beyond(self, before: Leftovers) -> str:
@@ -48,14 +50,26 @@ class Leftovers(NamedTuple):
         return ", ".join(words)
 
 
+def _named() -> frozenset[str]:
+    """The files in /dev/shm."""
+    if not os.path.isdir(_NAMED):
+        return frozenset()
+    with os.scandir(_NAMED) as entries:
+        return frozenset(entry.name for entry in entries if entry.is_file())
+
+
 def _of_others(names: Iterable[str]) -> frozenset[str]:
     """Those of ``names`` in /dev/shm that a process maps that is no descendant of this one."""
-    mine = {os.getpid(), *descendants(os.getpid())}
-    found: set[str] = set()
+    by_inode = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            by_inode[str(os.stat(f"{_NAMED}/{name}").st_ino)] = name
+    mine, found = {os.getpid(), *descendants(os.getpid())}, set()
     for pid in set(psutil.pids()) - mine:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as lines:
-            text = lines.read()
-            found |= {name for name in names if f"/dev/shm/{name}" in text}
+            # address, permissions, offset, device, inode, path: a semaphore's is of another name.
+            rows = (line.split(maxsplit=5) for line in lines if _NAMED in line)
+            found |= {by_inode[row[4]] for row in rows if row[4] in by_inode}
     return frozenset(found)
 
 
