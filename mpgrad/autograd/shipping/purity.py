@@ -374,7 +374,8 @@ class _Surveyor:
         """What user code reads of an installed module by name."""
         self._found.bindings.append((vars(module), attribute, value))
         if is_replaced(module, attribute, value):
-            self._problem(f"{label}, which was replaced here by {value!r}")
+            name = getattr(value, "__qualname__", type(value).__qualname__)
+            self._problem(f"{label}, which was replaced here by {name}")
         elif isinstance(value, types.FunctionType | type):
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
