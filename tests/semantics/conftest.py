@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine import execution
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,9 @@ def process_engine(session_engine: mg.Engine) -> Iterator[mg.Engine]:
     memory = session_engine.statistics().engine_arena
     assert memory is not None
     assert memory.live_blocks == 0, "a program left gradients in the engine's arena"
+
+
+@pytest.fixture(autouse=True)
+def no_word_of_functions_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has no such warning, and it comes once: in whichever test is the first."""
+    monkeypatch.setattr(execution, "warn_of_serial_functions", lambda placed: None)
