@@ -20,6 +20,7 @@ from mpgrad.engine import execution
 from mpgrad.engine.recovery import RECOVERIES_MAX, repeat_after_loss
 from mpgrad.errors import CoordinatorLost
 from mpgrad.scheduler.plan import plan
+from mpgrad.wire.transport import ROUTER_LANES
 from tests.leftovers import descendants, is_alive, wait_until
 from tests.process.conftest import check_usable, script_environment
 from tests.process.kill_points import PHASES, dying, kill_at
@@ -161,21 +162,25 @@ def test_everything_killed_at_once(
     start_script: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     """Nobody is left who could clean up: the kernel does."""
-    before = names_of_sockets()
     client = start_script(WAITS)
     assert client.stdout is not None
     assert client.stdout.readline() == b"ready\n"
-    family, names = descendants(client.pid), names_of_sockets() - before
-    assert (len(family), len(names)) == (3, 1)
+    family = descendants(client.pid)
+    sockets = {address for pid in family for address in sockets_of(pid)}
+    assert (len(family), len(sockets)) == (3, len(ROUTER_LANES))
     for pid in (client.pid, *family):
         os.kill(pid, signal.SIGKILL)
     client.wait()
     assert wait_until(lambda: not any(map(is_alive, family)))
-    assert not names & names_of_sockets()
+    left = Path("/proc/net/unix").read_text()
+    assert not [address for address in sockets if address in left]
 
 
-def names_of_sockets() -> set[str]:
-    return set(re.findall(r"@mpgrad-[0-9a-f]{32}/", Path("/proc/net/unix").read_text()))
+def sockets_of(pid: int) -> set[str]:
+    """The abstract addresses at which a process listens."""
+    held = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = re.findall(r" (\d+) (@mpgrad-\S+)", Path("/proc/net/unix").read_text())
+    return {address for inode, address in rows if f"socket:[{inode}]" in held}
 
 
 # ---------------------------------------------------------------------- file descriptors
