@@ -167,7 +167,11 @@ def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tens
     Raises:
         NotImplementedError: all are boolean.
     """
-    refuse_bool("addcmul", *(as_operand(tensor) for tensor in (input, tensor1, tensor2)))
+    values = [as_operand(tensor) for tensor in (input, tensor1, tensor2)]
+    refuse_bool("addcmul", *values)
+    dtype = _result_dtype(*values)
+    if dtype.kind in "iu":
+        value = stored(value, dtype)
     return add(input, mul(tensor1, tensor2), alpha=value)
 
 

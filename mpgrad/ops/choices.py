@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mpgrad.dispatch import call
 from mpgrad.ops.promotion import (
     as_operand,
@@ -173,12 +175,23 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     """``input`` where ``condition`` is true, ``other`` elsewhere (all broadcast).
 
     With ``condition`` alone, ``nonzero(condition, as_tuple=True)``.
+
+    Raises:
+        RuntimeError: ``condition`` holds neither booleans nor bytes.
     """
     if input is None and other is None:
         from mpgrad.ops.selection import nonzero  # made of this
 
         return nonzero(condition, as_tuple=True)
-    return call(_where, cast(as_tensor_operand(condition), bool), *operands(input, other))
+    condition = as_tensor_operand(condition)
+    if condition.dtype.kind != "b" and condition.dtype != np.uint8:
+        raise RuntimeError(
+            "where expected condition to be a boolean tensor, but got a tensor with dtype "
+            f"{condition.dtype}"
+        )
+    if not isinstance(input, Tensor) and not isinstance(other, Tensor):
+        input = as_tensor_operand(input)
+    return call(_where, cast(condition, bool), *operands(input, other))
 
 
 def clamp_min(input: Any, min: Any) -> Tensor:

@@ -243,7 +243,7 @@ def linspace(
                 "linspace only supports 0-dimensional start and end tensors, but got "
                 f"{name} with {limit.ndim} dimension(s)."
             )
-    start, end = _number(start), _number(end)
+    start, end, steps = _number(start), _number(end), python_operator.index(steps)
     if steps < 0:
         raise RuntimeError(f"linspace(): number of steps must be non-negative, not {steps}")
     if dtype is None:

@@ -10,7 +10,7 @@ from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.out_argument import into
-from mpgrad.ops.promotion import as_tensor_operand, stored
+from mpgrad.ops.promotion import as_tensor_operand, require_tensors, stored
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import broadcast_to, permute, reshape
@@ -130,6 +130,7 @@ def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """
     if out is not None:
         return into(out, mm, input, mat2)
+    require_tensors("mm", input=input, mat2=mat2)
     if input.ndim != 2 or mat2.ndim != 2:
         raise RuntimeError(f"mm: both must be matrices, got {input.ndim}D and {mat2.ndim}D tensors")
     return matmul(input, mat2)
@@ -141,6 +142,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     Raises:
         RuntimeError: an operand is not 3-d, or the batches differ.
     """
+    require_tensors("bmm", input=input, mat2=mat2)
     if input.ndim != 3 or mat2.ndim != 3 or input.shape[0] != mat2.shape[0]:
         raise RuntimeError(
             f"bmm: batch1 and batch2 must be 3D tensors of one batch size, got {input.shape} and "
@@ -155,6 +157,7 @@ def dot(input: Tensor, other: Tensor) -> Tensor:
     Raises:
         RuntimeError: an operand is not 1-d.
     """
+    require_tensors("dot", input=input, other=other)
     if input.ndim != 1 or other.ndim != 1:
         raise RuntimeError(f"1D tensors expected, but got {input.ndim}D and {other.ndim}D tensors")
     return matmul(input, other)
@@ -166,6 +169,7 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
     Raises:
         RuntimeError: they are no matrix and no vector.
     """
+    require_tensors("mv", input=input, vec=vec)
     if input.ndim != 2 or vec.ndim != 1:
         raise RuntimeError(f"vector + matrix @ vector expected, got {vec.ndim}, {input.ndim}")
     return matmul(input, vec)
@@ -177,6 +181,7 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     Raises:
         RuntimeError: an operand is not 1-d.
     """
+    require_tensors("outer", input=input, vec2=vec2)
     if input.ndim != 1 or vec2.ndim != 1:
         raise RuntimeError(f"outer: Expected 1-D arguments, got {input.ndim}D and {vec2.ndim}D")
     return mul(reshape(input, (-1, 1)), vec2)
@@ -188,6 +193,7 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     Raises:
         RuntimeError: the last dimensions or the dtypes differ.
     """
+    require_tensors("inner", input=input, other=other)
     if input.ndim == 0 or other.ndim == 0:
         return mul(input, other)
     if input.shape[-1] != other.shape[-1]:

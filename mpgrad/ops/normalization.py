@@ -188,13 +188,14 @@ def batch_norm(
     if not training:
         return _with_running(input, running_mean, running_var, weight, bias, eps)
     values = math.prod(input.shape) // max(input.shape[1], 1)
-    if values <= 1:
+    if values == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {input.shape}"
         )
     out, mean, variance = call(_batch_norm, input, weight, bias, eps=eps)
-    _update(running_mean, mean, momentum, 1.0)
-    _update(running_var, variance, momentum, values / (values - 1))
+    if values:
+        _update(running_mean, mean, momentum, 1.0)
+        _update(running_var, variance, momentum, values / (values - 1))
     return out  # type: ignore[no-any-return]
 
 

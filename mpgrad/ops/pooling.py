@@ -14,6 +14,7 @@ from mpgrad.ops.choices import where
 from mpgrad.ops.convolution import Pair, pair
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import pick
+from mpgrad.ops.promotion import cast
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.registry import operator
 from mpgrad.ops.rounding import floor_divide, remainder
@@ -228,6 +229,9 @@ def avg_pool2d(
     if input.ndim == 3:
         options = (stride, padding, ceil_mode, count_include_pad, divisor_override)
         return squeeze(avg_pool2d(unsqueeze(input, 0), kernel_size, *options), 0)
+    if input.dtype.kind in "iu":
+        options = (stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return cast(avg_pool2d(cast(input, np.float64), kernel_size, *options), input.dtype)
     windows = _windows("avg_pool2d", input, kernel_size, stride, padding, 1, ceil_mode)
     plain = not any(windows.excess) and divisor_override is None
     means = call(

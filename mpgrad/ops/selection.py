@@ -242,7 +242,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = 
         value: of the new elements of ``"constant"``, by default 0.
 
     Raises:
-        RuntimeError: there are too many counts, an odd number of them, or not enough elements.
+        RuntimeError: there are too many counts, an odd number of them, not enough elements, or a
+            ``value`` that the mode does not take.
         NotImplementedError: another mode.
     """
     pairs = [(pad[at], pad[at + 1]) for at in range(0, len(pad) - 1, 2)]
@@ -255,6 +256,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = 
         return _pad_constant(input, counts, 0 if value is None else value)
     if mode not in ("reflect", "replicate", "circular"):
         raise NotImplementedError(f"Unrecognised padding mode {mode}")
+    if value is not None:
+        raise RuntimeError(f'Padding mode "{mode}" doesn\'t take in value argument')
     for dim, (before, after) in enumerate(counts):
         if before or after:
             places = _places(mode, input.shape[dim], before, after)

@@ -359,6 +359,11 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -
 def _of_one_dtype(name: str, tensors: Sequence[Any]) -> list[Tensor]:
     if isinstance(tensors, Tensor):
         raise TypeError(f"{name}(): argument 'tensors' must be a tuple of Tensors, not a Tensor")
+    for at, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor | np.ndarray):
+            raise TypeError(
+                f"{name}(): expected Tensor as element {at}, but got {type(tensor).__name__}"
+            )
     parts = [as_tensor_operand(tensor) for tensor in tensors]
     if not parts:
         error = ValueError if name == "cat" else RuntimeError

@@ -121,7 +121,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.angle: complex_numbers.angle,
     np.einsum: einsum.einsum,
     np.clip: choices.clamp,
-    np.where: choices.where,
+    np.where: lambda condition, *chosen: choices.where(_truth(condition), *chosen),
     np.dot: lambda a, b: _dot(a, b),
     np.concatenate: lambda arrays, axis=0: shape.cat(arrays, axis),
     np.stack: lambda arrays, axis=0: shape.stack(arrays, axis),
@@ -135,6 +135,12 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.swapaxes: shape.transpose,
     np.broadcast_to: shape.broadcast_to,
 }
+
+
+def _truth(condition: Any) -> Tensor:
+    """Where ``condition`` is not zero, which NumPy takes for a condition."""
+    condition = as_tensor_operand(condition)
+    return condition if condition.dtype.kind == "b" else comparison.ne(condition, 0)
 
 
 def _dot(a: Any, b: Any) -> Tensor:
