@@ -603,10 +603,10 @@ class TensorMembers:
     def var_mean(
         self,
         dim: Any = None,
+        unbiased: builtins.bool | None = None,
         keepdim: builtins.bool = False,
         *,
-        correction: builtins.float = 1,
-        unbiased: builtins.bool | None = None,
+        correction: builtins.float | None = 1,
     ) -> tuple[Tensor, Tensor]: ...
     def vdot(self, other: Tensor) -> Tensor: ...
     def view(self, *shape: Any) -> Tensor: ...

@@ -146,7 +146,7 @@ def var(
     keepdims: bool | None = None,
 ) -> Tensor:
     """The variance over ``dim``: squared deviations over ``count - correction``."""
-    return _deviation(_var, input, dim, keepdim, correction, unbiased, axis, keepdims)
+    return _deviation(_var, input, dim, keepdim, correction, unbiased, axis, keepdims)  # type: ignore[no-any-return]
 
 
 def _var_and_mean(xp: Any, input: Any, *, dim: Dims, correction: float, keepdim: bool) -> Any:
@@ -168,20 +168,13 @@ _var_mean = operator(
 def var_mean(
     input: Any,
     dim: Any = None,
+    unbiased: bool | None = None,
     keepdim: bool = False,
     *,
-    correction: float = 1,
-    unbiased: bool | None = None,
+    correction: float | None = 1,
 ) -> tuple[Tensor, Tensor]:
     """``(var(input, ...), mean(input, ...))``."""
-    tensor = floating(input)
-    return call(  # type: ignore[no-any-return]
-        _var_mean,
-        tensor,
-        dim=some_dims(dim, None, tensor.ndim),
-        correction=correction if unbiased is None else int(unbiased),
-        keepdim=keepdim,
-    )
+    return _deviation(_var_mean, input, dim, keepdim, correction, unbiased)  # type: ignore[no-any-return]
 
 
 def std(
@@ -195,7 +188,7 @@ def std(
     keepdims: bool | None = None,
 ) -> Tensor:
     """The standard deviation over ``dim``, the square root of :func:`var`."""
-    return _deviation(_std, input, dim, keepdim, correction, unbiased, axis, keepdims)
+    return _deviation(_std, input, dim, keepdim, correction, unbiased, axis, keepdims)  # type: ignore[no-any-return]
 
 
 def _deviation(
@@ -205,9 +198,9 @@ def _deviation(
     keepdim: bool,
     correction: float | None,
     unbiased: bool | None,
-    axis: Any,
-    keepdims: bool | None,
-) -> Tensor:
+    axis: Any = None,
+    keepdims: bool | None = None,
+) -> Any:
     tensor = as_tensor_operand(input)
     if tensor.dtype.kind not in "fc":
         raise RuntimeError(
