@@ -590,7 +590,8 @@ def test_backward_runs_with_recording_off(lib: Any) -> Any:
     ]
 
 
-@paired("H1")
+# torch 2.6 says so; 2.13 takes some of these, and crashes on others.
+@paired("H1", torch=False)
 def test_an_instance_is_no_node(lib: Any) -> Any:
     class Same(lib.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
@@ -604,6 +605,7 @@ def test_an_instance_is_no_node(lib: Any) -> Any:
     with pytest.warns(DeprecationWarning, match="should not be instantiated"):
         instance = Same()
     found = [
+        error_of(lambda: instance._register_hook_dict(leaf(lib, 1)), "is invalid"),
         error_of(lambda: instance.register_hook(print), "is invalid"),
         error_of(lambda: instance.next_functions, "is invalid"),
         error_of(lambda: instance.name(), "is invalid"),
