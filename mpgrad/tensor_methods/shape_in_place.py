@@ -55,23 +55,26 @@ def resize_(self: Tensor, *size: Any) -> Tensor:
     """Another shape with any number of elements: the first ones stay, new ones are uninitialised.
 
     Raises:
-        RuntimeError: the tensor requires grad, or is a view or an inference tensor elsewhere.
+        RuntimeError: the tensor requires grad, is a view, or was made in inference mode and this is
+            outside of it.
     """
     wanted = shape_from(size)
     if self.requires_grad and not is_inference_mode_enabled():
         raise RuntimeError("cannot resize variables that require grad")
     refuse_inference_tensor(self)
+    if self._view is not None:
+        raise RuntimeError("cannot resize a view of another tensor: clone() it first")
     if wanted == self.shape:
         return self
     count = math.prod(wanted)
     with on(self.device):
-        elements = self._array.reshape(-1)
+        elements = self._array.ravel("K")
         if count > elements.size:
             larger = storage.empty((count,), self.dtype, self.device)
             larger[: elements.size] = elements
             elements = larger
         self._array = elements[:count].reshape(wanted)
-    self._was_reshaped = self._view is None
+    self._was_reshaped = True
     self._version_counter.count()
     return self
 
@@ -94,9 +97,9 @@ def set_(self: Tensor, source: Tensor) -> Tensor:
         raise RuntimeError(
             f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}"
         )
-    self._array = source._array
+    self._array, self._view = source._array, None
     self._accumulator = None  # graphs that used it lead to another leaf now
-    self._was_reshaped = self._view is None
+    self._was_reshaped = True
     self._version_counter.count()
     return self
 

@@ -96,8 +96,15 @@ def test_resize_keeps_the_first_elements(lib: Any) -> Any:
     larger = x.clone().resize_(2, 4)
     same = x.clone().resize_(6)
     like = x.clone().resize_as_(lib.zeros(3, 1))
+    turned = x.clone().view(2, 3).clone().transpose_(0, 1).resize_(6)
     refused = error_of(lambda: leaf(lib, 2).resize_(3), "cannot resize variables that require grad")
-    return smaller, smaller._version, larger.flatten()[:6], same._version, like, refused
+    return smaller, smaller._version, larger.flatten()[:6], same._version, like, turned, refused
+
+
+@row("J5")
+def test_a_view_is_not_resized() -> None:
+    """PyTorch lets it lie in more, or less, of its base's memory."""
+    error_of(lambda: mg.zeros(4)[:2].resize_(3), "cannot resize a view")
 
 
 @paired("J12")
