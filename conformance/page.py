@@ -13,7 +13,7 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
 _INTRODUCTION = """\
 # PyTorch's own autograd tests
 
-`scripts/conformance` gets `test/test_autograd.py` of PyTorch 2.6 (from Debian's source package; it
+`scripts/conformance` gets `test_autograd.py` of PyTorch 2.6 (from Debian's source package; it
 is not kept here) and runs its test methods with `torch` standing for mpgrad, each in a process of
 its own, in each mode of the engine: those {total} that need nothing but autograd on the CPU: no
 GPU, forward mode, sparse or nested tensors, JIT, or classes that dispatch.

@@ -128,12 +128,15 @@ def outcomes_of(path: Path, names: list[str], seconds: float) -> list[Outcome]:
     return [found[method] for method in methods]
 
 
+@pytest.mark.process
 def test_methods_are_run_apart(path: Path) -> None:
     dead, alive = outcomes_of(path, ["dies", "passes"], seconds=60.0)
     assert (dead.status, dead.message) == ("crashed", "the process died")
     assert alive == Outcome("passed")
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_a_method_that_hangs_tells_where(path: Path) -> None:
     (hung,) = outcomes_of(path, ["hangs"], seconds=3.0)
     assert (hung.status, hung.message) == ("crashed", "took longer than 3 s")
@@ -193,6 +196,7 @@ def test_without_apt_the_command_says_what_to_do(
         source.autograd_tests(tmp_path / "folder")
 
 
+@pytest.mark.process
 def test_the_command_fails_where_a_method_does(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
