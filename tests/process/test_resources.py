@@ -49,7 +49,7 @@ def live_blocks(engine: mg.Engine) -> int:
 
 
 def train_step(x: mg.Tensor, weights: list[mg.Tensor]) -> None:
-    hidden = x
+    hidden = x.double()
     for weight in weights:
         hidden = mg.tanh(hidden @ weight)
     (Squares.apply(hidden).mean() + hidden.sum() * 0.001).backward()
