@@ -31,7 +31,7 @@ __all__ = [*_HOME, *_SUBMODULES]
 __getattr__, __dir__ = _attach(
     __name__,
     _HOME,
-    submodules=_SUBMODULES,
+    submodules=(*_SUBMODULES, "_functions"),
     first="mpgrad.tensor_methods",
     not_for=("mpgrad.autograd.grad_mode",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -174,3 +175,25 @@ def test_a_function_that_asks_runs_in_the_client(lib: Any) -> Any:
     AsksForItsTask.apply(x).sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
     return x.grad
+
+
+@paired("B20", "B21")
+def test_where_pytorchs_code_asks_for_the_running_backward(lib: Any) -> Any:
+    seen: dict[str, Any] = {}
+
+    def hook(grad: Any) -> None:
+        seen["id"] = lib._C._current_graph_task_id() >= 0
+        seen["runs"] = lib._C._will_engine_execute_node(z.grad_fn.next_functions[0][0])
+        with contextlib.suppress(RuntimeError):
+            seen["order"] = [node.name() for node in lib._C._current_graph_task_execution_order()]
+
+    z = leaf(lib, 1).clone().sin().exp()
+    z.register_hook(hook)
+    side_by_side = error_of(
+        lambda: z.backward(retain_graph=True) or lib._C._current_graph_task_execution_order(),
+        "during the backward pass",
+    )
+    several = dict(seen)
+    with lib.autograd.set_multithreading_enabled(False):
+        z.backward()
+    return several, seen, side_by_side, lib._C._current_graph_task_id()
