@@ -29,6 +29,8 @@ import numpy as np
 WARM_UP_ROUNDS = 3
 #: Backwards that are counted for what is not time.
 COUNTED = 10
+#: How the checkouts are told what ``loops_per_ms`` found.
+LOOPS_PER_MS = "BEFORE_AFTER_LOOPS_PER_MS"
 SPY_S, SPY_PER_S, SPY_ROWS = 5, 500, 6
 
 Build = Callable[[Any, Any], tuple[list[Any], Callable[[], Any]]]
@@ -88,7 +90,7 @@ def gil(branches: int, milliseconds: float) -> Build:
     """So many Functions whose derivative holds the GIL so long."""
 
     def build(mg: Any, random: Any) -> tuple[list[Any], Callable[[], Any]]:
-        loops = _loops(milliseconds)
+        loops = round(float(os.environ[LOOPS_PER_MS]) * milliseconds)
 
         class Busy(mg.Function):  # type: ignore[misc, name-defined]
             run_on = "worker"
@@ -111,15 +113,15 @@ def gil(branches: int, milliseconds: float) -> Build:
     return build
 
 
-def _loops(milliseconds: float) -> int:
-    """Rounds of the loop above in so many milliseconds."""
+def loops_per_ms() -> float:
+    """Rounds of the loop above in a millisecond; counted once, for both checkouts."""
     took = []
-    for _ in range(5):
+    for _ in range(20):
         number, start = 0, time.perf_counter()
         for step in range(100_000):
             number += step & 1
         took.append(time.perf_counter() - start)
-    return round(100_000 * milliseconds / 1e3 / min(took))
+    return 100_000 / 1e3 / min(took)
 
 
 def digits(mg: Any, random: Any) -> tuple[list[Any], Callable[[], Any]]:
@@ -328,6 +330,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--stacks", action="store_true", help="where py-spy finds the processes")
     options = parser.parse_args()
+    os.environ[LOOPS_PER_MS] = str(loops_per_ms())
     before = Checkout(options.before.resolve(), options.workload)
     after = Checkout(options.after.resolve(), options.workload)
     compare(before, after, options.rounds)

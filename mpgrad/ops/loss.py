@@ -50,9 +50,11 @@ def _nll_forward(
     dim = _class_dim(input.shape)
     counts, weights, safe = _sample_weights(xp, target, weight, ignore_index, input.dtype)
     picked = xp.take_along_axis(input, _with_class(xp, safe, dim), dim)
-    # Chosen, not multiplied: what is ignored may be infinite.
-    losses = xp.multiply(xp.reshape(picked, target.shape), weights)
-    losses = xp.where(counts, xp.negative(losses), 0.0)
+    losses = xp.negative(xp.reshape(picked, target.shape))
+    if weight is not None:
+        losses = xp.multiply(losses, weights)
+    # Chosen, not multiplied by 0: what is ignored may be infinite.
+    losses = xp.where(counts, losses, 0.0)
     if reduction == "none":
         return losses
     total = xp.sum(losses)
@@ -73,7 +75,8 @@ def _nll_grad(
     counts, weights, safe = _sample_weights(xp, target, weight, ignore_index, input_dtype)
     if reduction == "mean":
         grad = xp.divide(grad, xp.sum(weights))
-    share = xp.where(counts, xp.negative(xp.multiply(weights, grad)), 0.0)
+    share = xp.negative(grad if weight is None else xp.multiply(weights, grad))
+    share = xp.where(counts, share, 0.0)
     return xp.scatter_along_axis(
         _with_class(xp, share, dim), _with_class(xp, safe, dim), dim, input_shape[dim]
     )

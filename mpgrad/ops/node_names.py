@@ -27,7 +27,8 @@ def _pow(inputs: Sequence[Any], attributes: dict[str, Any]) -> str:
 
 
 def _matmul(inputs: Sequence[Any], attributes: dict[str, Any]) -> str:
-    return "MmBackward0" if all(value.ndim == 2 for value in inputs) else "BmmBackward0"
+    left, right = inputs
+    return "MmBackward0" if left.ndim == 2 == right.ndim else "BmmBackward0"
 
 
 def _getitem(inputs: Sequence[Any], attributes: dict[str, Any]) -> str:

@@ -299,8 +299,8 @@ _relu = operator(
     "relu",
     lambda xp, input: xp.maximum(input, 0),
     # The result tells where the input was positive, and the next layer has saved it anyway.
-    # Not where it is greater than 0: a NaN lets the gradient through.
-    input=lambda xp, grad, result: xp.where(xp.logical_not(xp.less_equal(result, 0)), grad, 0.0),
+    # It is never negative; a NaN lets the gradient through.
+    input=lambda xp, grad, result: xp.where(xp.not_equal(result, 0), grad, 0.0),
     elementwise=True,
 )
 
