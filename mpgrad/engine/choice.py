@@ -16,9 +16,8 @@ NEWEST, SEEN_MIN = 0.3, 3
 #: Workers that were slower than predicted are tried again once in so many backwards.
 TRY_AGAIN_EVERY = 64
 
-#: What a question to the coordinator takes on the machine of the costs below, in microseconds:
-#: medians of 15 starts of an engine were 52 to 81.
-ROUND_TRIP_US = 60.0
+#: What a question to the coordinator takes where the costs below hold, in microseconds.
+ROUND_TRIP_US = 93.0
 #: A start-up on a busy machine shall not decide for a whole run.
 SCALE_MIN, SCALE_MAX = 0.5, 4.0
 
