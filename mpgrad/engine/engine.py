@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpgrad import config
 from mpgrad.autograd import engine_slot
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.engine.gpu_workers import gpu_workers
+from mpgrad.engine.options import EngineOptions
 from mpgrad.errors import EngineClosed
-from mpgrad.shm.arena import default_limit_bytes
 from mpgrad.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from mpgrad.engine.process import ProcessEngine
     from mpgrad.engine.processes import CoordinatorProcess
     from mpgrad.engine.statistics import EngineStatistics, Explanation
-
-_MODES = ("auto", "local", "process")
 
 
 class Engine:
@@ -77,26 +73,8 @@ class Engine:
         task_timeout: float | None = None,
         journal: str | None = None,
     ) -> None:
-        self.mode = config.engine_mode() if mode is None else mode
-        _check_choice("mode", self.mode, _MODES)
-        _check_choice("recover", recover, ("worker", "all"))
-        self.recover = recover
-        self.task_timeout = _seconds("task_timeout", task_timeout)
-        self.gpus = gpu_workers(gpus, self.mode)
-        self.cpu_workers = _count(
-            "cpu_workers", cpu_workers, config.cpu_workers() or config.default_cpu_workers(), 1024
-        )
-        self.blas_threads = _count("blas_threads", blas_threads, 1, 1024)
-        limit = default_limit_bytes() if shm_limit is None else shm_limit
-        limit = _count("shm_limit", limit, limit, 1 << 50)
-        if self.mode == "process" and sys.platform != "linux":
-            raise RuntimeError(
-                f'Engine(mode="process") needs Linux; this is {sys.platform}. Use mode="local".'
-            )
-        journal = config.journal() if journal is None else journal
-        _check_choice("journal", journal, config.JOURNAL_MODES)
-        self._spawn = partial(
-            _spawn, self.cpu_workers, limit, blas_threads, journal, self.task_timeout, self.gpus
+        self._options = EngineOptions.checked(
+            mode, cpu_workers, gpus, shm_limit, blas_threads, recover, task_timeout, journal
         )
         self._made: Execution | None = None
         self._making = threading.Lock()
@@ -151,14 +129,7 @@ class Engine:
     def _load(self) -> Execution:
         from mpgrad.engine.execution import Execution
 
-        return Execution(
-            self.mode,
-            self.cpu_workers,
-            self.blas_threads,
-            self._spawn,
-            recover=self.recover,
-            gpus=self.gpus,
-        )
+        return Execution(self._options, partial(_spawn, self._options))
 
     @property
     def _process(self) -> ProcessEngine:
@@ -169,7 +140,7 @@ class Engine:
 
     def _start(self) -> None:
         """Start the processes if they are not running; what uses them is loaded meanwhile."""
-        spawned = self._spawn() if self._made is None else None
+        spawned = _spawn(self._options) if self._made is None else None
         try:
             process = self._process
         except BaseException:
@@ -224,46 +195,32 @@ class Engine:
         """Process id of the coordinator; None while none runs."""
         return self._made.process.sessions.coordinator_pid if self._made is not None else None
 
+    @property
+    def mode(self) -> str:
+        """ "local", "process" or "auto"."""
+        return self._options.mode
+
+    @property
+    def cpu_workers(self) -> int:
+        """How many CPU workers it has when they run."""
+        return self._options.cpu_workers
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """For each GPU worker the number of its GPU."""
+        return self._options.gpus
+
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
         return f"<Engine mode={self.mode!r} cpu_workers={self.cpu_workers} {state}>"
 
 
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"Engine({name}={value!r}): it must be one of {', '.join(allowed)}")
-
-
-def _count(name: str, value: int | None, default: int, largest: int) -> int:
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-        raise ValueError(f"Engine({name}={value!r}): it must be an integer from 1 to {largest:,}")
-    return value
-
-
-def _seconds(name: str, value: float | None) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value < float("inf")):
-        raise ValueError(f"Engine({name}={value!r}): it must be a positive number of seconds")
-    return value
-
-
-def _spawn(
-    cpu_workers: int,
-    shm_limit: int,
-    blas_threads: int,
-    journal: str,
-    task_timeout_s: float | None,
-    gpus: tuple[int, ...],
-) -> CoordinatorProcess:
-    """A new coordinator."""
+def _spawn(options: EngineOptions) -> CoordinatorProcess:
+    """A new coordinator; what starts it is loaded when it is needed."""
     with collector_held():
         from mpgrad.engine.processes import CoordinatorProcess
 
-        return CoordinatorProcess(
-            cpu_workers, shm_limit, blas_threads, journal, task_timeout_s, gpus
-        )
+        return CoordinatorProcess(options)
 
 
 # ---------------------------------------------------------------------- the current engine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,11 +22,11 @@ from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose, gpus_of, too_small
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.local import run_local
+from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.process import ProcessEngine
 from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
-from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
 from mpgrad.standard_streams import say
 from mpgrad.tensor import Tensor, gradient_edge
@@ -51,27 +50,13 @@ class Execution:
     """What an Engine does its backwards with.
 
     Args:
-        mode, cpu_workers, blas_threads, recover: as of ``Engine``.
+        options: of the Engine.
         spawn: starts a coordinator.
-        gpus: for each GPU worker the number of its GPU.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        cpu_workers: int,
-        blas_threads: int,
-        spawn: Callable[[], CoordinatorProcess],
-        *,
-        recover: str,
-        gpus: tuple[int, ...] = (),
-    ) -> None:
-        self._gpus = gpus
-        self._mode, self._cpu_workers, self._blas_threads = mode, cpu_workers, blas_threads
-        self._make_plan = partial(plan, workers=cpu_workers, gpu_workers=Counter(gpus))
-        self._new_process = lambda: ProcessEngine(
-            self._make_plan, blas_threads, spawn, recover=recover
-        )
+    def __init__(self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]) -> None:
+        self._options = options
+        self._new_process = partial(ProcessEngine, options, spawn)
         self.process = self._new_process()
         self._local_count = self._local_failed = 0
 
@@ -121,32 +106,33 @@ class Execution:
         """A backward of this process: with as many BLAS threads as a worker has."""
         self._local_count += 1
         try:
-            with blas_limit(self._blas_threads):
+            with blas_limit(self._options.blas_threads):
                 yield
         except BaseException:
             self._local_failed += 1
             raise
 
     def _effective_mode(self) -> str:
-        return "local" if engine_slot.is_local() or sys.platform != "linux" else self._mode
+        return "local" if engine_slot.is_local() or sys.platform != "linux" else self._options.mode
 
     def _get_ready(self, frozen: FrozenGraph) -> _Ready:
         """Place, plan and choose, each once, and only as far as it takes to know the mode."""
         mode = self._effective_mode()
         if CUDA.in_use and (gpus := gpus_of(frozen)):
-            missing = [gpu for gpu in gpus if gpu not in self._gpus]
+            missing = [gpu for gpu in gpus if gpu not in self._options.gpus]
             if mode != "process" or missing:
                 why = f"it has Nodes on GPU {gpus[0]}"
                 return _Ready(Choice("local", f"{why}, which has no worker" if missing else why))
-        choice = Choice(mode, f'Engine(mode="{self._mode}")') if mode != "auto" else None
+        choice = Choice(mode, f'Engine(mode="{self._options.mode}")') if mode != "auto" else None
         if choice is None:
-            choice = too_small(frozen, self._cpu_workers)
+            choice = too_small(frozen, self._options.cpu_workers)
         if choice is not None and choice.mode == "local":
             return _Ready(choice)
         placed = place(frozen)
         graph = self.process.prepare(placed.frozen)
         if choice is None:
-            choice = choose(graph.plan, self._cpu_workers, self.process.sessions.handover_cost)
+            workers, cost = self._options.cpu_workers, self.process.sessions.handover_cost
+            choice = choose(graph.plan, workers, cost)
             if frozen.may_recur:
                 choice = graph.experience.correct(choice, graph.plan.work_us)
         return _Ready(choice, placed, graph)
@@ -156,7 +142,7 @@ class Execution:
         """``auto`` remembers what a backward took, where one like it may come again."""
         started = perf_counter()
         yield
-        if self._mode == "auto" and ready.graph is not None:
+        if self._options.mode == "auto" and ready.graph is not None:
             took_us = (perf_counter() - started) * 1e6
             if took_us >= WORTH_A_LOOK_US:
                 ready.graph.experience.note(mode, took_us)
@@ -200,7 +186,7 @@ class Execution:
         processes = self.process.processes()
         arena = client_arena().statistics()
         return EngineStatistics(
-            mode=self._mode,
+            mode=self._options.mode,
             backwards_local=self._local_count,
             backwards_process=counters.backwards,
             failed=counters.failed + self._local_failed,

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from mpgrad.engine.device_handover import DeviceHandover
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover, SavedTensorsUnreadable
 from mpgrad.engine.learning import learn, that_ran
+from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.outcomes import check_outcome
 from mpgrad.engine.placement import Placed, keep_unreadable
 from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
@@ -35,8 +37,8 @@ from mpgrad.engine.submission import Submission
 from mpgrad.errors import CoordinatorLost, EngineClosed, ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
-from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.instructions import CompleteGraph, DispatchNodeTask, FailGraph
+from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_cache import PlanCache
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.wire.output import replay_warnings
@@ -66,25 +68,17 @@ class ProcessEngine:
     """Thread-safe: each calling thread borrows a session of its own.
 
     Args:
-        make_plan: for as many workers as there are.
-        blas_threads, recover: as of ``Engine``.
+        options: of the Engine.
         spawn: starts a coordinator.
     """
 
-    def __init__(
-        self,
-        make_plan: Callable[[GraphSpec], Plan],
-        blas_threads: int,
-        spawn: Callable[[], CoordinatorProcess],
-        *,
-        recover: str,
-    ) -> None:
-        self._blas_threads, self._recover = blas_threads, recover
+    def __init__(self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]) -> None:
+        self._options = options
         self.sessions = SessionPool(spawn)
         self.counters = Counters()
         self._counters_lock = threading.Lock()
-        self._plans = PlanCache(make_plan)
-        self._prepared = PreparedGraphs(self._plans.plan)
+        make_plan = partial(plan, workers=options.cpu_workers, gpu_workers=Counter(options.gpus))
+        self._prepared = PreparedGraphs(PlanCache(make_plan).plan)
         self._plans_lock = threading.Lock()
 
     def processes(self) -> Processes | None:
@@ -116,7 +110,7 @@ class ProcessEngine:
         running = innermost()
         # An inner backward is part of a client task of the outer one, which cannot be repeated.
         is_inner = running is not None and running.session is not None
-        if self._recover == "all" and not is_inner:
+        if self._options.recover == "all" and not is_inner:
             return repeat_after_loss(lambda: self._attempt(placed, prepared), self._note_recovery)
         return self._attempt(placed, prepared)
 
@@ -181,11 +175,11 @@ class ProcessEngine:
         submission = Submission(placed.frozen, prepared, placed.code, handover)
         first = submission.begin(
             session.peer, graph, running.depth if running is not None else 0, client,
-            workers=session.workers, blas_threads=self._blas_threads,
+            workers=session.workers, blas_threads=self._options.blas_threads,
         )  # fmt: skip
 
         def run_task(dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
-            with blas_limit(self._blas_threads):
+            with blas_limit(self._options.blas_threads):
                 return client.run(dispatch)
 
         try:

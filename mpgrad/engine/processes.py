@@ -17,6 +17,7 @@ from mpgrad.engine.kernel_limits import (
     require_pidfds,
     require_processes,
 )
+from mpgrad.engine.options import EngineOptions
 from mpgrad.exits import describe_exit
 from mpgrad.handles import ENGINE_ARENA
 from mpgrad.hash_seed import hash_seed_for_children
@@ -41,47 +42,32 @@ class CoordinatorProcess:
     """A running coordinator as its client sees it.
 
     Args:
-        cpu_workers: how many CPU workers it starts.
-        shm_limit: bytes that the engine's arena may hold.
-        blas_threads: BLAS threads in each worker.
-        task_timeout_s: seconds that one NodeTask may take; None for ever.
-        journal: when it writes its journal, see ``MPGRAD_JOURNAL``.
-        gpus: for each GPU worker the number of its GPU.
+        options: of the Engine.
     """
 
-    def __init__(
-        self,
-        cpu_workers: int,
-        shm_limit: int,
-        blas_threads: int,
-        journal: str,
-        task_timeout_s: float | None = None,
-        gpus: tuple[int, ...] = (),
-    ) -> None:
-        self.gpus = gpus
-        self.journal = JournalPlan(journal, config.journal_directory())
-        self._task_timeout_s = task_timeout_s
+    def __init__(self, options: EngineOptions) -> None:
+        self.journal = JournalPlan(options.journal, config.journal_directory())
         self._is_killed = False
         self._why_killed: str | None = None
         #: The engine was closed; whoever still waits for an answer gets none.
         self.is_closed = False
         require_descriptors(FOR_ENGINE, "an engine")
-        require_hard_limit(cpu_workers)
+        require_hard_limit(options.cpu_workers)
         require_pidfds()
-        require_processes(1 + cpu_workers + len(gpus))
+        require_processes(1 + options.cpu_workers + len(options.gpus))
         with contextlib.ExitStack() as undo:
             self.endpoint = Endpoint.create()
             segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
             undo.callback(segment.close)
             #: Where handles of device memory stand; None without GPU workers.
-            self.device_board = _device_board(cpu_workers, gpus, shm_limit)
+            self.device_board = _device_board(options)
             #: This process's side of it.
             self.devices: ClientDevices | None = None
             if self.device_board is not None:
                 undo.callback(self.device_board.close)
-                self.devices = _client_devices(self.device_board, gpus)
+                self.devices = _client_devices(self.device_board, options.gpus)
                 undo.callback(self.devices.close)
-            self._process = self._spawn(segment, cpu_workers, shm_limit, blas_threads)
+            self._process = self._spawn(segment, options)
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.pid = self._process.pid
@@ -91,9 +77,7 @@ class CoordinatorProcess:
             undo.pop_all()
         segment.close()
 
-    def _spawn(
-        self, segment: Segment, cpu_workers: int, shm_limit: int, blas_threads: int
-    ) -> subprocess.Popen[bytes]:
+    def _spawn(self, segment: Segment, options: EngineOptions) -> subprocess.Popen[bytes]:
         client_fd = client_arena().segment.fd
         python_path = _python_path()
         board_fd = self.device_board.fd if self.device_board is not None else -1
@@ -120,17 +104,17 @@ class CoordinatorProcess:
             CoordinatorSetup(
                 endpoint=self.endpoint,
                 client_pid=os.getpid(),
-                cpu_workers=cpu_workers,
-                gpus=self.gpus,
+                cpu_workers=options.cpu_workers,
+                gpus=options.gpus,
                 device_board_fd=board_fd,
-                shm_limit=shm_limit,
+                shm_limit=options.shm_limit,
                 client_arena_fd=client_fd,
                 engine_arena_fd=segment.fd,
                 worker_environment=capture_environment(),
-                blas_threads=blas_threads,
+                blas_threads=options.blas_threads,
                 executable=sys.executable,
                 python_path=python_path,
-                task_timeout_s=self._task_timeout_s,
+                task_timeout_s=options.task_timeout_s,
                 journal=self.journal,
             ),
         )
@@ -197,16 +181,17 @@ def _python_path() -> str:
     return os.pathsep.join([home, inherited]) if inherited else home
 
 
-def _device_board(cpu_workers: int, gpus: tuple[int, ...], shm_limit: int) -> DeviceBoard | None:
+def _device_board(options: EngineOptions) -> DeviceBoard | None:
     """A board with as much host memory as the engine may have, shared out among its processes.
 
     Its pages exist only where CUDA IPC does not work. Stretches are numbered by worker slots: those
     of the CPU's workers are never touched.
     """
+    gpus = len(options.gpus)
     if not gpus:
         return None
-    share = max(shm_limit // (1 + len(gpus)) // PAGESIZE, 1) * PAGESIZE
-    return DeviceBoard.create(1 + cpu_workers + len(gpus), share)
+    share = max(options.shm_limit // (1 + gpus) // PAGESIZE, 1) * PAGESIZE
+    return DeviceBoard.create(1 + options.cpu_workers + gpus, share)
 
 
 def _client_devices(board: DeviceBoard, gpus: tuple[int, ...]) -> ClientDevices:

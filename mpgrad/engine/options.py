@@ -1,0 +1,93 @@
+"""EngineOptions: what an Engine was asked for, checked, with the defaults put in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpgrad import config
+from mpgrad.engine.gpu_workers import gpu_workers
+from mpgrad.shm.arena import default_limit_bytes
+
+_MODES = ("auto", "local", "process")
+#: Workers and BLAS threads; bytes of the shared arena.
+_COUNT_MAX, _LIMIT_MAX = 1024, 1 << 50
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The arguments of ``Engine``, which explains them."""
+
+    mode: str
+    cpu_workers: int
+    #: For each GPU worker the number of its GPU.
+    gpus: tuple[int, ...]
+    #: Bytes.
+    shm_limit: int
+    blas_threads: int
+    recover: str
+    task_timeout_s: float | None
+    journal: str
+
+    @classmethod
+    def checked(
+        cls,
+        mode: str | None,
+        cpu_workers: int | None,
+        gpus: str | Sequence[int],
+        shm_limit: int | None,
+        blas_threads: int,
+        recover: str,
+        task_timeout_s: float | None,
+        journal: str | None,
+    ) -> EngineOptions:
+        """The options that these arguments of ``Engine`` stand for.
+
+        Raises:
+            ValueError: one is out of range; the message names it.
+            RuntimeError: "process" on a system other than Linux.
+        """
+        mode = _choice("mode", config.engine_mode() if mode is None else mode, _MODES)
+        recover = _choice("recover", recover, ("worker", "all"))
+        task_timeout_s = _seconds("task_timeout", task_timeout_s)
+        gpus = gpu_workers(gpus, mode)
+        workers = config.cpu_workers() or config.default_cpu_workers()
+        options = cls(
+            mode,
+            workers if cpu_workers is None else _count("cpu_workers", cpu_workers, _COUNT_MAX),
+            gpus,
+            default_limit_bytes()
+            if shm_limit is None
+            else _count("shm_limit", shm_limit, _LIMIT_MAX),
+            _count("blas_threads", blas_threads, _COUNT_MAX),
+            recover,
+            task_timeout_s,
+            _choice(
+                "journal", config.journal() if journal is None else journal, config.JOURNAL_MODES
+            ),
+        )
+        if mode == "process" and sys.platform != "linux":
+            raise RuntimeError(
+                f'Engine(mode="process") needs Linux; this is {sys.platform}. Use mode="local".'
+            )
+        return options
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"Engine({name}={value!r}): it must be one of {', '.join(allowed)}")
+    return value
+
+
+def _count(name: str, value: int, largest: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+        raise ValueError(f"Engine({name}={value!r}): it must be an integer from 1 to {largest:,}")
+    return value
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value < float("inf")):
+        raise ValueError(f"Engine({name}={value!r}): it must be a positive number of seconds")
+    return value
