@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mpgrad.coordinator.process import Coordinator
+from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.coordinator.watchdog import Sight
 from mpgrad.errors import InvariantViolated, ProtocolError

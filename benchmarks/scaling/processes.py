@@ -1,6 +1,6 @@
 """The three kinds of processes around their real cores, with the time that each step takes.
 
-They follow ``coordinator.process``, ``workers.process`` and ``engine.session``: when one of those
+They follow ``coordinator.coordinator``, ``workers.worker`` and ``engine.session``: when one of those
 changes how it collects, holds or sends messages, it changes here too.
 """
 
@@ -25,7 +25,7 @@ from mpgrad.scheduler.plan_tables import CAPTURE, Plan
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.free_list import FreeList
 from mpgrad.wire.codec import decode
-from mpgrad.workers.process import HELD_REPLIES_MAX
+from mpgrad.workers.worker import HELD_REPLIES_MAX
 
 #: Address space and limit of the simulated arena: memory never runs short here.
 ARENA_BYTES = 1 << 44
@@ -102,7 +102,7 @@ class WorkerLoop(Loop):
         ]
 
     def _perform(self, instructions: list[Any], spent: float) -> None:
-        """As ``workers.process.Worker._perform``."""
+        """As ``workers.worker.Worker._perform``."""
         dispatch: do.DispatchNodeTask | None = None
         for instruction in instructions:
             if isinstance(instruction, do.ExecuteNodeTask):

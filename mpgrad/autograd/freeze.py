@@ -1,6 +1,6 @@
 """freeze(): what a backward needs of the recorded graph, as plain tables.
 
-A graph like one that was frozen before gets that one's tables (see ``replay``).
+A graph like one that was frozen before gets that one's tables (see ``recurring_graphs``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mpgrad.autograd.division import with_division
 from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink, ResultSink, Sink
 from mpgrad.autograd.graph_tables import Cost, GraphTables
 from mpgrad.autograd.nodes.node import Edge, Node
-from mpgrad.autograd.replay import (
+from mpgrad.autograd.recurring_graphs import (
     Key,
     Memory,
     Remembered,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.replay import Remembered
+from mpgrad.autograd.recurring_graphs import Remembered
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.tensor import Tensor
 

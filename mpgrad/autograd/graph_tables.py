@@ -23,7 +23,7 @@ from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink, RetainSink, Sink
 from mpgrad.autograd.gpu_nodes import on_gpus
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
-from mpgrad.autograd.replay import Template, Walk, sequence_of
+from mpgrad.autograd.recurring_graphs import Template, Walk, sequence_of
 from mpgrad.device_arrays import CUDA
 from mpgrad.dispatch import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order

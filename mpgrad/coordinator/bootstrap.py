@@ -41,7 +41,7 @@ def main(descriptor: int) -> None:
     supervisor = Supervisor(setup)
     workers, failure = _start_workers(supervisor, supervisor.slots)
 
-    from mpgrad.coordinator.process import Coordinator
+    from mpgrad.coordinator.coordinator import Coordinator
     from mpgrad.hook_for_tests import hooked
 
     # What is loaded by now stays, and what comes makes no cycles: the collector need not look.

@@ -24,7 +24,7 @@ from mpgrad.tensor import Tensor
 if TYPE_CHECKING:
     from mpgrad.autograd.frozen_graph import FrozenGraph
     from mpgrad.engine.execution import Execution
-    from mpgrad.engine.process import ProcessEngine
+    from mpgrad.engine.process_engine import ProcessEngine
     from mpgrad.engine.processes import CoordinatorProcess
     from mpgrad.engine.statistics import EngineStatistics, Explanation
 

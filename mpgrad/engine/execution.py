@@ -25,7 +25,7 @@ from mpgrad.engine.local import run_local
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.process import ProcessEngine
+from mpgrad.engine.process_engine import ProcessEngine
 from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
 from mpgrad.shm.arena import client_arena
 from mpgrad.standard_streams import say

@@ -1,8 +1,8 @@
 """PreparedGraph: what the engine makes of a graph's tables once, and uses in each step of a loop.
 
-A graph like an earlier one has the very same tables (``autograd.replay``), so that the plan, the
-encoded wiring of its Nodes and what else is the same in each step are found by the tables'
-identity, without comparing anything.
+A graph like an earlier one has the very same tables (``autograd.recurring_graphs``), so that the
+plan, the encoded wiring of its Nodes and what else is the same in each step are found by the
+identity of the tables, without comparing anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.replay import LEARN_EVERY, YOUNG_USES
+from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES
 from mpgrad.backends.column_parts import shape_of
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.choice import Experience

@@ -1,8 +1,8 @@
 """SimulatedCoordinator: the real CoordinatorState, and a shell without a process around it.
 
-It does what ``coordinator/process.py`` and its supervisor do: decode, let the core handle, perform,
-start workers, see them die, cut off who breaks the protocol. After every event it has all tables
-recounted.
+It does what ``coordinator/coordinator.py`` and its supervisor do: decode, let the core handle,
+perform, start workers, see them die, cut off who breaks the protocol. After every event it has all
+tables recounted.
 """
 
 from __future__ import annotations

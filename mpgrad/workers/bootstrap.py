@@ -16,7 +16,7 @@ from mpgrad.wire.environment import WorkerEnvironment, restore_environment
 from mpgrad.wire.setup import WorkerSetup, begin_child, receive_setup
 
 if TYPE_CHECKING:
-    from mpgrad.workers.process import Worker
+    from mpgrad.workers.worker import Worker
 
 _PR_SET_PDEATHSIG = 1
 
@@ -49,7 +49,7 @@ def main(descriptor: int) -> None:
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
     from mpgrad.hook_for_tests import hooked
-    from mpgrad.workers.process import Worker
+    from mpgrad.workers.worker import Worker
 
     return hooked("worker", Worker)(setup, environment)
 

@@ -49,9 +49,9 @@ def test_the_stubs_say_what_is_there() -> None:
         "mpgrad.config",
         "mpgrad.no_grad",
         pytest.param(
-            "mpgrad.coordinator.process",
+            "mpgrad.coordinator.coordinator",
             marks=pytest.mark.skipif(
-                "coordinator/process.py" not in files(), reason="there is no coordinator yet"
+                "coordinator/coordinator.py" not in files(), reason="there is no coordinator yet"
             ),
         ),
     ],

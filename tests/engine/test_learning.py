@@ -15,7 +15,7 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiler import pack_times
-from mpgrad.autograd.replay import Memory
+from mpgrad.autograd.recurring_graphs import Memory
 from mpgrad.engine.learning import learn, teach, that_ran, wants_times
 from mpgrad.nn.functional import conv2d
 from mpgrad.scheduler.cost_model import SURPRISE_MAX, CostModel

@@ -12,7 +12,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import storage
-from mpgrad.autograd.replay import LEARN_EVERY, YOUNG_USES
+from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES
 from mpgrad.engine import local
 from mpgrad.engine.local import claim
 from mpgrad.shm.arena import client_arena

@@ -12,7 +12,7 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.replay import LEARN_EVERY, YOUNG_USES, Memory
+from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES, Memory
 from mpgrad.engine import prepared
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs, wiring_of

@@ -13,8 +13,8 @@ from mpgrad.wire.environment import WorkerEnvironment
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.workers.executor import Step
 from mpgrad.workers.memory import WorkerMemory
-from mpgrad.workers.process import Reply, Worker
 from mpgrad.workers.task import Publication
+from mpgrad.workers.worker import Reply, Worker
 from tests.process.kill_points import KillPoint, points_of, strike
 
 

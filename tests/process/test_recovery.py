@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import mpgrad as mg
-from mpgrad.engine import process
+from mpgrad.engine import process_engine
 from mpgrad.engine.recovery import RECOVERIES_MAX, repeat_after_loss
 from mpgrad.errors import CoordinatorLost
 from mpgrad.scheduler.plan import plan
@@ -65,7 +65,7 @@ def test_with_recover_all_the_backward_is_run_again(undisturbed: bytes, phase: s
 
 
 def test_in_the_middle_of_many_tasks(monkeypatch: pytest.MonkeyPatch, undisturbed: bytes) -> None:
-    monkeypatch.setattr(process, "plan", partial(plan, fuse=False))
+    monkeypatch.setattr(process_engine, "plan", partial(plan, fuse=False))
     with doomed("coordinator:answered:3:SEGV", "all") as engine:
         assert gradient() == undisturbed
         assert engine.statistics().recoveries == 1

@@ -23,7 +23,7 @@ HOSTILE = """
 import os, sys
 if "mpgrad.coordinator" in sys.orig_argv:
     sys.path.insert(0, {root!r})
-    from mpgrad.coordinator import process
+    from mpgrad.coordinator import coordinator
     from mpgrad.handles import Block
     from mpgrad.scheduler import instructions as do
     from mpgrad.wire import schema
@@ -47,8 +47,8 @@ if "mpgrad.coordinator" in sys.orig_argv:
                         frame = encode(frame)
             self._router.send(lane, peer, frame)
 
-    init = process.Coordinator.__init__
-    process.Coordinator.__init__ = lambda self, setup, router, staff: init(
+    init = coordinator.Coordinator.__init__
+    coordinator.Coordinator.__init__ = lambda self, setup, router, staff: init(
         self, setup, HostileRouter(router), staff
     )
 """

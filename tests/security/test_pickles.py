@@ -45,7 +45,7 @@ def test_nobody_else_unpickles() -> None:
 
 def test_the_coordinator_cannot_unpickle_arrays_or_code() -> None:
     source = (
-        "import sys, mpgrad.coordinator.process, mpgrad.wire.zeromq\n"
+        "import sys, mpgrad.coordinator.coordinator, mpgrad.wire.zeromq\n"
         "print([name for name in ('cloudpickle', 'numpy') if name in sys.modules])\n"
     )
     command = [sys.executable, "-c", source]

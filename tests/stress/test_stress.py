@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.coordinator.process import Coordinator
+from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from mpgrad.testing import __main__ as testing

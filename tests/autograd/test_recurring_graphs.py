@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import costs, replay
+from mpgrad.autograd import costs, recurring_graphs
 from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.replay import NODES_MAX, VARIANTS_MAX, YOUNG_USES, Memory
+from mpgrad.autograd.recurring_graphs import NODES_MAX, VARIANTS_MAX, YOUNG_USES, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.split import SPLIT_ABOVE_US
@@ -316,7 +316,7 @@ def test_costs_are_looked_up_while_a_graph_is_young_and_now_and_then() -> None:
     def cost(_: Node) -> float:
         return figures[0]
 
-    for number in range(3 * replay.LOOK_UP_EVERY):
+    for number in range(3 * recurring_graphs.LOOK_UP_EVERY):
         if number >= YOUNG_USES:
             figures[0] = 50.0
         a = leaf()
@@ -324,7 +324,7 @@ def test_costs_are_looked_up_while_a_graph_is_young_and_now_and_then() -> None:
         seen.append(max(spec.cost_us for spec in graph.spec.nodes))
     assert seen[0] == 10.0
     assert seen[-1] == 50.0
-    assert seen.index(50.0) <= YOUNG_USES + replay.LOOK_UP_EVERY
+    assert seen.index(50.0) <= YOUNG_USES + recurring_graphs.LOOK_UP_EVERY
 
 
 def test_small_changes_of_cost_keep_the_tables() -> None:
@@ -334,7 +334,7 @@ def test_small_changes_of_cost_keep_the_tables() -> None:
     def cost(_: Node) -> float:
         return figure[0]
 
-    for _ in range(2 * replay.LOOK_UP_EVERY):
+    for _ in range(2 * recurring_graphs.LOOK_UP_EVERY):
         specs.append(frozen(mg.relu(leaf()).sum(), cost=cost).spec)
         figure[0] *= 1.001
     assert all(spec is specs[0] for spec in specs)
@@ -368,7 +368,7 @@ def test_the_memory_is_bounded(memory: Memory) -> None:
 
 
 def test_the_graphs_used_last_are_kept(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "NODES_MAX", 20)
+    monkeypatch.setattr(recurring_graphs, "NODES_MAX", 20)
     first = _simple()
     for steps in range(1, 8):
         x = leaf()
