@@ -1,7 +1,7 @@
 """The three kinds of processes around their real cores, with the time that each step takes.
 
-They follow ``coordinator.coordinator``, ``workers.worker`` and ``engine.session``: when one of those
-changes how it collects, holds or sends messages, it changes here too.
+They follow ``coordinator.coordinator``, ``workers.worker`` and ``engine.session``: when one of
+those changes how it collects, holds or sends messages, it changes here too.
 """
 
 from __future__ import annotations
