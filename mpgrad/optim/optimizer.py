@@ -30,6 +30,9 @@ class Optimizer:
         ValueError: there are none, one is no leaf, or one comes twice.
     """
 
+    #: Whether ``step`` was called: schedulers come after it.
+    _opt_called = False
+
     def __init__(
         self, params: Iterable[Tensor] | Iterable[ParamGroup], defaults: dict[str, Any]
     ) -> None:
@@ -79,6 +82,7 @@ class Optimizer:
         Returns:
             What ``closure`` returned, else None.
         """
+        self._opt_called = True
         loss = None
         if closure is not None:
             with enable_grad():
