@@ -8,6 +8,7 @@ from mpgrad.optim.adagrad import Adagrad
 from mpgrad.optim.adam import Adam, AdamW
 from mpgrad.optim.adamax import Adamax
 from mpgrad.optim.asgd import ASGD
+from mpgrad.optim.lbfgs import LBFGS
 from mpgrad.optim.nadam import NAdam
 from mpgrad.optim.optimizer import Optimizer
 from mpgrad.optim.radam import RAdam
@@ -17,6 +18,7 @@ from mpgrad.optim.sgd import SGD
 
 __all__ = [
     "ASGD",
+    "LBFGS",
     "SGD",
     "Adadelta",
     "Adagrad",

@@ -70,7 +70,8 @@ class ASGD(ElementwiseOptimizer):
     def _move(self, array: Array, grad: Array, kept: dict[str, Any], group: ParamGroup) -> None:
         average, step = kept["ax"]._array, kept["step"]
         lr, lambd = group["lr"], group["lambd"]
-        eta, mu = kept.setdefault("eta", lr), kept.setdefault("mu", 1.0)
+        eta: float = kept.setdefault("eta", lr)
+        mu: float = kept.setdefault("mu", 1.0)
         np.multiply(array, 1.0 - lambd * eta, out=array)
         part = np.multiply(grad, eta, out=self._scratch.like(array, 2))
         np.subtract(array, part, out=array)
@@ -78,7 +79,6 @@ class ASGD(ElementwiseOptimizer):
             np.copyto(average, array)
         else:
             np.subtract(array, average, out=part)
-            np.multiply(part, mu, out=part)
-            np.add(average, part, out=average)
+            np.add(average, np.multiply(part, mu, out=part), out=average)
         kept["eta"] = lr / (1.0 + lambd * lr * step) ** group["alpha"]
         kept["mu"] = 1.0 / max(1.0, step - group["t0"])

@@ -162,11 +162,11 @@ class Optimizer:
         return f"{type(self).__name__}({'; '.join(groups)})"
 
 
-def _beside(parameter: Tensor, kept: dict[str, Any]) -> dict[str, Any]:
+def _beside(parameter: Tensor, kept: Any) -> Any:
     """A copy of a parameter's state, on its device."""
-    return {
-        name: copy.deepcopy(value).to(parameter.device)
-        if isinstance(value, Tensor)
-        else copy.deepcopy(value)
-        for name, value in kept.items()
-    }
+    if isinstance(kept, dict):
+        return {name: _beside(parameter, value) for name, value in kept.items()}
+    if isinstance(kept, list):
+        return [_beside(parameter, value) for value in kept]
+    copied = copy.deepcopy(kept)
+    return copied.to(parameter.device) if isinstance(kept, Tensor) else copied
