@@ -70,8 +70,9 @@ class ASGD(ElementwiseOptimizer):
     def _move(self, array: Array, grad: Array, kept: dict[str, Any], group: ParamGroup) -> None:
         average, step = kept["ax"]._array, kept["step"]
         lr, lambd = group["lr"], group["lambd"]
-        eta: float = kept.setdefault("eta", lr)
-        mu: float = kept.setdefault("mu", 1.0)
+        if kept["step"] == 1:
+            kept.update(eta=lr, mu=1.0)
+        eta, mu = kept["eta"], kept["mu"]
         np.multiply(array, 1.0 - lambd * eta, out=array)
         part = np.multiply(grad, eta, out=self._scratch.like(array, 2))
         np.subtract(array, part, out=array)

@@ -112,6 +112,23 @@ def test_a_valley_is_left_at_its_bottom() -> None:
     assert optimizer.state_dict()["state"][0]["func_evals"] == evaluations + 1
 
 
+def test_gradients_may_be_filled_with_zeros_between_evaluations() -> None:
+    ends = []
+    for set_to_none in (True, False):
+        weight = mg.tensor([-1.2, 1.0], dtype=mg.float64, requires_grad=True)
+        optimizer = LBFGS([weight], lr=0.1, max_iter=5)
+
+        def closure(weight=weight, optimizer=optimizer, set_to_none=set_to_none) -> mg.Tensor:
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss = (weight**4).sum() + weight[0] * weight[1]
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        ends.append(weight.tolist())
+    assert ends[0] == ends[1]
+
+
 def test_misuse_is_named() -> None:
     weight, other = mg.ones(1, requires_grad=True), mg.ones(1, requires_grad=True)
     with pytest.raises(ValueError, match="Invalid learning rate: -1"):
