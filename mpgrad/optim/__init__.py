@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+from mpgrad.optim import lr_scheduler
+from mpgrad.optim.adadelta import Adadelta
+from mpgrad.optim.adagrad import Adagrad
 from mpgrad.optim.adam import Adam, AdamW
+from mpgrad.optim.adamax import Adamax
+from mpgrad.optim.asgd import ASGD
+from mpgrad.optim.lbfgs import LBFGS
+from mpgrad.optim.nadam import NAdam
 from mpgrad.optim.optimizer import Optimizer
+from mpgrad.optim.radam import RAdam
+from mpgrad.optim.rmsprop import RMSprop
+from mpgrad.optim.rprop import Rprop
 from mpgrad.optim.sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = [
+    "ASGD",
+    "LBFGS",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "Optimizer",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "lr_scheduler",
+]

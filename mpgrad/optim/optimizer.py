@@ -30,6 +30,9 @@ class Optimizer:
         ValueError: there are none, one is no leaf, or one comes twice.
     """
 
+    #: Whether ``step`` was called: schedulers come after it.
+    _opt_called = False
+
     def __init__(
         self, params: Iterable[Tensor] | Iterable[ParamGroup], defaults: dict[str, Any]
     ) -> None:
@@ -79,6 +82,7 @@ class Optimizer:
         Returns:
             What ``closure`` returned, else None.
         """
+        self._opt_called = True
         loss = None
         if closure is not None:
             with enable_grad():
@@ -158,11 +162,11 @@ class Optimizer:
         return f"{type(self).__name__}({'; '.join(groups)})"
 
 
-def _beside(parameter: Tensor, kept: dict[str, Any]) -> dict[str, Any]:
+def _beside(parameter: Tensor, kept: Any) -> Any:
     """A copy of a parameter's state, on its device."""
-    return {
-        name: copy.deepcopy(value).to(parameter.device)
-        if isinstance(value, Tensor)
-        else copy.deepcopy(value)
-        for name, value in kept.items()
-    }
+    if isinstance(kept, dict):
+        return {name: _beside(parameter, value) for name, value in kept.items()}
+    if isinstance(kept, list):
+        return [_beside(parameter, value) for value in kept]
+    copied = copy.deepcopy(kept)
+    return copied.to(parameter.device) if isinstance(kept, Tensor) else copied

@@ -126,6 +126,14 @@ def trained(device: str, make_optimizer: Any) -> tuple[list[float], mg.nn.Module
     [
         partial(mg.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3),
         partial(mg.optim.Adam, lr=0.01, weight_decay=1e-3, amsgrad=True),
+        partial(mg.optim.RMSprop, lr=0.01, momentum=0.9, centered=True, eps=1e-2),
+        partial(mg.optim.Adagrad, lr=0.01, maximize=True),
+        mg.optim.Adadelta,
+        mg.optim.Adamax,
+        partial(mg.optim.NAdam, weight_decay=1e-3, decoupled_weight_decay=True),
+        partial(mg.optim.RAdam, betas=(0.5, 0.7)),
+        partial(mg.optim.ASGD, lr=0.1, t0=2),
+        mg.optim.Rprop,
     ],
 )
 def test_training_on_a_gpu_is_training(gpus: str, make_optimizer: Any) -> None:
@@ -137,6 +145,27 @@ def test_training_on_a_gpu_is_training(gpus: str, make_optimizer: Any) -> None:
     assert next(on_cpu.parameters()).device == mg.device("cpu")
     assert next(on_gpu.cpu().parameters()).device == mg.device("cpu")
     assert next(on_gpu.cuda().parameters()).grad.device == mg.device("cuda", 0)
+
+
+def test_the_memory_of_lbfgs_follows_its_parameters(gpus: str) -> None:
+    def optimizer_at(device: str) -> mg.optim.LBFGS:
+        weight = mg.tensor([-1.2, 1.0], dtype=mg.float64).to(device).requires_grad_()
+        optimizer = mg.optim.LBFGS([weight], max_iter=5, line_search_fn="strong_wolfe")
+
+        def closure() -> mg.Tensor:
+            optimizer.zero_grad()
+            loss = 100 * (weight[1] - weight[0] ** 2) ** 2 + (1 - weight[0]) ** 2
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return optimizer
+
+    here, there = optimizer_at("cpu"), optimizer_at("cuda")
+    (on_cpu,), (on_gpu,) = (each.param_groups[0]["params"] for each in (here, there))
+    np.testing.assert_allclose(on_gpu.tolist(), on_cpu.tolist(), rtol=1e-6)
+    here.load_state_dict(there.state_dict())
+    assert here.state[on_cpu]["old_stps"][0].device == mg.device("cpu")
 
 
 def test_a_module_that_moves_forgets_the_old_place_of_its_gradients(gpus: str) -> None:
