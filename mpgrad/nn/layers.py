@@ -11,7 +11,7 @@ from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.ops.convolution import Pair, pair
 from mpgrad.ops.creation import empty
-from mpgrad.ops.shape import flatten
+from mpgrad.ops.shape import flatten, unflatten
 from mpgrad.tensor import Tensor
 
 
@@ -21,10 +21,10 @@ class _Weighted(Module):
     weight: Parameter
     bias: Parameter | None
 
-    def _make_parameters(self, shape: tuple[int, ...], bias: bool, dtype: Any) -> None:
-        self.weight = Parameter(empty(shape, dtype=dtype))
+    def _make_parameters(self, shape: tuple[int, ...], bias: bool, **made: Any) -> None:
+        self.weight = Parameter(empty(shape, **made))
         if bias:
-            self.bias = Parameter(empty(shape[0], dtype=dtype))
+            self.bias = Parameter(empty(shape[0], **made))
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
@@ -44,15 +44,21 @@ class Linear(_Weighted):
         in_features: length of the input's last dimension.
         out_features: length of the output's.
         bias: add one.
+        device: where the parameters lie.
         dtype: of the parameters.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, dtype: Any = None
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self._make_parameters((out_features, in_features), bias, dtype)
+        self._make_parameters((out_features, in_features), bias, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
@@ -82,6 +88,7 @@ class Conv2d(_Weighted):
         dilation: int | Pair = 1,
         groups: int = 1,
         bias: bool = True,
+        device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
@@ -93,7 +100,7 @@ class Conv2d(_Weighted):
         self.padding = padding if isinstance(padding, str) else pair(padding)
         self.dilation, self.groups = pair(dilation), groups
         shape = (out_channels, in_channels // groups, *self.kernel_size)
-        self._make_parameters(shape, bias, dtype)
+        self._make_parameters(shape, bias, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, height', width')."""
@@ -134,6 +141,37 @@ class Flatten(Module):
 
     def extra_repr(self) -> str:
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Unflatten(Module):
+    """One dimension becomes several.
+
+    Args:
+        dim: which one.
+        unflattened_size: the lengths of those that take its place; one of them may be -1.
+    """
+
+    def __init__(self, dim: int, unflattened_size: Any) -> None:
+        super().__init__()
+        self.dim, self.unflattened_size = dim, unflattened_size
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., a * b, ...) -> (..., a, b, ...)."""
+        return unflatten(input, self.dim, self.unflattened_size)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
+
+
+class Identity(Module):
+    """What comes in goes out; it takes any arguments and ignores them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``input`` itself."""
+        return input
 
 
 class Dropout(Module):
