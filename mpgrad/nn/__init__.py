@@ -47,7 +47,25 @@ from mpgrad.nn.layers import (
     MaxPool2d,
     Unflatten,
 )
-from mpgrad.nn.losses import CrossEntropyLoss, MSELoss
+from mpgrad.nn.losses import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CosineEmbeddingLoss,
+    CrossEntropyLoss,
+    GaussianNLLLoss,
+    HingeEmbeddingLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MarginRankingLoss,
+    MSELoss,
+    MultiLabelSoftMarginLoss,
+    NLLLoss,
+    PoissonNLLLoss,
+    SmoothL1Loss,
+    SoftMarginLoss,
+    TripletMarginLoss,
+)
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
@@ -104,4 +122,19 @@ __all__ = [
     "AvgPool2d",
     "CrossEntropyLoss",
     "MSELoss",
+    "L1Loss",
+    "SoftMarginLoss",
+    "SmoothL1Loss",
+    "HuberLoss",
+    "KLDivLoss",
+    "NLLLoss",
+    "BCELoss",
+    "BCEWithLogitsLoss",
+    "MultiLabelSoftMarginLoss",
+    "HingeEmbeddingLoss",
+    "MarginRankingLoss",
+    "CosineEmbeddingLoss",
+    "TripletMarginLoss",
+    "PoissonNLLLoss",
+    "GaussianNLLLoss",
 ]

@@ -44,6 +44,18 @@ from mpgrad.ops.loss import (
     nll_loss,
     smooth_l1_loss,
 )
+from mpgrad.ops.margin_loss import (
+    cosine_embedding_loss,
+    gaussian_nll_loss,
+    hinge_embedding_loss,
+    huber_loss,
+    margin_ranking_loss,
+    multilabel_soft_margin_loss,
+    pairwise_distance,
+    poisson_nll_loss,
+    soft_margin_loss,
+    triplet_margin_loss,
+)
 from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.norms import cosine_similarity, normalize
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
@@ -90,6 +102,16 @@ __all__ = [
     "threshold",
     "softmax",
     "log_softmax",
+    "cosine_embedding_loss",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "margin_ranking_loss",
+    "multilabel_soft_margin_loss",
+    "pairwise_distance",
+    "poisson_nll_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
     "cross_entropy",
     "nll_loss",
     "mse_loss",
