@@ -36,17 +36,9 @@ from mpgrad.nn.activations import (
 )
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from mpgrad.nn.containers import ModuleDict, ModuleList, Sequential
+from mpgrad.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from mpgrad.nn.layer_norm import LayerNorm
-from mpgrad.nn.layers import (
-    AvgPool2d,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Identity,
-    Linear,
-    MaxPool2d,
-    Unflatten,
-)
+from mpgrad.nn.layers import AvgPool2d, Dropout, Flatten, Identity, Linear, MaxPool2d, Unflatten
 from mpgrad.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -84,7 +76,10 @@ __all__ = [
     "ParameterDict",
     "Identity",
     "Linear",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",

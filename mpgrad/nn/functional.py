@@ -31,6 +31,7 @@ from mpgrad.ops.activation_variants import (
     threshold,
 )
 from mpgrad.ops.convolution import conv2d
+from mpgrad.ops.convolution_variants import conv1d, conv_transpose1d, conv_transpose2d
 from mpgrad.ops.dropout import dropout
 from mpgrad.ops.embedding import embedding, one_hot
 from mpgrad.ops.linalg import linear
@@ -66,7 +67,10 @@ __all__ = [
     "linear",
     "embedding",
     "one_hot",
+    "conv1d",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "max_pool2d",
     "avg_pool2d",
     "adaptive_avg_pool2d",
