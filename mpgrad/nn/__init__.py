@@ -37,6 +37,7 @@ from mpgrad.nn.activations import (
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from mpgrad.nn.containers import ModuleDict, ModuleList, Sequential
 from mpgrad.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from mpgrad.nn.embedding import Embedding
 from mpgrad.nn.layer_norm import LayerNorm
 from mpgrad.nn.layers import AvgPool2d, Dropout, Flatten, Identity, Linear, MaxPool2d, Unflatten
 from mpgrad.nn.losses import (
@@ -61,6 +62,8 @@ from mpgrad.nn.losses import (
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
+from mpgrad.nn.recurrent import GRU, LSTM, RNN
+from mpgrad.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "functional",
@@ -110,6 +113,13 @@ __all__ = [
     "Softsign",
     "Tanhshrink",
     "Threshold",
+    "Embedding",
+    "RNN",
+    "LSTM",
+    "GRU",
+    "RNNCell",
+    "LSTMCell",
+    "GRUCell",
     "Flatten",
     "Unflatten",
     "Dropout",
