@@ -38,6 +38,7 @@ from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from mpgrad.nn.containers import ModuleDict, ModuleList, Sequential
 from mpgrad.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from mpgrad.nn.embedding import Embedding
+from mpgrad.nn.group_norm import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from mpgrad.nn.layer_norm import LayerNorm
 from mpgrad.nn.layers import AvgPool2d, Dropout, Flatten, Identity, Linear, MaxPool2d, Unflatten
 from mpgrad.nn.losses import (
@@ -64,6 +65,28 @@ from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
 from mpgrad.nn.recurrent import GRU, LSTM, RNN
 from mpgrad.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell
+from mpgrad.nn.resizing import (
+    CircularPad1d,
+    CircularPad2d,
+    CircularPad3d,
+    ConstantPad1d,
+    ConstantPad2d,
+    ConstantPad3d,
+    PixelShuffle,
+    PixelUnshuffle,
+    ReflectionPad1d,
+    ReflectionPad2d,
+    ReflectionPad3d,
+    ReplicationPad1d,
+    ReplicationPad2d,
+    ReplicationPad3d,
+    Upsample,
+    UpsamplingBilinear2d,
+    UpsamplingNearest2d,
+    ZeroPad1d,
+    ZeroPad2d,
+    ZeroPad3d,
+)
 
 __all__ = [
     "functional",
@@ -87,6 +110,30 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "LayerNorm",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "PixelShuffle",
+    "PixelUnshuffle",
+    "Upsample",
+    "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
+    "ConstantPad1d",
+    "ConstantPad2d",
+    "ConstantPad3d",
+    "ZeroPad1d",
+    "ZeroPad2d",
+    "ZeroPad3d",
+    "ReflectionPad1d",
+    "ReflectionPad2d",
+    "ReflectionPad3d",
+    "ReplicationPad1d",
+    "ReplicationPad2d",
+    "ReplicationPad3d",
+    "CircularPad1d",
+    "CircularPad2d",
+    "CircularPad3d",
     "ReLU",
     "Tanh",
     "Sigmoid",

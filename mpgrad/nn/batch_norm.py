@@ -14,7 +14,7 @@ from mpgrad.ops.creation import empty, ones, zeros
 from mpgrad.tensor import Tensor
 
 
-class _BatchNorm(Module):
+class BatchNorm(Module):
     """Ioffe and Szegedy, "Batch normalization", 2015.
 
     Args:
@@ -119,24 +119,24 @@ class _BatchNorm(Module):
         )
 
 
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(BatchNorm):
     """For (batch, channels) and (batch, channels, length)."""
 
     _dimensions = (2, 3)
 
 
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(BatchNorm):
     """For (batch, channels, height, width)."""
 
     _dimensions = (4,)
 
 
-class BatchNorm3d(_BatchNorm):
+class BatchNorm3d(BatchNorm):
     """For (batch, channels, depth, height, width)."""
 
     _dimensions = (5,)
 
 
 for _layer in (BatchNorm1d, BatchNorm2d, BatchNorm3d):
-    _layer.__doc__ = f"{_layer.__doc__}\n\n    {_BatchNorm.__doc__}"
+    _layer.__doc__ = f"{_layer.__doc__}\n\n    {BatchNorm.__doc__}"
 del _layer

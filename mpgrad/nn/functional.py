@@ -34,6 +34,8 @@ from mpgrad.ops.convolution import conv2d
 from mpgrad.ops.convolution_variants import conv1d, conv_transpose1d, conv_transpose2d
 from mpgrad.ops.dropout import dropout
 from mpgrad.ops.embedding import embedding, one_hot
+from mpgrad.ops.group_norm import group_norm, instance_norm
+from mpgrad.ops.interpolation import interpolate, pixel_shuffle, pixel_unshuffle
 from mpgrad.ops.linalg import linear
 from mpgrad.ops.loss import (
     binary_cross_entropy,
@@ -76,6 +78,11 @@ __all__ = [
     "adaptive_avg_pool2d",
     "batch_norm",
     "layer_norm",
+    "group_norm",
+    "instance_norm",
+    "interpolate",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "normalize",
     "cosine_similarity",
     "pad",
