@@ -34,6 +34,7 @@ from mpgrad.nn.activations import (
     Tanhshrink,
     Threshold,
 )
+from mpgrad.nn.attention import MultiheadAttention
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from mpgrad.nn.containers import ModuleDict, ModuleList, Sequential
 from mpgrad.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
@@ -161,6 +162,7 @@ __all__ = [
     "Tanhshrink",
     "Threshold",
     "Embedding",
+    "MultiheadAttention",
     "RNN",
     "LSTM",
     "GRU",

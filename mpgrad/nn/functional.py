@@ -30,6 +30,7 @@ from mpgrad.ops.activation_variants import (
     tanhshrink,
     threshold,
 )
+from mpgrad.ops.attention import scaled_dot_product_attention
 from mpgrad.ops.convolution import conv2d
 from mpgrad.ops.convolution_variants import conv1d, conv_transpose1d, conv_transpose2d
 from mpgrad.ops.dropout import dropout
@@ -78,6 +79,7 @@ __all__ = [
     "adaptive_avg_pool2d",
     "batch_norm",
     "layer_norm",
+    "scaled_dot_product_attention",
     "group_norm",
     "instance_norm",
     "interpolate",

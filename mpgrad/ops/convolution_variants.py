@@ -90,32 +90,7 @@ def conv_transpose2d(
         options = (bias, stride, padding, output_padding, groups, dilation)
         return squeeze(conv_transpose2d(unsqueeze(input, 0), weight, *options), 0)
     steps, around, more, spread = (pair(x) for x in (stride, padding, output_padding, dilation))
-    if input.shape[1] != weight.shape[0] or weight.shape[0] % groups:
-        raise RuntimeError(
-            f"Given transposed=1, weight of size {list(weight.shape)}, expected input "
-            f"{list(input.shape)} to have {weight.shape[0]} channels, but got {input.shape[1]} "
-            "channels instead"
-        )
-    if input.dtype != weight.dtype:
-        raise RuntimeError(
-            f"conv_transpose2d: Input type ({input.dtype}) and weight type ({weight.dtype}) should "
-            "be the same"
-        )
-    channels = weight.shape[1] * groups
-    if bias is not None and bias.shape != (channels,):
-        raise RuntimeError(
-            f"conv_transpose2d: expected bias of size [{channels}], but got {list(bias.shape)}"
-        )
-    if min(steps) < 1 or min(spread) < 1 or min(around) < 0:
-        raise RuntimeError(
-            "conv_transpose2d: negative padding, non-positive stride and dilation are not "
-            f"supported, but got {around}, {steps}, {spread}"
-        )
-    if any(not 0 <= m < max(s, d) for m, s, d in zip(more, steps, spread, strict=True)):
-        raise RuntimeError(
-            "output padding must be smaller than either stride or dilation, but got "
-            f"output_padding {more}, stride {steps}, dilation {spread}"
-        )
+    _check_transposed(input, weight, bias, groups, (steps, around, more, spread))
     size = tuple(
         (n - 1) * step - 2 * edge + gap * (k - 1) + extra + 1
         for n, step, edge, gap, k, extra in zip(
@@ -130,7 +105,7 @@ def conv_transpose2d(
     image = conv2d_input_grad(
         input,
         weight,
-        input_shape=(input.shape[0], channels, *size),
+        input_shape=(input.shape[0], weight.shape[1] * groups, *size),
         stride=steps,
         padding=around,
         dilation=spread,
@@ -184,4 +159,41 @@ def _check_dims(name: str, input: Tensor, weight: Tensor, dims: int) -> None:
             f"{name}: Expected {dims - 1}D (unbatched) or {dims}D (batched) input and {dims}D "
             f"weight, but got input of size: {list(input.shape)} and weight of size: "
             f"{list(weight.shape)}"
+        )
+
+
+def _check_transposed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: int,
+    windows: tuple[Pair, Pair, Pair, Pair],
+) -> None:
+    """Refuse what does not fit; ``windows``: stride, padding, output padding, dilation."""
+    steps, around, more, spread = windows
+    if input.shape[1] != weight.shape[0] or weight.shape[0] % groups:
+        raise RuntimeError(
+            f"Given transposed=1, weight of size {list(weight.shape)}, expected input "
+            f"{list(input.shape)} to have {weight.shape[0]} channels, but got {input.shape[1]} "
+            "channels instead"
+        )
+    if input.dtype != weight.dtype:
+        raise RuntimeError(
+            f"conv_transpose2d: Input type ({input.dtype}) and weight type ({weight.dtype}) should "
+            "be the same"
+        )
+    channels = weight.shape[1] * groups
+    if bias is not None and bias.shape != (channels,):
+        raise RuntimeError(
+            f"conv_transpose2d: expected bias of size [{channels}], but got {list(bias.shape)}"
+        )
+    if min(steps) < 1 or min(spread) < 1 or min(around) < 0:
+        raise RuntimeError(
+            "conv_transpose2d: negative padding, non-positive stride and dilation are not "
+            f"supported, but got {around}, {steps}, {spread}"
+        )
+    if any(not 0 <= m < max(s, d) for m, s, d in zip(more, steps, spread, strict=True)):
+        raise RuntimeError(
+            "output padding must be smaller than either stride or dilation, but got "
+            f"output_padding {more}, stride {steps}, dilation {spread}"
         )
