@@ -1,4 +1,4 @@
-"""BatchNorm1d and BatchNorm2d: standardise each channel, with running statistics for eval."""
+"""BatchNorm1d, 2d and 3d: standardise each channel, with running statistics for eval."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpgrad.ops.creation import empty, ones, zeros
 from mpgrad.tensor import Tensor
 
 
-class _BatchNorm(Module):
+class BatchNorm(Module):
     """Ioffe and Szegedy, "Batch normalization", 2015.
 
     Args:
@@ -23,10 +23,15 @@ class _BatchNorm(Module):
         momentum: weight of a batch in the running statistics; None for their plain average.
         affine: learn a scale and a shift per channel.
         track_running_stats: keep running statistics; else batch statistics serve eval too.
+        device: where the parameters and statistics lie.
+        dtype: of them.
+        bias: learn the shift.
     """
 
     _dimensions: tuple[int, ...] = ()
 
+    weight: Parameter | None
+    bias: Parameter | None
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
@@ -38,24 +43,30 @@ class _BatchNorm(Module):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
+        device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
-        for name in ("weight", "bias"):
-            values = Parameter(empty(num_features, dtype=dtype)) if affine else None
+        made: dict[str, Any] = {"dtype": dtype, "device": device}
+        for name, learned in (("weight", affine), ("bias", affine and bias)):
+            values = Parameter(empty(num_features, **made)) if learned else None
             self.register_parameter(name, values)
         tracked = track_running_stats
-        self.register_buffer("running_mean", zeros(num_features, dtype=dtype) if tracked else None)
-        self.register_buffer("running_var", ones(num_features, dtype=dtype) if tracked else None)
-        self.register_buffer("num_batches_tracked", zeros((), dtype=np.int64) if tracked else None)
+        self.register_buffer("running_mean", zeros(num_features, **made) if tracked else None)
+        self.register_buffer("running_var", ones(num_features, **made) if tracked else None)
+        count = zeros((), dtype=np.int64, device=device) if tracked else None
+        self.register_buffer("num_batches_tracked", count)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Scale 1, shift 0, and running statistics of mean 0 and variance 1."""
-        if self.affine:
+        if self.weight is not None:
             init.ones_(self.weight)
+        if self.bias is not None:
             init.zeros_(self.bias)
         if self.running_mean is None or self.running_var is None:
             return
@@ -104,22 +115,28 @@ class _BatchNorm(Module):
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
         )
 
 
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(BatchNorm):
     """For (batch, channels) and (batch, channels, length)."""
 
     _dimensions = (2, 3)
 
 
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(BatchNorm):
     """For (batch, channels, height, width)."""
 
     _dimensions = (4,)
 
 
-for _layer in (BatchNorm1d, BatchNorm2d):
-    _layer.__doc__ = f"{_layer.__doc__}\n\n    {_BatchNorm.__doc__}"
+class BatchNorm3d(BatchNorm):
+    """For (batch, channels, depth, height, width)."""
+
+    _dimensions = (5,)
+
+
+for _layer in (BatchNorm1d, BatchNorm2d, BatchNorm3d):
+    _layer.__doc__ = f"{_layer.__doc__}\n\n    {BatchNorm.__doc__}"
 del _layer

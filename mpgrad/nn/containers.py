@@ -1,8 +1,8 @@
-"""Containers: Modules in a row (Sequential) and in a list (ModuleList)."""
+"""Containers of Modules: in a row (Sequential), in a list (ModuleList), by name (ModuleDict)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mpgrad.nn.module import Module
@@ -82,3 +82,73 @@ class ModuleList(_Row):
 
     def _of(self, items: list[tuple[str, Any]]) -> ModuleList:
         return ModuleList(module for _, module in items)
+
+
+class ModuleDict(Module):
+    """Modules by name, in the order in which they came; it has no ``forward``.
+
+    Args:
+        modules: a mapping, or pairs of names and Modules.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None
+    ) -> None:
+        super().__init__()
+        if modules is not None:
+            self.update(modules)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._modules[key]
+
+    def __setitem__(self, key: str, module: Module) -> None:
+        if not isinstance(module, Module):
+            raise TypeError(f"{type(module).__name__} is not a Module subclass")
+        self.add_module(key, module)
+
+    def __delitem__(self, key: str) -> None:
+        del self._modules[key]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._modules
+
+    def keys(self) -> Any:
+        """The names."""
+        return self._modules.keys()
+
+    def values(self) -> Any:
+        """The Modules."""
+        return self._modules.values()
+
+    def items(self) -> Any:
+        """Names and Modules."""
+        return self._modules.items()
+
+    def clear(self) -> None:
+        """Remove all."""
+        self._modules.clear()
+
+    def pop(self, key: str) -> Any:
+        """Remove ``key`` and return its Module."""
+        return self._modules.pop(key)
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Add ``modules``, in place of those of the same names.
+
+        Raises:
+            TypeError: they are neither a mapping nor pairs.
+        """
+        if not isinstance(modules, Iterable):
+            raise TypeError(
+                "ModuleDict.update should be called with an iterable of key/value pairs, but got "
+                f"{type(modules).__name__}"
+            )
+        pairs = modules if not isinstance(modules, Mapping | ModuleDict) else modules.items()
+        for key, module in pairs:
+            self[key] = module

@@ -13,9 +13,30 @@ from mpgrad.ops.activation import (
     softmax,
     softplus,
 )
+from mpgrad.ops.activation_variants import (
+    celu,
+    glu,
+    hardshrink,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    mish,
+    prelu,
+    relu6,
+    selu,
+    softmin,
+    softshrink,
+    softsign,
+    tanhshrink,
+    threshold,
+)
+from mpgrad.ops.attention import scaled_dot_product_attention
 from mpgrad.ops.convolution import conv2d
+from mpgrad.ops.convolution_variants import conv1d, conv_transpose1d, conv_transpose2d
 from mpgrad.ops.dropout import dropout
 from mpgrad.ops.embedding import embedding, one_hot
+from mpgrad.ops.group_norm import group_norm, instance_norm
+from mpgrad.ops.interpolation import interpolate, pixel_shuffle, pixel_unshuffle
 from mpgrad.ops.linalg import linear
 from mpgrad.ops.loss import (
     binary_cross_entropy,
@@ -27,6 +48,18 @@ from mpgrad.ops.loss import (
     nll_loss,
     smooth_l1_loss,
 )
+from mpgrad.ops.margin_loss import (
+    cosine_embedding_loss,
+    gaussian_nll_loss,
+    hinge_embedding_loss,
+    huber_loss,
+    margin_ranking_loss,
+    multilabel_soft_margin_loss,
+    pairwise_distance,
+    poisson_nll_loss,
+    soft_margin_loss,
+    triplet_margin_loss,
+)
 from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.norms import cosine_similarity, normalize
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
@@ -37,12 +70,21 @@ __all__ = [
     "linear",
     "embedding",
     "one_hot",
+    "conv1d",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "max_pool2d",
     "avg_pool2d",
     "adaptive_avg_pool2d",
     "batch_norm",
     "layer_norm",
+    "scaled_dot_product_attention",
+    "group_norm",
+    "instance_norm",
+    "interpolate",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "normalize",
     "cosine_similarity",
     "pad",
@@ -56,8 +98,33 @@ __all__ = [
     "logsigmoid",
     "sigmoid",
     "tanh",
+    "celu",
+    "glu",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "mish",
+    "prelu",
+    "relu6",
+    "selu",
+    "softmin",
+    "softshrink",
+    "softsign",
+    "tanhshrink",
+    "threshold",
     "softmax",
     "log_softmax",
+    "cosine_embedding_loss",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "margin_ranking_loss",
+    "multilabel_soft_margin_loss",
+    "pairwise_distance",
+    "poisson_nll_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
     "cross_entropy",
     "nll_loss",
     "mse_loss",

@@ -21,6 +21,7 @@ class LayerNorm(Module):
         eps: added to the variance.
         elementwise_affine: learn a scale for each element (and a shift, with ``bias``).
         bias: learn a shift.
+        device: where the parameters lie.
         dtype: of the parameters.
     """
 
@@ -33,6 +34,7 @@ class LayerNorm(Module):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
+        device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
@@ -40,11 +42,12 @@ class LayerNorm(Module):
             (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         )
         self.eps, self.elementwise_affine = eps, elementwise_affine
+        made: dict[str, Any] = {"dtype": dtype, "device": device}
         for name, learned in (
             ("weight", elementwise_affine),
             ("bias", elementwise_affine and bias),
         ):
-            values = Parameter(empty(self.normalized_shape, dtype=dtype)) if learned else None
+            values = Parameter(empty(self.normalized_shape, **made)) if learned else None
             self.register_parameter(name, values)
         self.reset_parameters()
 
@@ -61,5 +64,6 @@ class LayerNorm(Module):
 
     def extra_repr(self) -> str:
         return (
-            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+            f"{self.normalized_shape}, eps={self.eps}, "
+            f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
         )

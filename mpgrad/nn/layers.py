@@ -1,4 +1,4 @@
-"""Layers with weights, and those that only reshape or thin out: Linear, Conv2d, pools, Dropout."""
+"""Layers with weights, and those that only reshape or thin out: Linear, pools, Dropout."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from mpgrad.nn import functional as F
 from mpgrad.nn import init
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.convolution import Pair, pair
+from mpgrad.ops.convolution import Pair
 from mpgrad.ops.creation import empty
-from mpgrad.ops.shape import flatten
+from mpgrad.ops.shape import flatten, unflatten
 from mpgrad.tensor import Tensor
 
 
-class _Weighted(Module):
+class Weighted(Module):
     """A layer with a ``weight`` of shape (out, in, *kernel) and perhaps a ``bias``."""
 
     weight: Parameter
     bias: Parameter | None
 
-    def _make_parameters(self, shape: tuple[int, ...], bias: bool, dtype: Any) -> None:
-        self.weight = Parameter(empty(shape, dtype=dtype))
+    def _make_parameters(
+        self, shape: tuple[int, ...], bias: bool, outputs: int, **made: Any
+    ) -> None:
+        self.weight = Parameter(empty(shape, **made))
         if bias:
-            self.bias = Parameter(empty(shape[0], dtype=dtype))
+            self.bias = Parameter(empty(outputs, **made))
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
@@ -37,22 +39,29 @@ class _Weighted(Module):
             init.uniform_(self.bias, -bound, bound)
 
 
-class Linear(_Weighted):
+class Linear(Weighted):
     """``input @ weight.T + bias``.
 
     Args:
         in_features: length of the input's last dimension.
         out_features: length of the output's.
         bias: add one.
+        device: where the parameters lie.
         dtype: of the parameters.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, dtype: Any = None
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self._make_parameters((out_features, in_features), bias, dtype)
+        shape = (out_features, in_features)
+        self._make_parameters(shape, bias, out_features, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
@@ -63,62 +72,6 @@ class Linear(_Weighted):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}"
         )
-
-
-class Conv2d(_Weighted):
-    """``weight`` slides over images; see ``mg.nn.functional.conv2d`` for the arguments.
-
-    Raises:
-        ValueError: the channels cannot be divided into ``groups``.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Pair,
-        stride: int | Pair = 1,
-        padding: int | Pair | str = 0,
-        dilation: int | Pair = 1,
-        groups: int = 1,
-        bias: bool = True,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__()
-        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if groups < 1 or channels % groups:
-                raise ValueError(f"{name} must be divisible by groups, got {channels} and {groups}")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size, self.stride = pair(kernel_size), pair(stride)
-        self.padding = padding if isinstance(padding, str) else pair(padding)
-        self.dilation, self.groups = pair(dilation), groups
-        shape = (out_channels, in_channels // groups, *self.kernel_size)
-        self._make_parameters(shape, bias, dtype)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(batch, in_channels, height, width) -> (batch, out_channels, height', width')."""
-        return F.conv2d(
-            input,
-            self.weight,
-            self.bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-        )
-
-    def extra_repr(self) -> str:
-        parts = [
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}",
-            f"stride={self.stride}",
-        ]
-        if self.padding != (0, 0):
-            parts.append(f"padding={self.padding!r}")
-        if self.dilation != (1, 1):
-            parts.append(f"dilation={self.dilation}")
-        if self.groups != 1:
-            parts.append(f"groups={self.groups}")
-        return ", ".join(parts if self.bias is not None else [*parts, "bias=False"])
 
 
 class Flatten(Module):
@@ -134,6 +87,37 @@ class Flatten(Module):
 
     def extra_repr(self) -> str:
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Unflatten(Module):
+    """One dimension becomes several.
+
+    Args:
+        dim: which one.
+        unflattened_size: the lengths of those that take its place; one of them may be -1.
+    """
+
+    def __init__(self, dim: int, unflattened_size: Any) -> None:
+        super().__init__()
+        self.dim, self.unflattened_size = dim, unflattened_size
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., a * b, ...) -> (..., a, b, ...)."""
+        return unflatten(input, self.dim, self.unflattened_size)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
+
+
+class Identity(Module):
+    """What comes in goes out; it takes any arguments and ignores them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``input`` itself."""
+        return input
 
 
 class Dropout(Module):

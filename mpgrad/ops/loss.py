@@ -106,7 +106,7 @@ def nll_loss(
         ValueError: the batches of ``input`` and ``target`` differ.
         RuntimeError: other shapes do not fit, or the targets are no integers.
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     dim = _class_dim(input.shape)
     if input.ndim and input.ndim == target.ndim + 1 and input.shape[:dim] != target.shape[:dim]:
         raise ValueError(
@@ -163,7 +163,7 @@ def cross_entropy(
         ValueError: the batches of ``input`` and ``target`` differ.
         RuntimeError: other shapes or dtypes do not fit, or ``label_smoothing`` is out of [0, 1].
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     dim = _class_dim(input.shape)
@@ -187,7 +187,7 @@ def cross_entropy(
         )
         spread = div(reductions.sum(spread), reductions.sum(weights))
     else:
-        spread = _reduced(spread, reduction)
+        spread = reduced(spread, reduction)
     share = label_smoothing / input.shape[dim]
     return add(mul(plain, 1 - label_smoothing), mul(spread, share))
 
@@ -207,10 +207,10 @@ def _soft_cross_entropy(
     if smoothing:
         target = add(mul(target, 1 - smoothing), smoothing / logs.shape[dim])
     losses = neg(reductions.sum(mul(target, _per_class(logs, weight)), dim))
-    return _reduced(losses, reduction)
+    return reduced(losses, reduction)
 
 
-def _alike(name: str, input: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+def alike(name: str, input: Tensor, target: Tensor) -> tuple[Tensor, ...]:
     """``input`` and ``target`` in one shape; a warning where they had two."""
     if input.shape == target.shape:
         return input, target
@@ -259,16 +259,16 @@ _mse_loss = operator(
 
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """The squared difference of each pair of elements."""
-    _check_reduction(reduction)
-    a, b = operands(*_alike("mse_loss", input, target), float_result=True)
+    check_reduction(reduction)
+    a, b = operands(*alike("mse_loss", input, target), float_result=True)
     refuse_complex("mse_loss", a, b)
     return call(_mse_loss, a, b, reduction=reduction)
 
 
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """The absolute difference of each pair of elements."""
-    _check_reduction(reduction)
-    return _reduced(absolute(sub(*_alike("l1_loss", input, target))), reduction)
+    check_reduction(reduction)
+    return reduced(absolute(sub(*alike("l1_loss", input, target))), reduction)
 
 
 def smooth_l1_loss(
@@ -279,16 +279,16 @@ def smooth_l1_loss(
     Raises:
         RuntimeError: ``beta`` is negative.
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     if beta < 0:
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
-    error = absolute(sub(*_alike("smooth_l1_loss", input, target)))
+    error = absolute(sub(*alike("smooth_l1_loss", input, target)))
     if beta == 0:
-        return _reduced(error, reduction)
+        return reduced(error, reduction)
     # Squares of what is taken alone: those of others might overflow, and spoil the gradient.
     is_small = lt(error, beta)
     inside = mul(square(where(is_small, error, 0.0)), 0.5 / beta)
-    return _reduced(where(is_small, inside, sub(error, 0.5 * beta)), reduction)
+    return reduced(where(is_small, inside, sub(error, 0.5 * beta)), reduction)
 
 
 #: What logarithms of probabilities are at least, and the product of both probabilities.
@@ -328,14 +328,14 @@ def binary_cross_entropy(
     Raises:
         ValueError: ``target`` has another shape than ``input``.
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     if input.shape != target.shape:
         raise ValueError(
             f"binary_cross_entropy: using a target size {tuple(target.shape)} that is different "
             f"to the input size {tuple(input.shape)} is not supported. Make them the same size."
         )
     losses = call(_binary_cross_entropy, *operands(input, target, float_result=True))
-    return _reduced(losses if weight is None else mul(losses, weight), reduction)
+    return reduced(losses if weight is None else mul(losses, weight), reduction)
 
 
 def binary_cross_entropy_with_logits(
@@ -357,7 +357,7 @@ def binary_cross_entropy_with_logits(
     Raises:
         ValueError: ``target`` has another shape.
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     if input.shape != target.shape:
         raise ValueError(
             f"Target size ({tuple(target.shape)}) must be the same as input size "
@@ -367,7 +367,7 @@ def binary_cross_entropy_with_logits(
     if pos_weight is not None:
         logs = mul(logs, add(mul(sub(pos_weight, 1), target), 1))
     losses = sub(mul(sub(1, target), input), logs)
-    return _reduced(losses if weight is None else mul(losses, weight), reduction)
+    return reduced(losses if weight is None else mul(losses, weight), reduction)
 
 
 def kl_div(
@@ -387,16 +387,16 @@ def kl_div(
         losses = sub(xlogy(target, target), mul(target, input))
     if reduction == "batchmean":
         return div(reductions.sum(losses), input.shape[0] if input.ndim else 1)
-    _check_reduction(reduction)
-    return _reduced(losses, reduction)
+    check_reduction(reduction)
+    return reduced(losses, reduction)
 
 
-def _reduced(losses: Tensor, reduction: str) -> Tensor:
+def reduced(losses: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return losses
     return reductions.sum(losses) if reduction == "sum" else reductions.mean(losses)
 
 
-def _check_reduction(reduction: str) -> None:
+def check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction} is not a valid value for reduction")

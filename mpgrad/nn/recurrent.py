@@ -1,0 +1,263 @@
+"""Recurrent networks over sequences: RNN, LSTM and GRU, of several layers and both directions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from mpgrad.nn import functional as F
+from mpgrad.nn.module import Module
+from mpgrad.nn.parameter import Parameter
+from mpgrad.nn.recurrent_cells import (
+    Step,
+    fill_uniformly,
+    gru_step,
+    lstm_step,
+    relu_step,
+    tanh_step,
+)
+from mpgrad.ops.creation import empty, zeros
+from mpgrad.ops.indexing import unbind
+from mpgrad.ops.shape import cat, squeeze, stack, transpose, unsqueeze
+from mpgrad.tensor import Tensor
+
+
+class _Recurrent(Module):
+    """A network that reads a sequence.
+
+    The products with the input are made for all steps at once; each step takes one product more.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: features of each layer and direction.
+        num_layers: each reads what the one before it returned.
+        bias: add them.
+        batch_first: sequences are (batch, length, features), not (length, batch, features).
+        dropout: probability with which outputs of all layers but the last become zero in training.
+        bidirectional: read the sequence backwards, too.
+        device: where the parameters lie.
+        dtype: of them.
+
+    Raises:
+        ValueError: ``dropout`` is no probability, or there are no layers.
+    """
+
+    _gates = 1
+    _states = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if not 0 <= dropout <= 1:
+            raise ValueError(
+                "dropout should be a number in range [0, 1] representing the probability of an "
+                f"element being zeroed, got {dropout}"
+            )
+        if hidden_size < 1 or num_layers < 1:
+            raise ValueError("hidden_size and num_layers must be greater than zero")
+        if dropout and num_layers == 1:
+            warnings.warn(
+                "dropout option adds dropout after all but last recurrent layer, so non-zero "
+                f"dropout expects num_layers greater than 1, but got dropout={dropout} and "
+                f"num_layers={num_layers}",
+                UserWarning,
+                stacklevel=3,
+            )
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
+        self.bidirectional = bidirectional
+        rows, made = self._gates * hidden_size, {"device": device, "dtype": dtype}
+        for layer in range(num_layers):
+            columns = hidden_size * len(self._endings()) if layer else input_size
+            for ending in self._endings():
+                shapes: dict[str, Any] = {
+                    "weight_ih": (rows, columns),
+                    "weight_hh": (rows, hidden_size),
+                }
+                shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
+                for name, shape in shapes.items():
+                    setattr(self, f"{name}_l{layer}{ending}", Parameter(empty(shape, **made)))
+        self.reset_parameters()
+
+    def _endings(self) -> tuple[str, ...]:
+        """What the names of the Parameters of each direction end in."""
+        return ("", "_reverse") if self.bidirectional else ("",)
+
+    def reset_parameters(self) -> None:
+        """Uniform within ``1 / sqrt(hidden_size)``."""
+        fill_uniformly(self, self.hidden_size)
+
+    def flatten_parameters(self) -> None:
+        """Nothing: parameters need not lie side by side here."""
+
+    @property
+    def all_weights(self) -> list[list[Parameter]]:
+        """The Parameters of each layer and direction."""
+        names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if self.bias else [])]
+        return [
+            [getattr(self, f"{name}_l{layer}{ending}") for name in names]
+            for layer in range(self.num_layers)
+            for ending in self._endings()
+        ]
+
+    def _step(self) -> Step:
+        raise NotImplementedError
+
+    def _read(
+        self, input: Tensor, start: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The outputs and the last states of all layers.
+
+        Raises:
+            RuntimeError: a shape does not fit.
+        """
+        self._check(input)
+        batched = input.ndim == 3
+        steps = transpose(input, 0, 1) if batched and self.batch_first else input
+        steps = steps if batched else unsqueeze(steps, 1)
+        states = self._start(steps, start, batched)
+        last: list[tuple[Tensor, ...]] = []
+        weights = self.all_weights
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(len(self._endings())):
+                at = len(last)
+                mine = tuple(state[at] for state in states)
+                output, ended = self._run(steps, weights[at], mine, backwards=direction == 1)
+                outputs.append(output)
+                last.append(ended)
+            steps = cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+            if self.dropout and layer < self.num_layers - 1:
+                steps = F.dropout(steps, self.dropout, self.training)
+        ends = tuple(stack([ended[k] for ended in last]) for k in range(self._states))
+        if not batched:
+            return squeeze(steps, 1), tuple(squeeze(end, 1) for end in ends)
+        return (transpose(steps, 0, 1) if self.batch_first else steps), ends
+
+    def _run(
+        self,
+        steps: Tensor,
+        weights: list[Parameter],
+        states: tuple[Tensor, ...],
+        *,
+        backwards: bool,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One layer in one direction: (length, batch, features) -> outputs, last states."""
+        weight_ih, weight_hh, *biases = weights
+        bias_ih, bias_hh = biases or (None, None)
+        step = self._step()
+        outputs = []
+        rows = unbind(F.linear(steps, weight_ih, bias_ih))
+        for x in reversed(rows) if backwards else rows:
+            states = step(x, F.linear(states[0], weight_hh, bias_hh), states)
+            outputs.append(states[0])
+        return stack(outputs[::-1] if backwards else outputs), states
+
+    def _check(self, input: Tensor) -> None:
+        if input.ndim not in (2, 3):
+            raise ValueError(
+                f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.ndim}D instead"
+            )
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(
+                "input.size(-1) must be equal to input_size. Expected "
+                f"{self.input_size}, got {input.shape[-1]}"
+            )
+        if input.shape[1 if input.ndim == 3 and self.batch_first else 0] == 0:
+            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+
+    def _start(
+        self, steps: Tensor, start: tuple[Tensor, ...] | None, batched: bool
+    ) -> tuple[Tensor, ...]:
+        """The first states, each (layers * directions, batch, hidden_size)."""
+        count = self.num_layers * len(self._endings())
+        shape = (count, steps.shape[1], self.hidden_size)
+        if start is None:
+            first = zeros(shape, dtype=steps.dtype, device=steps.device)
+            return (first,) * self._states
+        states = start if batched else tuple(unsqueeze(state, 1) for state in start)
+        for state in states:
+            if tuple(state.shape) != shape:
+                raise RuntimeError(f"Expected hidden size {shape}, got {list(state.shape)}")
+        return states
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.input_size}, {self.hidden_size}"]
+        for name, usual in (
+            ("num_layers", 1),
+            ("bias", True),
+            ("batch_first", False),
+            ("dropout", 0),
+            ("bidirectional", False),
+        ):
+            if getattr(self, name) != usual:
+                parts.append(f"{name}={getattr(self, name)}")
+        return ", ".join(parts)
+
+
+class RNN(_Recurrent):
+    """An Elman network: ``tanh`` or ``relu`` of what input and state give."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(
+                f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'."
+            )
+        super().__init__(input_size, hidden_size, num_layers, *args, **kwargs)
+        self.nonlinearity = nonlinearity
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(length, batch, input_size) -> outputs (length, batch, directions * hidden), last state.
+
+        The state is (layers * directions, batch, hidden_size); sequences may be without batch.
+        """
+        outputs, (state,) = self._read(input, None if hx is None else (hx,))
+        return outputs, state
+
+    def _step(self) -> Step:
+        return tanh_step if self.nonlinearity == "tanh" else relu_step
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997), without projections."""
+
+    _gates, _states = 4, 2
+
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Any]:
+        """As of :class:`RNN`, with states (h, c)."""
+        return self._read(input, hx)
+
+    def _step(self) -> Step:
+        return lstm_step
+
+
+class GRU(_Recurrent):
+    """Gated recurrent units (Cho et al., 2014)."""
+
+    _gates = 3
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As of :class:`RNN`."""
+        outputs, (state,) = self._read(input, None if hx is None else (hx,))
+        return outputs, state
+
+    def _step(self) -> Step:
+        return gru_step

@@ -1,0 +1,254 @@
+"""Losses that are made of other operators: distances, margins and likelihoods."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mpgrad.ops import reduction as reductions
+from mpgrad.ops.activation import logsigmoid, softplus
+from mpgrad.ops.arithmetic import abs as absolute
+from mpgrad.ops.arithmetic import add, div, mul, neg, sqrt, square, sub
+from mpgrad.ops.choices import clamp_min, minimum, where
+from mpgrad.ops.comparison import eq, gt, lt
+from mpgrad.ops.loss import alike, check_reduction, reduced
+from mpgrad.ops.norms import norm
+from mpgrad.ops.transcendental import exp, log
+from mpgrad.tensor import Tensor
+
+
+def huber_loss(
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    delta: float = 1.0,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Half the square below ``delta``, ``delta`` times the absolute error above (Huber, 1964).
+
+    Raises:
+        RuntimeError: ``delta`` is not positive.
+    """
+    check_reduction(reduction)
+    if delta <= 0:
+        raise RuntimeError("huber_loss does not support non-positive values for delta.")
+    error = absolute(sub(*alike("huber_loss", input, target)))
+    # Squares of what is taken alone: those of others might overflow, and spoil the gradient.
+    is_small = lt(error, delta)
+    inside = mul(square(where(is_small, error, 0.0)), 0.5)
+    losses = where(is_small, inside, mul(sub(error, 0.5 * delta), delta))
+    if weight is None:
+        return reduced(losses, reduction)
+    losses = mul(losses, weight)
+    if reduction == "mean":
+        return div(reductions.sum(losses), reductions.sum(weight))
+    return reduced(losses, reduction)
+
+
+def pairwise_distance(
+    x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
+    """The p-norm of ``x1 - x2 + eps`` over the last dimension."""
+    return norm(add(sub(x1, x2), eps), p, -1, keepdim)
+
+
+def margin_ranking_loss(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
+) -> Tensor:
+    """``max(0, margin - target * (input1 - input2))`` for targets 1 and -1.
+
+    Raises:
+        RuntimeError: the three have different numbers of dimensions.
+    """
+    check_reduction(reduction)
+    if not input1.ndim == input2.ndim == target.ndim:
+        raise RuntimeError(
+            "margin_ranking_loss : All input tensors should have same dimension but got sizes: "
+            f"input1: {input1.shape}, input2: {input2.shape}, target: {target.shape} "
+        )
+    return reduced(clamp_min(sub(margin, mul(target, sub(input1, input2))), 0), reduction)
+
+
+def hinge_embedding_loss(
+    input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean"
+) -> Tensor:
+    """``input`` where the target is 1, ``max(0, margin - input)`` where it is -1."""
+    check_reduction(reduction)
+    apart = where(eq(target, 1), 0.0, clamp_min(sub(margin, input), 0))
+    near = where(eq(target, -1), 0.0, input)
+    return reduced(add(apart, near), reduction)
+
+
+def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """``log(1 + exp(-target * input))`` for targets 1 and -1."""
+    check_reduction(reduction)
+    return reduced(softplus(neg(mul(target, input)), threshold=math.inf), reduction)
+
+
+def multilabel_soft_margin_loss(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Binary cross-entropy of logits, its mean over the classes (the last dimension)."""
+    check_reduction(reduction)
+    hit = mul(target, logsigmoid(input))
+    losses = neg(add(hit, mul(sub(1, target), logsigmoid(neg(input)))))
+    losses = losses if weight is None else mul(losses, weight)
+    return reduced(reductions.mean(losses, -1), reduction)
+
+
+def cosine_embedding_loss(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
+) -> Tensor:
+    """``1 - cosine`` where the target is 1, ``max(0, cosine - margin)`` where it is -1.
+
+    Args:
+        input1: (batch, features) or (features,).
+        input2: of the same shape.
+        target: (batch,) or ().
+        margin: cosines below it are no loss.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Raises:
+        RuntimeError: the shapes do not fit.
+    """
+    check_reduction(reduction)
+    if input1.ndim != target.ndim + 1 or input2.ndim != input1.ndim:
+        raise RuntimeError(
+            f"{target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found "
+            f"inputs with sizes {list(input1.shape)} and {list(input2.shape)}."
+        )
+
+    def squares(a: Tensor) -> Tensor:
+        return add(reductions.sum(square(a), -1), 1e-12)
+
+    product = reductions.sum(mul(input1, input2), -1)
+    cosine = div(product, sqrt(mul(squares(input1), squares(input2))))
+    near = where(eq(target, 1), sub(1, cosine), 0.0)
+    apart = where(eq(target, -1), clamp_min(sub(cosine, margin), 0), 0.0)
+    return reduced(add(near, apart), reduction)
+
+
+def triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """``max(0, margin + |anchor - positive| - |anchor - negative|)``, in p-norms.
+
+    Args:
+        anchor: (batch, features) or (features,).
+        positive: of the same shape.
+        negative: of the same shape.
+        margin: by how much the second distance has to be greater.
+        p: which norm.
+        eps: added to the differences.
+        swap: take the distance of positive and negative where that is smaller.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Raises:
+        ValueError: ``margin`` is not positive.
+        RuntimeError: the three have different numbers of dimensions.
+    """
+    check_reduction(reduction)
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    if not anchor.ndim == positive.ndim == negative.ndim:
+        raise RuntimeError(
+            "The anchor, positive, and negative tensors are expected to have the same number of "
+            f"dimensions, but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and negative "
+            f"{negative.ndim}D inputs"
+        )
+    near = pairwise_distance(anchor, positive, p, eps)
+    apart = pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        apart = minimum(apart, pairwise_distance(positive, negative, p, eps))
+    return reduced(clamp_min(sub(add(near, margin), apart), 0), reduction)
+
+
+def poisson_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    log_input: bool = True,
+    size_average: Any = None,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The negative log-likelihood of counts ``target`` under Poisson distributions.
+
+    Args:
+        input: the rates, or their logarithms with ``log_input``.
+        target: counts.
+        log_input: ``input`` is in logarithms.
+        size_average: must be None; ``reduction`` takes its place.
+        full: add Stirling's approximation of ``log(target!)`` where the count is above 1.
+        eps: added to the rates before the logarithm.
+        reduce: must be None.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Raises:
+        NotImplementedError: ``size_average`` or ``reduce``.
+    """
+    if size_average is not None or reduce is not None:
+        raise NotImplementedError("poisson_nll_loss: give reduction= for size_average and reduce")
+    check_reduction(reduction)
+    if log_input:
+        losses = sub(exp(input), mul(target, input))
+    else:
+        losses = sub(input, mul(target, log(add(input, eps))))
+    if full:
+        many = gt(target, 1)
+        counts = where(many, target, 1)
+        stirling = add(
+            sub(mul(counts, log(counts)), counts), mul(log(mul(counts, 2 * math.pi)), 0.5)
+        )
+        losses = add(losses, where(many, stirling, 0.0))
+    return reduced(losses, reduction)
+
+
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """The negative log-likelihood of ``target`` under normal distributions.
+
+    Args:
+        input: the means.
+        target: of the same shape, or one that broadcasts.
+        var: the variances: of the shape of ``input``, without its last dimension, or with length 1
+            there; or one number.
+        full: add the constant ``log(2 * pi) / 2``.
+        eps: variances are at least this, in gradients only through those above.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Raises:
+        ValueError: a variance is negative, or the shapes do not fit.
+    """
+    check_reduction(reduction)
+    if not isinstance(var, Tensor):
+        if var < 0:
+            raise ValueError("var has negative entry/entries")
+        var = add(mul(input.detach(), 0), var)
+    if var.shape != input.shape:
+        if input.shape[:-1] == var.shape:
+            var = var.unsqueeze(-1)
+        elif var.shape[:-1] != input.shape[:-1] or var.shape[-1:] != (1,):
+            raise ValueError("var is of incorrect size")
+    if bool(reductions.any(lt(var, 0)).item()):
+        raise ValueError("var has negative entry/entries")
+    # The gradient of what is limited goes through unchanged, as in PyTorch.
+    limited = add(var, sub(clamp_min(var.detach(), eps), var.detach()))
+    losses = mul(add(log(limited), div(square(sub(input, target)), limited)), 0.5)
+    if full:
+        losses = add(losses, 0.5 * math.log(2 * math.pi))
+    return reduced(losses, reduction)
