@@ -5,6 +5,7 @@ from __future__ import annotations
 # Layers hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
+from mpgrad.missing_names import missing_from as _missing_from
 from mpgrad.nn import functional, init, parallel, utils
 from mpgrad.nn.activations import GELU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d
@@ -43,3 +44,5 @@ __all__ = [
     "CrossEntropyLoss",
     "MSELoss",
 ]
+
+__getattr__ = _missing_from(__name__)

@@ -38,7 +38,7 @@ LAYERS = (
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
     (0, "basic types", "config device dtypes errors exits handles hash_seed ids lazy machine"),
-    (0, "basic types", "standard_streams hook_for_tests memory_formats"),
+    (0, "basic types", "standard_streams hook_for_tests memory_formats missing_names"),
     (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )
 
