@@ -16,16 +16,19 @@ from mpgrad.autograd.modes import overrides
 from mpgrad.ops import (
     activation,
     arithmetic,
+    arrangements,
     catalogue,  # noqa: F401  (registers every operator)
     choices,
     comparison,
     complex_numbers,
+    counting,
     extrema,
     indexing,
     linalg,
     norms,
     ordering,
     overwriting,
+    piecewise,
     products,
     random,
     reduction,
@@ -33,6 +36,7 @@ from mpgrad.ops import (
     scattering,
     selection,
     shape,
+    statistics,
     transcendental,
 )
 from mpgrad.tensor import Tensor
@@ -178,6 +182,10 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),
+    (arrangements, "atleast_1d atleast_2d atleast_3d cartesian_prod cdist"),
+    (counting, "bucketize isin searchsorted"),
+    (piecewise, ""),
+    (statistics, "std_mean"),
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -191,11 +199,6 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "view_as": _view_as,
     "reshape_as": _reshape_as,
     "expand_as": _expand_as,
-    "absolute": arithmetic.abs,
-    "negative": arithmetic.neg,
-    "multiply": arithmetic.mul,
-    "divide": arithmetic.div,
-    "subtract": arithmetic.sub,
     "clip": choices.clamp,
     "swapaxes": shape.transpose,
     "swapdims": shape.transpose,

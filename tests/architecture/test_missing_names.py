@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
@@ -43,21 +41,6 @@ def test_a_name_that_nobody_has_is_an_ordinary_error(module: object) -> None:
 def test_importing_it_is_an_import_error() -> None:
     with pytest.raises(ImportError, match="cannot import name 'sparse_coo_tensor'"):
         from mpgrad import sparse_coo_tensor  # type: ignore[attr-defined]  # noqa: F401
-
-
-@pytest.mark.slow
-def test_the_list_is_read_when_a_lookup_fails_and_not_before() -> None:
-    source = (
-        "import mpgrad, mpgrad.missing_names as m\n"
-        "mpgrad.nn.Linear, mpgrad.ones\n"
-        "before = m._pytorch_names.cache_info().currsize\n"
-        "hasattr(mpgrad, 'compile')\n"
-        "print(before, m._pytorch_names.cache_info().currsize)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "0 1\n"
 
 
 @pytest.mark.parametrize("name", INSTEAD)
