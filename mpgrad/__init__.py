@@ -104,6 +104,7 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.statistics": ("aminmax cummax cummin kthvalue median nanmean nansum std_mean"),
     "math": "e inf nan pi",
+    "mpgrad.ops.matrices": "cholesky det logdet matrix_power slogdet",
     "mpgrad.ops.norms": "norm dist cosine_similarity",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.complex_numbers": (
@@ -120,7 +121,18 @@ _NAMES_OF = {
 }
 
 #: Public names that are modules.
-_SUBMODULES = ("autograd", "backends", "cuda", "data", "errors", "nn", "optim", "profiler", "utils")
+_SUBMODULES = (
+    "autograd",
+    "backends",
+    "cuda",
+    "data",
+    "errors",
+    "linalg",
+    "nn",
+    "optim",
+    "profiler",
+    "utils",
+)
 
 #: Modules that know no Tensor; for all others its methods must be there first.
 _WITHOUT_TENSOR = (

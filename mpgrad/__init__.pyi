@@ -10,6 +10,7 @@ from mpgrad import backends as backends
 from mpgrad import cuda as cuda
 from mpgrad import data as data
 from mpgrad import errors as errors
+from mpgrad import linalg as linalg
 from mpgrad import nn as nn
 from mpgrad import optim as optim
 from mpgrad import profiler as profiler
@@ -202,6 +203,11 @@ from mpgrad.ops.linalg import mv as mv
 from mpgrad.ops.linalg import outer as outer
 from mpgrad.ops.linalg import tensordot as tensordot
 from mpgrad.ops.linalg import vdot as vdot
+from mpgrad.ops.matrices import cholesky as cholesky
+from mpgrad.ops.matrices import det as det
+from mpgrad.ops.matrices import logdet as logdet
+from mpgrad.ops.matrices import matrix_power as matrix_power
+from mpgrad.ops.matrices import slogdet as slogdet
 from mpgrad.ops.norms import cosine_similarity as cosine_similarity
 from mpgrad.ops.norms import dist as dist
 from mpgrad.ops.norms import norm as norm

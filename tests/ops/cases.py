@@ -125,6 +125,28 @@ _composed = [
     Case("cummin", lambda m, x: m.cummin(x, 0).values, ((3, 4),)),
     Case("aminmax", lambda m, x: sum(m.aminmax(x, dim=1)), ((3, 4),)),
     Case("kthvalue", lambda m, x: m.kthvalue(x, 2, 0).values, ((3, 4),)),
+    Case("inv", lambda m, x: m.linalg.inv(x + 4 * m.eye(3)), ((2, 3, 3),)),
+    Case("solve", lambda m, a, b: m.linalg.solve(a + 4 * m.eye(3), b), ((3, 3), (2, 3, 2))),
+    Case("solve vector", lambda m, a, b: m.linalg.solve(a + 4 * m.eye(3), b), ((3, 3), (3,))),
+    Case(
+        "solve right",
+        lambda m, a, b: m.linalg.solve(a + 4 * m.eye(3), b, left=False),
+        ((3, 3), (2, 3)),
+    ),
+    Case("det", lambda m, x: m.linalg.det(x + 3 * m.eye(3)), ((2, 3, 3),)),
+    Case("slogdet", lambda m, x: m.linalg.slogdet(x - 3 * m.eye(3)).logabsdet, ((2, 3, 3),)),
+    Case("logdet", lambda m, x: m.logdet(x @ x.mT + m.eye(3)), ((3, 3),)),
+    Case(
+        "cholesky",
+        lambda m, x: m.linalg.cholesky(x @ x.mT + m.eye(3)),
+        ((2, 3, 3),),
+    ),
+    Case("matrix_power", lambda m, x: m.linalg.matrix_power(x, 5), ((3, 3),)),
+    Case("matrix_power -2", lambda m, x: m.matrix_power(x + 4 * m.eye(3), -2), ((3, 3),)),
+    Case("multi_dot", lambda m, a, b, c: m.linalg.multi_dot([a, b, c]), ((3,), (3, 2), (2, 4))),
+    Case("matrix_norm 1", lambda m, x: m.linalg.matrix_norm(x, 1), ((2, 3, 4),)),
+    Case("matrix_norm inf", lambda m, x: m.linalg.norm(x, float("inf")), ((3, 4),)),
+    Case("vector_norm", lambda m, x: m.linalg.vector_norm(x, 3, 1), ((3, 4),)),
     Case("nanmean", lambda m, x: m.nanmean(x, 1), ((3, 4),)),
 ]
 
