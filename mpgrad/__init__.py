@@ -45,23 +45,26 @@ _NAMES_OF = {
     "mpgrad.engine.engine": "Engine current_engine",
     "mpgrad.ops.creation": (
         "tensor as_tensor from_numpy empty zeros ones full "
-        "empty_like zeros_like ones_like full_like arange linspace eye"
+        "empty_like zeros_like ones_like full_like arange linspace logspace eye "
+        "tril_indices triu_indices is_tensor numel"
     ),
     "mpgrad.ops.random": (
         "manual_seed get_rng_state set_rng_state "
-        "rand randn rand_like randn_like randint randperm bernoulli"
+        "rand randn rand_like randn_like randint randperm bernoulli normal multinomial poisson"
     ),
     "mpgrad.ops.typed_tensors": (
         "HalfTensor FloatTensor DoubleTensor ByteTensor CharTensor ShortTensor IntTensor "
         "LongTensor BoolTensor"
     ),
     "mpgrad.ops.arithmetic": (
-        "add sub mul div pow neg abs addcmul addcdiv lerp sqrt rsqrt reciprocal square"
+        "add sub mul div pow neg abs addcmul addcdiv lerp sqrt rsqrt reciprocal square "
+        "absolute negative multiply subtract divide true_divide"
     ),
     "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
-        "eq ne gt ge lt le equal isclose allclose logical_and logical_or logical_xor logical_not "
+        "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
+        "equal isclose allclose logical_and logical_or logical_xor logical_not "
         "bitwise_and bitwise_or bitwise_xor bitwise_not isnan isinf isfinite"
     ),
     "mpgrad.ops.transcendental": (
@@ -87,8 +90,21 @@ _NAMES_OF = {
     "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
     "mpgrad.ops.ordering": "sort argsort topk",
     "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",
-    "mpgrad.ops.joining": "broadcast_tensors concat hstack meshgrid vstack",
+    "mpgrad.ops.joining": "broadcast_tensors concat concatenate hstack meshgrid row_stack vstack",
     "mpgrad.ops.einsum": "einsum",
+    "mpgrad.ops.arrangements": (
+        "atleast_1d atleast_2d atleast_3d cartesian_prod cdist combinations cross diag_embed "
+        "fliplr flipud kron take_along_dim tile"
+    ),
+    "mpgrad.ops.counting": (
+        "bincount bucketize count_nonzero histc isin searchsorted unique unique_consecutive"
+    ),
+    "mpgrad.ops.piecewise": (
+        "deg2rad erfc float_power frac hypot logaddexp2 logit nan_to_num rad2deg xlogy"
+    ),
+    "mpgrad.ops.statistics": ("aminmax cummax cummin kthvalue median nanmean nansum std_mean"),
+    "math": "e inf nan pi",
+    "mpgrad.ops.matrices": "cholesky det logdet matrix_power slogdet",
     "mpgrad.ops.norms": "norm dist cosine_similarity",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.complex_numbers": (
@@ -105,7 +121,18 @@ _NAMES_OF = {
 }
 
 #: Public names that are modules.
-_SUBMODULES = ("autograd", "backends", "cuda", "data", "errors", "nn", "optim", "profiler", "utils")
+_SUBMODULES = (
+    "autograd",
+    "backends",
+    "cuda",
+    "data",
+    "errors",
+    "linalg",
+    "nn",
+    "optim",
+    "profiler",
+    "utils",
+)
 
 #: Modules that know no Tensor; for all others its methods must be there first.
 _WITHOUT_TENSOR = (
@@ -119,6 +146,7 @@ _WITHOUT_TENSOR = (
     "mpgrad.dtypes",
     "mpgrad.errors",
     "mpgrad.memory_formats",
+    "math",
 )
 
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}

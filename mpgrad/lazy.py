@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from mpgrad.missing_names import missing
+
 
 def attach(
     package: str,
@@ -36,7 +38,7 @@ def attach(
 
     def __getattr__(name: str) -> Any:
         if name not in home and name not in submodules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise missing(package, name)
         target = home.get(name) or f"{package}.{name}"
         value = _load(target, first if target not in not_for else None)
         if name in home:

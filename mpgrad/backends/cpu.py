@@ -17,6 +17,7 @@ from mpgrad.backends import (
     blockwise,
     cpu_choices,
     cpu_conv,
+    cpu_matrices,
     cpu_products,
     cpu_special,
     cpu_views,
@@ -89,7 +90,7 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Array]:
     return apply
 
 
-class CpuBackend:
+class CpuBackend(cpu_matrices.Matrices):
     """The array namespace ``xp`` for NumPy (the list is in ``mpgrad.backends``).
 
     Args:

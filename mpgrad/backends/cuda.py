@@ -359,6 +359,24 @@ class CudaBackend:
             return x
         return self.arrays.ascontiguousarray(x)
 
+    def inv(self, x: Any) -> Any:
+        return self.arrays.linalg.inv(x)
+
+    def solve(self, a: Any, b: Any) -> Any:
+        return self.arrays.linalg.solve(a, b)
+
+    def cholesky(self, x: Any) -> Any:
+        return self.arrays.linalg.cholesky(x)
+
+    def det(self, x: Any) -> Any:
+        return self.arrays.linalg.det(x)
+
+    def logabsdet(self, x: Any) -> Any:
+        return self.arrays.linalg.slogdet(x)[1]
+
+    def detsign(self, x: Any) -> Any:
+        return self.arrays.linalg.slogdet(x)[0]
+
     conv2d = cuda_windows.conv2d
     conv2d_input_grad = cuda_windows.conv2d_input_grad
     conv2d_weight_grad = cuda_windows.conv2d_weight_grad

@@ -5,6 +5,7 @@ from __future__ import annotations
 # Layers hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
+from mpgrad.missing_names import missing_from as _missing_from
 from mpgrad.nn import functional, init, parallel, utils
 from mpgrad.nn.activations import (
     CELU,
@@ -192,3 +193,5 @@ __all__ = [
     "PoissonNLLLoss",
     "GaussianNLLLoss",
 ]
+
+__getattr__ = _missing_from(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpgrad.missing_names import missing_from as _missing_from
 from mpgrad.ops.activation import (
     elu,
     gelu,
@@ -134,3 +135,5 @@ __all__ = [
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 ]
+
+__getattr__ = _missing_from(__name__)

@@ -1,5 +1,6 @@
 """``torch.nn.utils`` of PyTorch, by its names."""
 
+from mpgrad.missing_names import missing_from as _missing_from
 from mpgrad.nn.gradient_clipping import clip_grad_norm_, clip_grad_value_, get_total_norm
 from mpgrad.nn.parameter_vectors import parameters_to_vector, vector_to_parameters
 
@@ -10,3 +11,5 @@ __all__ = [
     "parameters_to_vector",
     "vector_to_parameters",
 ]
+
+__getattr__ = _missing_from(__name__)

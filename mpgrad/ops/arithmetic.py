@@ -27,19 +27,25 @@ from mpgrad.tensor import Tensor
 
 __all__ = [
     "abs",
+    "absolute",
     "add",
     "addcdiv",
     "addcmul",
     "div",
+    "divide",
     "lerp",
     "mul",
+    "multiply",
     "neg",
+    "negative",
     "pow",
     "reciprocal",
     "rsqrt",
     "sqrt",
     "square",
     "sub",
+    "subtract",
+    "true_divide",
 ]
 
 _add = operator(
@@ -396,3 +402,8 @@ def square(input: Any) -> Tensor:
     """``input * input``."""
     tensor = as_tensor_operand(input)
     return call(_square, cast(tensor, np.int64) if tensor.dtype.kind == "b" else tensor)
+
+
+#: PyTorch's other names.
+absolute, negative, multiply, subtract = abs, neg, mul, sub
+divide = true_divide = div

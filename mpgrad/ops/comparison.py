@@ -27,18 +27,23 @@ __all__ = [
     "eq",
     "equal",
     "ge",
+    "greater",
+    "greater_equal",
     "gt",
     "isclose",
     "isfinite",
     "isinf",
     "isnan",
     "le",
+    "less",
+    "less_equal",
     "logical_and",
     "logical_not",
     "logical_or",
     "logical_xor",
     "lt",
     "ne",
+    "not_equal",
 ]
 
 
@@ -182,3 +187,6 @@ def allclose(
 def equal(input: Tensor, other: Tensor) -> bool:
     """Whether both have the same shape and elements."""
     return bool(unrecorded(lambda xp, a, b: xp.array_equal(a, b), input, other)._array)
+
+
+not_equal, greater, greater_equal, less, less_equal = ne, gt, ge, lt, le

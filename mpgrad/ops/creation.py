@@ -262,6 +262,42 @@ def linspace(
     return Tensor(storage.adopt(values.astype(dtype), here)).requires_grad_(requires_grad)
 
 
+def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Any) -> Tensor:
+    """``base`` to the powers of ``linspace(start, end, steps)``; ``options``: those of it.
+
+    Raises:
+        RuntimeError: ``steps`` is negative.
+    """
+    dtype = np.dtype(options.pop("dtype", None) or DEFAULT_FLOAT)
+    exponents = linspace(start, end, steps, dtype=np.float64)
+    values = np.power(float(base), on_host(exponents._array)).astype(dtype)
+    return tensor(values, **options)
+
+
+def tril_indices(
+    row: int, col: int, offset: int = 0, *, dtype: Any = np.int64, device: Any = None
+) -> Tensor:
+    """Where the elements of a (row, col) matrix on and below a diagonal are: (2, their number)."""
+    return tensor(np.stack(np.tril_indices(row, offset, col)), dtype=dtype, device=device)
+
+
+def triu_indices(
+    row: int, col: int, offset: int = 0, *, dtype: Any = np.int64, device: Any = None
+) -> Tensor:
+    """Where the elements of a (row, col) matrix on and above a diagonal are: (2, their number)."""
+    return tensor(np.stack(np.triu_indices(row, offset, col)), dtype=dtype, device=device)
+
+
+def is_tensor(obj: Any) -> bool:
+    """Whether ``obj`` is a Tensor."""
+    return isinstance(obj, Tensor)
+
+
+def numel(input: Tensor) -> int:
+    """How many elements ``input`` has."""
+    return int(input._array.size)
+
+
 def _number(value: Any) -> Any:
     """``value``, or the Python number that a tensor or a NumPy scalar holds."""
     if isinstance(value, Tensor):

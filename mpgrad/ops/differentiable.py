@@ -24,6 +24,7 @@ from mpgrad.ops import (
     extrema,
     indexing,
     linalg,
+    matrices,
     overwriting,
     pooling,
     products,
@@ -131,6 +132,9 @@ take_along_axis = indexing.take_along_axis
 scatter_along_axis = indexing.scatter_along_axis
 
 matmul = linalg.matmul
+inv = matrices.inv
+solve = matrices.solve
+det = matrices.det
 conv2d_input_grad = convolution.conv2d_input_grad
 conv2d_weight_grad = convolution.conv2d_weight_grad
 avg_pool2d_input_grad = pooling.avg_pool2d_input_grad

@@ -9,9 +9,17 @@ from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.ops.shape import broadcast_to, cat, expand, reshape, transpose
 from mpgrad.tensor import Tensor
 
-__all__ = ["broadcast_tensors", "concat", "hstack", "meshgrid", "vstack"]
+__all__ = [
+    "broadcast_tensors",
+    "concat",
+    "concatenate",
+    "hstack",
+    "meshgrid",
+    "row_stack",
+    "vstack",
+]
 
-concat = cat
+concat = concatenate = cat
 
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
@@ -35,6 +43,9 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         raise RuntimeError("vstack expects a non-empty list of Tensors")
     return cat([reshape(t, (1, -1)) if t.ndim < 2 else t for t in tensors], 0)
+
+
+row_stack = vstack
 
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -161,6 +161,94 @@ def bernoulli(input: Tensor) -> Tensor:
     return call(_bernoulli, input, Tensor(draws))  # type: ignore[no-any-return]
 
 
+def normal(
+    mean: Any,
+    std: Any = 1.0,
+    size: Any = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Draws from normal distributions, without a derivative.
+
+    Args:
+        mean, std: tensors, or one of them, of which the other one is a number; or two numbers ...
+        size: ... and the shape of the result.
+        dtype, device, requires_grad: of a result of that shape.
+
+    Raises:
+        RuntimeError: an element of ``std`` is negative.
+        TypeError: there is neither a tensor nor a ``size``.
+    """
+    tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
+    if not tensors:
+        if size is None:
+            raise TypeError("normal() of two numbers needs a size")
+        draws = _filled(fill_normal, shape_from((size,)), dtype, device, False)
+        fill_normal(draws._array, mean, std)
+        return draws.requires_grad_(requires_grad)
+    center, spread = (
+        on_host(value._array) if isinstance(value, Tensor) else value for value in (mean, std)
+    )
+    if np.any(np.less(spread, 0)):
+        raise RuntimeError("normal expects all elements of std >= 0.0")
+    shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    drawn = randn(shape, dtype=tensors[0].dtype, device=tensors[0].device)
+    _write(drawn._array, on_host(drawn._array) * spread + center)
+    return drawn
+
+
+def poisson(input: Tensor) -> Tensor:
+    """Draws from Poisson distributions with these rates, without a derivative.
+
+    Raises:
+        RuntimeError: a rate is negative.
+    """
+    rates = on_host(input._array)
+    if np.any(rates < 0):
+        raise RuntimeError("invalid Poisson rate, expected rate to be non-negative")
+    draws = np.asarray(default_generator().poisson(rates), input.dtype)
+    return Tensor(moved(draws, input.device))
+
+
+def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    """Indices drawn with the probabilities that ``input`` is proportional to, int64.
+
+    Args:
+        input: weights of shape (outcomes,) or (rows, outcomes).
+        num_samples: how many to draw of each row.
+        replacement: an outcome may be drawn again.
+
+    Raises:
+        RuntimeError: ``input`` has other dimensions, weights are negative, not finite or zero in
+            sum, or there are fewer than ``num_samples`` outcomes.
+    """
+    weights = np.asarray(on_host(input._array), np.float64)
+    if weights.ndim not in (1, 2):
+        raise RuntimeError("prob_dist must be 1 or 2 dim")
+    rows = weights.reshape(-1, weights.shape[-1])
+    if not np.all(np.isfinite(rows)) or np.any(rows < 0):
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+    if np.any(rows.sum(1) <= 0):
+        raise RuntimeError("invalid multinomial distribution (sum of probabilities <= 0)")
+    if num_samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if not replacement and num_samples > rows.shape[1]:
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
+    if replacement:
+        choose = default_generator().choice
+        drawn = np.array([choose(rows.shape[1], num_samples, p=row / row.sum()) for row in rows])
+    else:
+        # The first arrivals of Poisson processes with these rates.
+        arrivals = rows / default_generator().standard_exponential(rows.shape)
+        drawn = np.argsort(-arrivals, 1, kind="stable")[:, :num_samples]
+    places = drawn.astype(np.int64).reshape(*weights.shape[:-1], num_samples)
+    return Tensor(moved(places, input.device))
+
+
 def rand(
     *shape: Any,
     size: Any = None,

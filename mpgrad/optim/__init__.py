@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpgrad.missing_names import missing_from as _missing_from
 from mpgrad.optim import lr_scheduler
 from mpgrad.optim.adadelta import Adadelta
 from mpgrad.optim.adagrad import Adagrad
@@ -32,3 +33,5 @@ __all__ = [
     "Rprop",
     "lr_scheduler",
 ]
+
+__getattr__ = _missing_from(__name__)

@@ -16,16 +16,20 @@ from mpgrad.autograd.modes import overrides
 from mpgrad.ops import (
     activation,
     arithmetic,
+    arrangements,
     catalogue,  # noqa: F401  (registers every operator)
     choices,
     comparison,
     complex_numbers,
+    counting,
     extrema,
     indexing,
     linalg,
+    matrices,
     norms,
     ordering,
     overwriting,
+    piecewise,
     products,
     random,
     reduction,
@@ -33,6 +37,7 @@ from mpgrad.ops import (
     scattering,
     selection,
     shape,
+    statistics,
     transcendental,
 )
 from mpgrad.tensor import Tensor
@@ -178,6 +183,11 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),
+    (arrangements, "atleast_1d atleast_2d atleast_3d cartesian_prod cdist"),
+    (matrices, "inv matrix_norm multi_dot norm solve vector_norm"),
+    (counting, "bucketize isin searchsorted"),
+    (piecewise, ""),
+    (statistics, "std_mean"),
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -191,15 +201,11 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "view_as": _view_as,
     "reshape_as": _reshape_as,
     "expand_as": _expand_as,
-    "absolute": arithmetic.abs,
-    "negative": arithmetic.neg,
-    "multiply": arithmetic.mul,
-    "divide": arithmetic.div,
-    "subtract": arithmetic.sub,
     "clip": choices.clamp,
     "swapaxes": shape.transpose,
     "swapdims": shape.transpose,
     "moveaxis": shape.movedim,
+    "inverse": matrices.inv,
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,

@@ -107,6 +107,49 @@ _binary = [
     Case("where scalar", lambda m, a: m.where(a > 0, a, 0.5), ((3, 4),)),
 ]
 
+_composed = [
+    Case("kron", lambda m, a, b: m.kron(a, b), ((2, 3), (2, 2))),
+    Case("cross", lambda m, a, b: m.cross(a, b, dim=1), ((2, 3), (2, 3))),
+    Case("diag_embed", lambda m, x: m.diag_embed(x, -1), ((2, 3),)),
+    Case("combinations", lambda m, x: m.combinations(x, 2), ((4,),)),
+    Case("cartesian_prod", lambda m, a, b: m.cartesian_prod(a, b), ((2,), (3,))),
+    Case("tile", lambda m, x: m.tile(x, (2, 2)), ((2, 3),)),
+    Case("nan_to_num", lambda m, x: m.nan_to_num(x) * x, ((3,),)),
+    Case("xlogy", lambda m, x, y: m.xlogy(x, y), ((3,), positive(2, 3))),
+    Case("hypot", lambda m, a, b: m.hypot(a, b), ((3,), (2, 3))),
+    Case("logit", lambda m, x: m.logit((x + 1) / 2), (inside(4),)),
+    Case("logaddexp2", lambda m, a, b: m.logaddexp2(a, b), ((3,), (2, 3))),
+    Case("frac", lambda m, x: m.frac(x), ((4,),)),
+    Case("median", lambda m, x: m.median(x, 1).values + m.median(x), ((3, 4),)),
+    Case("cummax", lambda m, x: m.cummax(x, 1).values, ((3, 4),)),
+    Case("cummin", lambda m, x: m.cummin(x, 0).values, ((3, 4),)),
+    Case("aminmax", lambda m, x: sum(m.aminmax(x, dim=1)), ((3, 4),)),
+    Case("kthvalue", lambda m, x: m.kthvalue(x, 2, 0).values, ((3, 4),)),
+    Case("inv", lambda m, x: m.linalg.inv(x + 4 * m.eye(3)), ((2, 3, 3),)),
+    Case("solve", lambda m, a, b: m.linalg.solve(a + 4 * m.eye(3), b), ((3, 3), (2, 3, 2))),
+    Case("solve vector", lambda m, a, b: m.linalg.solve(a + 4 * m.eye(3), b), ((3, 3), (3,))),
+    Case(
+        "solve right",
+        lambda m, a, b: m.linalg.solve(a + 4 * m.eye(3), b, left=False),
+        ((3, 3), (2, 3)),
+    ),
+    Case("det", lambda m, x: m.linalg.det(x + 3 * m.eye(3)), ((2, 3, 3),)),
+    Case("slogdet", lambda m, x: m.linalg.slogdet(x - 3 * m.eye(3)).logabsdet, ((2, 3, 3),)),
+    Case("logdet", lambda m, x: m.logdet(x @ x.mT + m.eye(3)), ((3, 3),)),
+    Case(
+        "cholesky",
+        lambda m, x: m.linalg.cholesky(x @ x.mT + m.eye(3)),
+        ((2, 3, 3),),
+    ),
+    Case("matrix_power", lambda m, x: m.linalg.matrix_power(x, 5), ((3, 3),)),
+    Case("matrix_power -2", lambda m, x: m.matrix_power(x + 4 * m.eye(3), -2), ((3, 3),)),
+    Case("multi_dot", lambda m, a, b, c: m.linalg.multi_dot([a, b, c]), ((3,), (3, 2), (2, 4))),
+    Case("matrix_norm 1", lambda m, x: m.linalg.matrix_norm(x, 1), ((2, 3, 4),)),
+    Case("matrix_norm inf", lambda m, x: m.linalg.norm(x, float("inf")), ((3, 4),)),
+    Case("vector_norm", lambda m, x: m.linalg.vector_norm(x, 3, 1), ((3, 4),)),
+    Case("nanmean", lambda m, x: m.nanmean(x, 1), ((3, 4),)),
+]
+
 _reductions = [
     Case("sum", lambda m, x: m.sum(x), ((3, 4),)),
     Case("sum dim", lambda m, x: m.sum(x, 1), ((3, 4),)),
@@ -438,6 +481,7 @@ _networks = [
 _REAL = [
     *_unary(),
     *_binary,
+    *_composed,
     *_reductions,
     *_shapes,
     *_overwriting,

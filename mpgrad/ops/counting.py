@@ -1,0 +1,187 @@
+"""Which values there are, how often, and where they belong: nothing here has a derivative."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpgrad.device_arrays import on_host
+from mpgrad.ops.device_moves import beside
+from mpgrad.ops.dimensions import one_dim, some_dims
+from mpgrad.ops.promotion import as_tensor_operand
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "bincount",
+    "bucketize",
+    "count_nonzero",
+    "histc",
+    "isin",
+    "searchsorted",
+    "unique",
+    "unique_consecutive",
+]
+
+
+def count_nonzero(input: Tensor, dim: Any = None) -> Tensor:
+    """How many elements over ``dim`` (an int, several, or None for all) are not zero, int64."""
+    counts = np.count_nonzero(on_host(input._array), some_dims(dim, None, input.ndim))
+    return beside(input, np.asarray(counts, np.int64))
+
+
+def isin(
+    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
+) -> Tensor:
+    """Whether each of ``elements`` is one of ``test_elements`` (with ``invert``: is none)."""
+    first, second = as_tensor_operand(elements), as_tensor_operand(test_elements)
+    found = np.isin(on_host(first._array), on_host(second._array), invert=invert)
+    return beside(first, found)
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """How often each number from 0 occurs, or the sum of its ``weights``.
+
+    Raises:
+        RuntimeError: ``input`` is no vector of integers from 0, or ``weights`` has another shape.
+    """
+    array = on_host(input._array)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or np.min(array, initial=0) < 0:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if minlength < 0:
+        raise RuntimeError("minlength should be >= 0")
+    if weights is None:
+        return beside(input, np.bincount(array, minlength=minlength))
+    if weights.shape != input.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
+    sums = np.bincount(array, on_host(weights._array), minlength)
+    return beside(input, sums.astype(np.float32 if weights.dtype == np.float32 else np.float64))
+
+
+def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """How many elements lie in each of ``bins`` equal parts of [``min``, ``max``].
+
+    Where both limits are equal, they are those of the elements. What lies outside is not counted.
+
+    Raises:
+        RuntimeError: ``bins`` is not positive, ``max`` is less than ``min``, or not finite.
+        NotImplementedError: the elements are not floating.
+    """
+    array = on_host(input._array)
+    if array.dtype.kind != "f":
+        raise NotImplementedError(f"histc is not implemented for {array.dtype}")
+    if bins <= 0:
+        raise RuntimeError("bins must be > 0")
+    if min == max and array.size:
+        min, max = float(array.min()), float(array.max())
+    if min == max:
+        min, max = min - 1, max + 1
+    if not (np.isfinite(min) and np.isfinite(max)):
+        raise RuntimeError(f"range of [{min}, {max}] is not finite")
+    if min > max:
+        raise RuntimeError("max must be larger than min")
+    counts, _ = np.histogram(array, bins, (min, max))
+    return beside(input, counts.astype(array.dtype))
+
+
+def searchsorted(
+    sorted_sequence: Tensor,
+    input: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+) -> Tensor:
+    """Where ``input`` goes into ``sorted_sequence``, so that that stays in order.
+
+    Args:
+        sorted_sequence: ascending along its last dimension.
+        input: a number or a tensor; the dimensions before its last are those of the sequence,
+            which may also be a vector.
+        out_int32: int32 in place of int64.
+        right: behind equal elements; ``side``: ``"left"`` or ``"right"`` says the same.
+
+    Raises:
+        RuntimeError: the shapes do not fit, or ``side`` contradicts ``right``.
+    """
+    if side not in (None, "left", "right") or (side == "left" and right):
+        raise RuntimeError(f"searchsorted(): side is {side!r} and right is {right}")
+    where = "right" if right or side == "right" else "left"
+    values = as_tensor_operand(input)
+    sequence, wanted = on_host(sorted_sequence._array), on_host(values._array)
+    if sequence.ndim == 1:
+        places = np.asarray(np.searchsorted(sequence, wanted, where))  # type: ignore[call-overload]
+    else:
+        if sequence.shape[:-1] != wanted.shape[:-1]:
+            raise RuntimeError(
+                "searchsorted(): boundaries tensor should be 1 dimension or the first N-1 "
+                f"dimensions of boundaries tensor and input value tensor must match, but got "
+                f"{list(sequence.shape)} and {list(wanted.shape)}"
+            )
+        places = np.empty(wanted.shape, np.int64)
+        for at in np.ndindex(sequence.shape[:-1]):
+            places[at] = np.searchsorted(sequence[at], wanted[at], where)  # type: ignore[call-overload]
+    return beside(sorted_sequence, places.astype(np.int32 if out_int32 else np.int64))
+
+
+def bucketize(
+    input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    """Between which of the ascending ``boundaries`` each element lies.
+
+    Raises:
+        RuntimeError: ``boundaries`` is no vector.
+    """
+    if boundaries.ndim != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.ndim})")
+    return searchsorted(boundaries, input, out_int32=out_int32, right=right)
+
+
+def unique(
+    input: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """The different elements in order (or slices along ``dim``).
+
+    With ``return_inverse`` also where each element is among them, with ``return_counts`` also how
+    often each occurs, as a tuple.
+    """
+    axis = None if dim is None else one_dim(dim, input.ndim)
+    array = on_host(input._array)
+    values, inverse, counts = np.unique(
+        array, return_inverse=True, return_counts=True, axis=axis, equal_nan=False
+    )
+    inverse = inverse.reshape(array.shape if axis is None else -1)
+    return _chosen(input, values, (inverse, return_inverse), (counts, return_counts))
+
+
+def unique_consecutive(
+    input: Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """The elements (or slices along ``dim``) without those that equal the one before them.
+
+    The options are those of :func:`unique`.
+    """
+    array = on_host(input._array)
+    axis = 0 if dim is None else one_dim(dim, input.ndim)
+    flat = array.reshape(-1) if dim is None else array
+    rows = np.moveaxis(flat, axis, 0).reshape(flat.shape[axis], -1)
+    is_new = np.ones(len(rows), bool)
+    is_new[1:] = (rows[1:] != rows[:-1]).any(1)
+    inverse = np.cumsum(is_new) - 1
+    counts = np.diff(np.append(np.flatnonzero(is_new), len(rows)))
+    inverse = inverse.reshape(array.shape) if dim is None else inverse
+    values = np.compress(is_new, flat, axis)
+    return _chosen(input, values, (inverse, return_inverse), (counts, return_counts))
+
+
+def _chosen(input: Tensor, values: Any, *others: tuple[Any, bool]) -> Any:
+    results = [values, *(array for array, is_wanted in others if is_wanted)]
+    tensors = tuple(beside(input, array) for array in results)
+    return tensors if len(tensors) > 1 else tensors[0]
