@@ -20,6 +20,8 @@ OPTIONS = [
     {"line_search_fn": "strong_wolfe", "max_iter": 3},
     {"line_search_fn": "strong_wolfe", "max_iter": 5, "lr": 3.0, "history_size": 3},
     {"line_search_fn": "strong_wolfe", "max_iter": 4, "max_eval": 6},
+    {"line_search_fn": "strong_wolfe", "max_iter": 4, "lr": 50.0},
+    {"line_search_fn": "strong_wolfe", "max_iter": 4, "lr": 0.01},
     {"line_search_fn": "strong_wolfe", "tolerance_grad": 1e-2},
     {"line_search_fn": "strong_wolfe", "tolerance_change": 1e-2},
 ]
