@@ -42,7 +42,7 @@ from mpgrad.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose
 from mpgrad.nn.embedding import Embedding
 from mpgrad.nn.group_norm import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from mpgrad.nn.layer_norm import LayerNorm
-from mpgrad.nn.layers import AvgPool2d, Dropout, Flatten, Identity, Linear, MaxPool2d, Unflatten
+from mpgrad.nn.layers import Dropout, Flatten, Identity, Linear, Unflatten
 from mpgrad.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -65,6 +65,14 @@ from mpgrad.nn.losses import (
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
+from mpgrad.nn.pooling import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    MaxPool1d,
+    MaxPool2d,
+)
 from mpgrad.nn.recurrent import GRU, LSTM, RNN
 from mpgrad.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell
 from mpgrad.nn.resizing import (
@@ -173,7 +181,11 @@ __all__ = [
     "Flatten",
     "Unflatten",
     "Dropout",
+    "MaxPool1d",
     "MaxPool2d",
+    "AvgPool1d",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
     "AvgPool2d",
     "CrossEntropyLoss",
     "MSELoss",

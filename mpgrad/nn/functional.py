@@ -64,6 +64,7 @@ from mpgrad.ops.margin_loss import (
 from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.norms import cosine_similarity, normalize
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from mpgrad.ops.pooling_variants import adaptive_avg_pool1d, avg_pool1d, max_pool1d
 from mpgrad.ops.selection import pad
 from mpgrad.ops.transcendental import sigmoid, tanh
 
@@ -75,7 +76,10 @@ __all__ = [
     "conv2d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "max_pool1d",
     "max_pool2d",
+    "avg_pool1d",
+    "adaptive_avg_pool1d",
     "avg_pool2d",
     "adaptive_avg_pool2d",
     "batch_norm",

@@ -1,4 +1,4 @@
-"""Layers with weights, and those that only reshape or thin out: Linear, pools, Dropout."""
+"""Layers with weights, and those that only reshape or thin out: Linear, Flatten, Dropout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from mpgrad.nn import functional as F
 from mpgrad.nn import init
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.convolution import Pair
 from mpgrad.ops.creation import empty
 from mpgrad.ops.shape import flatten, unflatten
 from mpgrad.tensor import Tensor
@@ -139,73 +138,3 @@ class Dropout(Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}, inplace={self.inplace}"
-
-
-class MaxPool2d(Module):
-    """The largest element of each window; see ``mg.nn.functional.max_pool2d``."""
-
-    def __init__(
-        self,
-        kernel_size: int | Pair,
-        stride: int | Pair | None = None,
-        padding: int | Pair = 0,
-        dilation: int | Pair = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__()
-        self.kernel_size, self.padding, self.dilation = kernel_size, padding, dilation
-        self.stride = kernel_size if stride is None else stride
-        self.return_indices, self.ceil_mode = return_indices, ceil_mode
-
-    def forward(self, input: Tensor) -> Any:
-        """(batch, channels, height, width) -> (batch, channels, height', width')."""
-        return F.max_pool2d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-        )
-
-    def extra_repr(self) -> str:
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
-            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
-        )
-
-
-class AvgPool2d(Module):
-    """The mean of each window; see ``mg.nn.functional.avg_pool2d``."""
-
-    def __init__(
-        self,
-        kernel_size: int | Pair,
-        stride: int | Pair | None = None,
-        padding: int | Pair = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.kernel_size, self.padding = kernel_size, padding
-        self.stride = kernel_size if stride is None else stride
-        self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
-        self.divisor_override = divisor_override
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, channels, height', width')."""
-        return F.avg_pool2d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"

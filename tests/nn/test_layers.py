@@ -94,6 +94,11 @@ LAYERS = {
     "PReLU channels": ((4,), {"init": 0.1}, (3, 4, 2)),
     "GLU": ((1,), {}, (3, 4)),
     "Unflatten": ((1, (2, -1)), {}, (3, 4)),
+    "MaxPool1d": ((3, 2), {"padding": 1, "ceil_mode": True}, (2, 3, 8)),
+    "AvgPool1d": ((3,), {"stride": 2, "padding": 1, "count_include_pad": False}, (2, 3, 8)),
+    "AvgPool1d unbatched": ((2,), {}, (3, 8)),
+    "AdaptiveAvgPool1d": ((3,), {}, (2, 3, 8)),
+    "AdaptiveAvgPool2d": (((1, None),), {}, (2, 3, 4, 5)),
     "AvgPool2d": (((2, 3),), {"padding": (1, 0)}, (2, 3, 6, 6)),
 }
 
