@@ -28,12 +28,7 @@ INSTEAD = {
     "mpgrad.set_num_threads": "mpgrad.Engine(blas_threads=...)",
     "mpgrad.distributed": "mpgrad.Engine",
     "mpgrad.vmap": "a batch dimension",
-    "mpgrad.nn.GRU": "mpgrad.nn.Linear in a loop over time",
-    "mpgrad.nn.LSTM": "mpgrad.nn.Linear in a loop over time",
-    "mpgrad.nn.RNN": "mpgrad.nn.Linear in a loop over time",
     "mpgrad.nn.DataParallel": "mpgrad.Engine",
-    "mpgrad.optim.lr_scheduler": "optimizer.param_groups[...]['lr'] = ...",
-    "mpgrad.optim.RMSprop": "mpgrad.optim.Adam",
 }
 DOCUMENTATION = "https://pytorch.org/docs says what it does, dir(%s) what is here"
 

@@ -15,10 +15,10 @@ from mpgrad.missing_names import INSTEAD, PYTORCH
     [
         ("sparse_coo_tensor", "PyTorch's sparse_coo_tensor is not in mpgrad; https://pytorch.org"),
         ("compile", "PyTorch's compile is not in mpgrad; use the function itself"),
-        ("nn.LSTM", "module 'mpgrad.nn' has no attribute 'LSTM': PyTorch's LSTM is not in mpgrad"),
+        ("nn.Fold", "module 'mpgrad.nn' has no attribute 'Fold': PyTorch's Fold is not in mpgrad"),
         ("nn.functional.ctc_loss", "PyTorch's ctc_loss is not in mpgrad"),
         ("nn.utils.weight_norm", "PyTorch's weight_norm is not in mpgrad"),
-        ("optim.LBFGS", "PyTorch's LBFGS is not in mpgrad"),
+        ("optim.SparseAdam", "PyTorch's SparseAdam is not in mpgrad"),
         ("autograd.forward_ad", "PyTorch's forward_ad is not in mpgrad"),
     ],
 )
