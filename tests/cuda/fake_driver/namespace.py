@@ -69,6 +69,12 @@ class ArrayNamespace:
         for name in LIKE.split():
             setattr(self, name, self._like(getattr(np, name)))
         self.conj = self.conjugate
+        names = ("inv", "solve", "cholesky", "det")
+        self.linalg = types.SimpleNamespace(
+            **{name: self._function(getattr(np.linalg, name)) for name in names}
+        )
+        sign, logabsdet = (self._function(lambda x, i=i: np.linalg.slogdet(x)[i]) for i in (0, 1))
+        self.linalg.slogdet = lambda x: (sign(x), logabsdet(x))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the fake of CuPy has no {name!r}")
