@@ -1,4 +1,4 @@
-"""Leftovers: what an engine must not leave behind: processes, descriptors, shared memory."""
+"""Leftovers: what an engine must not leave behind: processes, descriptors, names in /dev/shm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import psutil
@@ -14,8 +14,6 @@ import psutil
 #: Seconds to wait for what never comes: processes may be slow to end on a busy machine.
 PATIENCE_S = 30.0
 _POLL_S = 0.005
-#: Where shared memory has names.
-_NAMED = "/dev/shm"
 
 
 class Leftovers(NamedTuple):
@@ -25,7 +23,6 @@ class Leftovers(NamedTuple):
     processes: frozenset[int]
     #: Open descriptors of this process.
     descriptors: int
-    shared_memory: frozenset[str]
 
     @classmethod
     def now(cls) -> Leftovers:
@@ -34,43 +31,27 @@ class Leftovers(NamedTuple):
         return cls(
             descendants(os.getpid()),
             len(os.listdir("/proc/self/fd")),
-            _named(),
         )
 
     def beyond(self, before: Leftovers) -> str:
         """In words, what is here and was not there ``before``; empty if nothing."""
-        names = self.shared_memory - before.shared_memory
-        found: dict[str, frozenset[int] | frozenset[str]] = {
-            "processes": self.processes - before.processes,
-            "in /dev/shm": names and names - _of_others(names),
-        }
-        words = [f"{what} {sorted(map(str, left))}" for what, left in found.items() if left]
+        processes = self.processes - before.processes
+        words = [f"processes {sorted(map(str, processes))}"] if processes else []
         if self.descriptors > before.descriptors:
             words.append(f"{self.descriptors - before.descriptors} descriptors")
         return ", ".join(words)
 
 
-def _named() -> frozenset[str]:
-    """The files in /dev/shm."""
-    if not os.path.isdir(_NAMED):
-        return frozenset()
-    with os.scandir(_NAMED) as entries:
-        return frozenset(entry.name for entry in entries if entry.is_file())
-
-
-def _of_others(names: Iterable[str]) -> frozenset[str]:
-    """Those of ``names`` in /dev/shm that a process maps that is no descendant of this one."""
-    by_inode = {}
-    for name in names:
-        with contextlib.suppress(OSError):
-            by_inode[str(os.stat(f"{_NAMED}/{name}").st_ino)] = name
-    mine, found = {os.getpid(), *descendants(os.getpid())}, set()
-    for pid in set(psutil.pids()) - mine:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as lines:
-            # address, permissions, offset, device, inode, path: a semaphore's is of another name.
-            rows = (line.split(maxsplit=5) for line in lines if _NAMED in line)
-            found |= {by_inode[row[4]] for row in rows if row[4] in by_inode}
-    return frozenset(found)
+def named_memory_of(pid: int) -> set[str]:
+    """The files in /dev/shm that the process ``pid`` maps or has open: an engine makes none."""
+    with open(f"/proc/{pid}/maps") as lines:
+        # address, permissions, offset, device, inode, path
+        found = {line.split(maxsplit=5)[5].strip() for line in lines if "/dev/shm/" in line}
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
+            found |= {target} if target.startswith("/dev/shm/") else set()
+    return found
 
 
 def left_since(before: Leftovers, patience_s: float = PATIENCE_S) -> str:

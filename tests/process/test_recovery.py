@@ -21,7 +21,7 @@ from mpgrad.engine.recovery import RECOVERIES_MAX, repeat_after_loss
 from mpgrad.errors import CoordinatorLost
 from mpgrad.scheduler.plan import plan
 from mpgrad.wire.transport import ROUTER_LANES
-from tests.leftovers import descendants, is_alive, wait_until
+from tests.leftovers import descendants, is_alive, named_memory_of, wait_until
 from tests.process.conftest import check_usable, script_environment
 from tests.process.kill_points import PHASES, dying, kill_at
 from tests.process.test_kill_points import gradient, leaf, tree
@@ -168,6 +168,7 @@ def test_everything_killed_at_once(
     family = descendants(client.pid)
     sockets = {address for pid in family for address in sockets_of(pid)}
     assert (len(family), len(sockets)) == (3, len(ROUTER_LANES))
+    assert [named_memory_of(pid) for pid in (client.pid, *family)] == [set()] * 4
     for pid in (client.pid, *family):
         os.kill(pid, signal.SIGKILL)
     client.wait()
