@@ -6,10 +6,12 @@ are imported where they are needed: the first workers are started before anythin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpgrad.coordinator.reaper import Reaper
@@ -30,7 +32,9 @@ FAILED_STARTS_MAX = 3
 KILLED_STARTS_MAX = 50
 #: Seconds that all workers together get to leave by themselves when the engine closes.
 GRACE_S = 0.2
-
+#: To the kernel a worker holds more memory than it does, by these thousandths of all there is.
+_OOM_SCORE_ADJUSTMENT = 300
+_OOM_SCORE_MAX = 1000
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -90,6 +94,7 @@ class Supervisor:
             process.kill()
             process.wait()
             raise
+        _die_before_the_client(process.pid)
         device, arena = self._gpu_of(slot), -1
         if device != ON_CPU:
             arena = WORKER_DEVICE_ARENA + self._arenas
@@ -210,6 +215,18 @@ class Supervisor:
                 worker.process.kill()
         for worker in self._by_pidfd.values():
             worker.process.wait()
+
+
+def _die_before_the_client(pid: int) -> None:
+    """Have the kernel end worker ``pid`` before the client or the coordinator, if memory runs out.
+
+    A second kill often follows the first: what the killed process held is not free yet when the
+    next one asks for a page. The engine replaces workers; the client nobody replaces.
+    """
+    with contextlib.suppress(OSError):  # a process that has died already, or a kernel that refuses
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        adjusted = min(own + _OOM_SCORE_ADJUSTMENT, _OOM_SCORE_MAX)
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(adjusted))
 
 
 def _name(worker: WorkerProcess) -> str:

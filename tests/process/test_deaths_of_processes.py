@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,20 @@ def test_the_same_bits_with_a_worker_killed() -> None:
         wait_until(lambda: victim not in engine.worker_pids())
         assert gradients() == expected
     assert left_since(before) == ""
+
+
+def test_the_kernel_takes_workers_first_when_memory_runs_out() -> None:
+    """It adds this to what a process holds; ``scripts/stress oom`` has it kill."""
+
+    def adjustment(pid: int | None) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    with mg.Engine("process", cpu_workers=2) as engine:
+        gradients()
+        own = adjustment(os.getpid())
+        assert adjustment(engine.coordinator_pid) == own
+        workers = [adjustment(pid) for pid in engine.worker_pids()]
+        assert workers == [min(own + 300, 1000)] * 2
 
 
 def test_the_coordinators_death_is_an_error_once() -> None:
