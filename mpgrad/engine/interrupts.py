@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mpgrad.standard_streams import say
@@ -20,9 +20,14 @@ GRACE_MS, PATIENCE_MS = 1000, 1400
 
 class Interrupts:
     """One per session. Outside the main thread, or where the user has installed a handler, nothing
-    is changed."""
+    is changed.
 
-    def __init__(self) -> None:
+    Args:
+        clock: the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._may_strike = False
         #: What is to be raised as soon as it may strike.
         self._pending: KeyboardInterrupt | None = None
@@ -105,7 +110,7 @@ class Interrupts:
 
     def _arrive(self, *_: object) -> None:
         if self._since_s is None:
-            self._since_s = time.monotonic()
+            self._since_s = self._clock()
         self._pending = KeyboardInterrupt()
         if self._may_strike:
             # In case that it strikes where this would be put back.
@@ -118,7 +123,7 @@ class Interrupts:
         """It has struck: say so once; the milliseconds that running tasks have left."""
         owner = self._outer or self
         if owner._since_s is None:
-            owner._since_s = time.monotonic()  # a handler of the user's has raised it
+            owner._since_s = self._clock()  # a handler of the user's has raised it
         if not owner._is_stopping:
             owner._is_stopping = True
             say(
@@ -138,4 +143,4 @@ class Interrupts:
         self._since_s, self._is_stopping = None, False
 
     def _age_ms(self) -> int:
-        return 0 if self._since_s is None else int((time.monotonic() - self._since_s) * 1000)
+        return 0 if self._since_s is None else int((self._clock() - self._since_s) * 1000)

@@ -12,7 +12,7 @@ from mpgrad.scheduler.fusion import CHAIN_MAX_US, MESSAGE_US, chain_limit_us, gr
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.testing.random_graphs import random_graph
+from simulation.random_graphs import random_graph
 
 
 def graph(edges: dict[int, Iterable[int]], costs: list[float], **flags: set[int]) -> GraphSpec:

@@ -14,8 +14,8 @@ from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE, InnerTarget, Plan
-from mpgrad.testing.path_counts import TracedGraph, Value, add, join, run_members, run_serially
-from mpgrad.testing.random_graphs import random_graph
+from simulation.path_counts import TracedGraph, Value, add, join, run_members, run_serially
+from simulation.random_graphs import random_graph
 
 
 def node(*targets: int, cost: float = 1.0, nbytes: int = 8, **flags: bool) -> NodeSpec:

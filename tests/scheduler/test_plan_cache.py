@@ -7,7 +7,7 @@ from random import Random
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_cache import DRIFT_MAX, PLANS_MAX, PlanCache, structure
-from mpgrad.testing.random_graphs import random_graph
+from simulation.random_graphs import random_graph
 
 
 def scaled(spec: GraphSpec, factor: float) -> GraphSpec:
