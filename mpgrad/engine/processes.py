@@ -57,7 +57,7 @@ class CoordinatorProcess:
         require_processes(1 + options.cpu_workers + len(options.gpus))
         with contextlib.ExitStack() as undo:
             self.endpoint = Endpoint.create()
-            segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
+            segment = Segment.create_sparse(ENGINE_ARENA_BYTES, "engine-arena")
             undo.callback(segment.close)
             #: Where handles of device memory stand; None without GPU workers.
             self.device_board = _device_board(options)

@@ -15,6 +15,7 @@ import os
 import weakref
 from collections.abc import Callable
 
+from mpgrad import machine
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
 from mpgrad.standard_streams import occupy_standard_streams
 
@@ -77,6 +78,23 @@ class Segment:
         except BaseException:
             os.close(fd)
             raise
+
+    @classmethod
+    def create_sparse(cls, nbytes: int, name: str) -> Segment:
+        """A new segment of ``nbytes``, or of as many as the limits of this process allow.
+
+        Raises:
+            OSError: they do not even allow one page.
+        """
+        nbytes = min(nbytes, machine.mappable_bytes() or nbytes)
+        while True:
+            try:
+                return cls.create(nbytes, name)
+            except OSError as error:
+                # Many sparse terabytes fill 47 bits of addresses.
+                if error.errno != errno.ENOMEM or nbytes <= mmap.PAGESIZE:
+                    raise
+                nbytes //= 2
 
     @classmethod
     def attach(cls, fd: int, name: str = "segment") -> Segment:
