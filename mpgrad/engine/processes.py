@@ -79,6 +79,7 @@ class CoordinatorProcess:
 
     def _spawn(self, segment: Segment, options: EngineOptions) -> subprocess.Popen[bytes]:
         client_fd = client_arena().segment.fd
+        client_arena().segment.require_open()
         python_path = _python_path()
         board_fd = self.device_board.fd if self.device_board is not None else -1
         inherited = (client_fd, segment.fd, *([board_fd] if board_fd >= 0 else []))

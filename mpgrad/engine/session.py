@@ -30,6 +30,12 @@ Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
 #: Asked to learn what a round trip takes.
 QUESTIONS = 5
 
+_FORKED = (
+    "process {child} was forked inside a backward() of process {parent}, which alone can finish "
+    "it. End the child with os._exit() in the hook or Function that forks; with "
+    'Engine(mode="local") both processes go on.'
+)
+
 RunTask: TypeAlias = Callable[[do.DispatchNodeTask], ev.NodeTaskDone | ev.NodeTaskFailed]
 
 
@@ -56,6 +62,7 @@ class Session:
         #: A descriptor of its own: the engine may be closed while this session waits.
         self._pidfd = os.dup(coordinator.pidfd)
         self._dealer.watch(self._pidfd)
+        self._pid = os.getpid()
         self._answers: list[Any] = []
         self._warnings: dict[int, list[bytes]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
@@ -202,6 +209,8 @@ class Session:
             if isinstance(instruction, do.ExecuteNodeTask):
                 dispatch = instruction.dispatch
                 reply = self._run_task[dispatch.name](dispatch)
+                if os.getpid() != self._pid:
+                    raise RuntimeError(_FORKED.format(child=os.getpid(), parent=self._pid))
                 replies += self._handle(ev.NodeTaskFinished(reply))
             else:
                 replies.append(instruction)

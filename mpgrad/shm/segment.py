@@ -56,6 +56,7 @@ class Segment:
         with contextlib.suppress(OSError):
             self._mapping.madvise(mmap.MADV_DONTDUMP)
         self.fd, self.nbytes, self.name = fd, nbytes, name
+        self._inode = os.fstat(fd).st_ino
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         self.buffer = memoryview(self._mapping)
         self.is_private = False
@@ -112,6 +113,24 @@ class Segment:
             with contextlib.suppress(OSError):
                 os.close(fd)
             raise
+
+    def require_open(self) -> None:
+        """Make sure that ``fd`` is still this segment's: another process is to be given it.
+
+        Raises:
+            OSError: other code has closed it.
+        """
+        try:
+            is_own = os.fstat(self.fd).st_ino == self._inode
+        except OSError:
+            is_own = False
+        if not is_own:
+            raise OSError(
+                errno.EBADF,
+                f"the descriptor of this process's {self.name} has been closed by other code "
+                "(os.closerange?), so no worker can be given it. Close only what is your own; "
+                'Engine(mode="local") needs no descriptors',
+            )
 
     def reserve(self, offset: int, nbytes: int) -> None:
         """Give the range physical pages now, so that no later access can run out of memory.
