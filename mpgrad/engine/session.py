@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from mpgrad.engine import coordinator_watchdog
@@ -79,30 +79,27 @@ class Session:
     # ------------------------------------------------------------------ a graph
 
     def run(
-        self,
-        submission: ev.GraphSubmitted,
-        extensions: Iterable[ev.GraphExtended],
-        run_task: RunTask,
+        self, messages: Iterator[ev.GraphSubmitted | ev.GraphExtended], run_task: RunTask
     ) -> Outcome:
         """Submit a graph and wait for its end.
 
         Args:
-            submission: the beginning of the graph.
-            extensions: the rest, which may be made while the workers begin.
+            messages: the graph; all but the first may be made while the workers begin.
             run_task: runs the client's own tasks.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the graph has been cancelled, the workers are well.
             CoordinatorLost: the coordinator died.
-            Exception: what ``extensions`` raised; the graph has been cancelled.
+            Exception: what ``messages`` raised; the graph has been cancelled.
         """
+        submission = next(messages)
         graph = submission.graph
         self._run_task[graph] = run_task
         self._handle(submission)
         try:
             with self.interrupts.deferred():
                 self._send(*self._releases(), submission)
-                failure = self._extend(submission.graph, extensions)
+                failure = self._extend(graph, messages)
                 while graph not in self._state.outcomes:
                     try:
                         self._step()
@@ -140,11 +137,11 @@ class Session:
                 if isinstance(ref, Block) and ref.arena == ENGINE_ARENA
             ]
 
-    def _extend(self, graph: int, extensions: Iterable[ev.GraphExtended]) -> Exception | None:
+    def _extend(self, graph: int, messages: Iterator[Any]) -> Exception | None:
         """Send the rest of a graph; if it cannot be made, cancel what has begun."""
         try:
-            for extension in extensions:
-                self._send(extension)
+            for message in messages:
+                self._send(message)
         except Exception as error:
             self._send(*self._handle(ev.GraphCancelled(self.peer, graph)))
             return error
