@@ -350,5 +350,5 @@ def _describe(value: Any, what: str) -> Any:
     if isinstance(value, Tensor):
         if what == "device":
             return str(value.device)
-        return value.shape if what == "shape" else value.dtype
+        return value._array.shape if what == "shape" else value._array.dtype
     return () if what == "shape" else None
