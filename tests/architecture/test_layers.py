@@ -37,9 +37,12 @@ LAYERS = (
     (1, "scheduler", "scheduler/*"),
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
-    (0, "basic types", "config device dtypes errors exits generated_code handles hash_seed ids"),
-    (0, "basic types", "lazy machine"),
-    (0, "basic types", "standard_streams hook_for_tests memory_formats missing_names"),
+    (
+        0,
+        "basic types",
+        "config device dtype dtypes errors exits generated_code handles hash_seed ids lazy machine",
+    ),
+    (0, "basic types", "standard_streams hook_for_tests limits memory_formats missing_names size"),
     (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )
 
