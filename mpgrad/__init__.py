@@ -60,7 +60,7 @@ _NAMES_OF = {
         "add sub mul div pow neg abs addcmul addcdiv lerp sqrt rsqrt reciprocal square "
         "absolute negative multiply subtract divide true_divide"
     ),
-    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where",
+    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where nonzero",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
         "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
@@ -84,9 +84,7 @@ _NAMES_OF = {
         "index_select"
     ),
     "mpgrad.ops.overwriting": "masked_fill index_put",
-    "mpgrad.ops.selection": (
-        "masked_select tril triu nonzero diag trace roll diff repeat_interleave take"
-    ),
+    "mpgrad.ops.selection": ("masked_select tril triu diag trace roll diff repeat_interleave take"),
     "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
     "mpgrad.ops.ordering": "sort argsort topk",
     "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",
