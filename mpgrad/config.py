@@ -203,7 +203,7 @@ CUDA_DRIVER: Setting[str] = Setting(
     parse_cuda_driver,
     "`cupy`, `module:function`",
     "What makes each process's way to its GPUs: a function without arguments that gives a "
-    "`mpgrad.shm.cuda_driver.CudaDriver`. Every process of an engine must be able to import it.",
+    "`mpgrad.shm.cuda_driver.CudaDriver`. Every process of an engine imports it.",
     "`cupy`",
 )
 
@@ -289,7 +289,7 @@ def settings_table() -> str:
             "|---|---|---|---|",
             *rows,
             "",
-            "`python -m mpgrad.config > docs/settings.md` writes this page from `mpgrad/config.py`.",
+            "Written by `python -m mpgrad.config > docs/settings.md`.",
             "",
         ]
     )
