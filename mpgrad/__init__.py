@@ -6,7 +6,7 @@
     (x * x).sum().backward()
     x.grad
 
-Every public name is loaded on first use (see ``mpgrad.lazy``): to import any part of the package
+Public names are loaded on first use (see ``mpgrad.lazy``): to import any part of the package
 runs this file, and the coordinator process must not load NumPy. ``python -m tests.stubs`` writes
 ``__init__.pyi``, which tells editors and type checkers the same names.
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import mpgrad.tensor_methods  # attaches
+import mpgrad.tensor_methods  # noqa: F401  (attaches)
 from mpgrad.tensor import Tensor
 
 #: The file of the class Tensor.
