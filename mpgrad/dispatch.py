@@ -23,6 +23,7 @@ from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, first_gpu, is_current, moved, on
+from mpgrad.errors import add_note
 from mpgrad.ops.registry import OPERATORS, Operator, Source
 from mpgrad.storage import INFERENCE, empty
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
@@ -193,7 +194,7 @@ def device_of_inputs(operator: Operator, inputs: Sequence[Any]) -> Device:
             other is CPU and (value._array.ndim == 0 or _is_index(operator, value))
         ):
             error = RuntimeError(_several_devices(found, other))
-            error.add_note(f"in {operator.name}()")
+            add_note(error, f"in {operator.name}()")
             raise error
     return found
 
@@ -352,5 +353,5 @@ def _describe(value: Any, what: str) -> Any:
     if isinstance(value, Tensor):
         if what == "device":
             return str(value.device)
-        return value.shape if what == "shape" else value.dtype
+        return value._array.shape if what == "shape" else value._array.dtype
     return () if what == "shape" else None

@@ -27,6 +27,8 @@ from mpgrad.autograd.nodes.hooks import Hooks, RemovableHandle
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import device_of
+from mpgrad.dtype import DTYPES, DType
+from mpgrad.size import Size, size_of
 from mpgrad.storage import INFERENCE, VersionCounter
 
 if TYPE_CHECKING:
@@ -105,12 +107,12 @@ class Tensor(TensorMembers):
     # ------------------------------------------------------------------ what it is
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+    def shape(self) -> Size:
+        return size_of(self._array.shape)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._array.dtype
+    def dtype(self) -> DType:
+        return DTYPES[self._array.dtype]
 
     @property
     def ndim(self) -> int:

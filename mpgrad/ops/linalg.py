@@ -266,7 +266,7 @@ def _added(name: str, input: Tensor, product: Tensor, beta: float, alpha: float)
     """
     _check_dtypes(name, input, product)
     input = broadcast_to(input, product.shape)
-    beta, alpha = (stored(factor, product.dtype) for factor in (beta, alpha))
+    beta, alpha = (stored(factor, product._array.dtype) for factor in (beta, alpha))
     scaled = product if alpha == 1 else mul(product, alpha)
     if beta == 0:
         return scaled

@@ -126,7 +126,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     Raises:
         RuntimeError: neither input is floating, or they do not broadcast.
     """
-    dtype = promote_types(x1.dtype, x2.dtype)
+    dtype = promote_types(x1._array.dtype, x2._array.dtype)
     if dtype.kind != "f":
         raise RuntimeError(
             f"cosine_similarity: expected common dtype to be floating point, yet it is {dtype}"

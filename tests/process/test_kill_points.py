@@ -77,7 +77,7 @@ def undisturbed() -> bytes:
 def tasks_of_workers(engine: mg.Engine) -> list[int]:
     """Numbers, from 1, of the tree's NodeTasks that workers run."""
     frozen = freeze([gradient_edge(tree(leaf()))], [None], keep_graph=True, cost=costs.estimate)
-    planned = engine._process.prepare(place(frozen).frozen).plan
+    planned = engine._execution.preparation.plan_of(place(frozen).frozen).plan
     return [number + 1 for number in range(int(planned.opens_alone), len(planned.tasks))]
 
 
