@@ -27,7 +27,7 @@ from mpgrad.autograd.nodes.node import (
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.autograd.views.view import share_memory
+from mpgrad.autograd.views import view
 from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
@@ -229,7 +229,7 @@ def recorded(
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
     if operator.view is not None:
-        share_memory(operator, inputs[0], outputs, attributes)
+        view.share_memory(operator, inputs[0], outputs, attributes)
         records = records and inputs[0]._version_counter is not INFERENCE
     if MODES.entered:
         MODES.done(operator, inputs, attributes, outputs)
@@ -298,6 +298,9 @@ def on_device_of(operator: Operator, inputs: Sequence[Any], device: Device) -> l
 def namespace_for(array: Any) -> Any:
     """The array namespace for ``array``, whose device must be the current one."""
     return cpu if device_of(array) is CPU else cuda_namespace()
+
+
+view.install(call, namespace_for)
 
 
 def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
@@ -445,5 +448,5 @@ _KNOWN = {
     "node_class_of": node_class,
     **{known.__name__: known for known in (SavedTensor, Tensor, call_anywhere, gradient_edge)},
     **{known.__name__: known for known in (is_grad_enabled, look_of, next_sequence_nr, origin)},
-    **{known.__name__: known for known in (recorded, recorder_of, refusal, share_memory)},
+    **{known.__name__: known for known in (recorded, recorder_of, refusal, view.share_memory)},
 }

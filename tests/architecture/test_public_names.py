@@ -65,7 +65,7 @@ def test_importing_loads_no_array_library(module: str) -> None:
 
 
 def test_a_submodule_does_not_hide_the_name_it_shares() -> None:
-    # mpgrad/tensor.py and mpgrad.tensor(...); autograd/backward.py and autograd.backward(...)
+    # Such as autograd/backward.py and autograd.backward(...).
     source = (
         "import mpgrad.tensor, mpgrad.autograd.backward, mpgrad\n"
         "print(callable(mpgrad.tensor), callable(mpgrad.autograd.backward))"

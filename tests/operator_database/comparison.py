@@ -59,7 +59,9 @@ def difference(here: Any, there: Any, *, values: bool = True, ties: bool = False
     if isinstance(there, tuple):
         if not isinstance(here, tuple) or len(here) != len(there):
             return f"{_short(here)} in place of {_short(there)}"
-        found = (difference(a, b, values=values, ties=ties) for a, b in zip(here, there, strict=True))
+        found = (
+            difference(a, b, values=values, ties=ties) for a, b in zip(here, there, strict=True)
+        )
         return next(filter(None, found), "")
     if isinstance(there, np.ndarray):
         if not isinstance(here, np.ndarray):

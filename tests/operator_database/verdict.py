@@ -92,7 +92,9 @@ def _try_values(
         if isinstance(expected, Exception):
             return False
         ties = verdict.name in TIES and thing != "float64"
-        text = difference(_run(functions[0], make), expected, values=verdict.name not in RANDOM, ties=ties)
+        text = difference(
+            _run(functions[0], make), expected, values=verdict.name not in RANDOM, ties=ties
+        )
     except CannotBeHad:
         return False
     verdict.note(thing, _with_sample(text, sample))
