@@ -164,4 +164,5 @@ __getattr__, __dir__ = _attach(
     submodules=(*_SUBMODULES, "_C"),
     first="mpgrad.tensor_methods",
     not_for=_WITHOUT_TENSOR,
+    finish="mpgrad.ops.out_argument",
 )
