@@ -1,7 +1,6 @@
-"""The one door to every operator: choose the backend, run forward, record the Node.
+"""The one way to call an operator: choose the backend, run forward, record the Node.
 
-``call(op, *inputs, **attributes)`` is what public functions are made of. Inputs are Tensors or
-plain Python scalars; attributes are hashable values without arrays.
+Public functions use ``call(op, *inputs, **attributes)``, with Tensors or numbers as inputs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from mpgrad.autograd.nodes.node import (
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.autograd.views import view
+from mpgrad.autograd.views.view import install as install_in_views
+from mpgrad.autograd.views.view import share_memory
 from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
@@ -229,7 +229,7 @@ def recorded(
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
     if operator.view is not None:
-        view.share_memory(operator, inputs[0], outputs, attributes)
+        share_memory(operator, inputs[0], outputs, attributes)
         records = records and inputs[0]._version_counter is not INFERENCE
     if MODES.entered:
         MODES.done(operator, inputs, attributes, outputs)
@@ -298,9 +298,6 @@ def on_device_of(operator: Operator, inputs: Sequence[Any], device: Device) -> l
 def namespace_for(array: Any) -> Any:
     """The array namespace for ``array``, whose device must be the current one."""
     return cpu if device_of(array) is CPU else cuda_namespace()
-
-
-view.install(call, namespace_for)
 
 
 def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
@@ -429,19 +426,16 @@ def _input_at(operator: Operator, position: int, inputs: Sequence[Any]) -> Any:
 def _describe(value: Any, what: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_describe(v, what) for v in value)
+    if isinstance(value, Tensor) and what == "device":
+        return str(value.device)
     if isinstance(value, Tensor):
-        if what == "device":
-            return str(value.device)
         return value._array.shape if what == "shape" else value._array.dtype
     return () if what == "shape" else None
 
 
 #: What the free names of written-out functions (``ops.call_source``) stand for.
 _KNOWN = {
-    "CUDA": CUDA,
-    "HOOKS": HOOKS,
-    "INFERENCE": INFERENCE,
-    "MODES": MODES,
+    **{"CUDA": CUDA, "HOOKS": HOOKS, "INFERENCE": INFERENCE, "MODES": MODES},
     "anomaly": anomaly,
     "cpu": cpu,
     "new": object.__new__,
@@ -450,3 +444,5 @@ _KNOWN = {
     **{known.__name__: known for known in (is_grad_enabled, look_of, next_sequence_nr, origin)},
     **{known.__name__: known for known in (recorded, recorder_of, refusal, share_memory)},
 }
+
+install_in_views(call, namespace_for)
