@@ -26,8 +26,7 @@ from mpgrad.autograd.nodes.node import (
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.autograd.views.view import install as install_in_views
-from mpgrad.autograd.views.view import share_memory
+from mpgrad.autograd.views import view
 from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
@@ -229,7 +228,7 @@ def recorded(
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
     if operator.view is not None:
-        share_memory(operator, inputs[0], outputs, attributes)
+        view.share_memory(operator, inputs[0], outputs, attributes)
         records = records and inputs[0]._version_counter is not INFERENCE
     if MODES.entered:
         MODES.done(operator, inputs, attributes, outputs)
@@ -435,14 +434,17 @@ def _describe(value: Any, what: str) -> Any:
 
 #: What the free names of written-out functions (``ops.call_source``) stand for.
 _KNOWN = {
-    **{"CUDA": CUDA, "HOOKS": HOOKS, "INFERENCE": INFERENCE, "MODES": MODES},
+    "CUDA": CUDA,
+    "HOOKS": HOOKS,
+    "INFERENCE": INFERENCE,
+    "MODES": MODES,
     "anomaly": anomaly,
     "cpu": cpu,
     "new": object.__new__,
     "node_class_of": node_class,
     **{known.__name__: known for known in (SavedTensor, Tensor, call_anywhere, gradient_edge)},
     **{known.__name__: known for known in (is_grad_enabled, look_of, next_sequence_nr, origin)},
-    **{known.__name__: known for known in (recorded, recorder_of, refusal, share_memory)},
+    **{known.__name__: known for known in (recorded, recorder_of, refusal, view.share_memory)},
 }
 
-install_in_views(call, namespace_for)
+view.install(call, namespace_for)
