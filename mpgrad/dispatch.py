@@ -1,7 +1,6 @@
-"""The one door to every operator: choose the backend, run forward, record the Node.
+"""The one way to call an operator: choose the backend, run forward, record the Node.
 
-``call(op, *inputs, **attributes)`` is what public functions are made of. Inputs are Tensors or
-plain Python scalars; attributes are hashable values without arrays.
+Public functions use ``call(op, *inputs, **attributes)``, with Tensors or numbers as inputs.
 """
 
 from __future__ import annotations
@@ -300,9 +299,6 @@ def namespace_for(array: Any) -> Any:
     return cpu if device_of(array) is CPU else cuda_namespace()
 
 
-view.install(call, namespace_for)
-
-
 def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
     """``compute(xp, *arrays)`` of the arrays of ``values`` as a Tensor without history.
 
@@ -429,9 +425,9 @@ def _input_at(operator: Operator, position: int, inputs: Sequence[Any]) -> Any:
 def _describe(value: Any, what: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_describe(v, what) for v in value)
+    if isinstance(value, Tensor) and what == "device":
+        return str(value.device)
     if isinstance(value, Tensor):
-        if what == "device":
-            return str(value.device)
         return value._array.shape if what == "shape" else value._array.dtype
     return () if what == "shape" else None
 
@@ -450,3 +446,5 @@ _KNOWN = {
     **{known.__name__: known for known in (is_grad_enabled, look_of, next_sequence_nr, origin)},
     **{known.__name__: known for known in (recorded, recorder_of, refusal, view.share_memory)},
 }
+
+view.install(call, namespace_for)

@@ -53,6 +53,9 @@ class Tensor(TensorMembers):
     constructor wraps an array as it is, without a copy.
     """
 
+    #: Where users find it: files with tensors do not depend on the place of this file.
+    __module__ = "mpgrad"
+
     __slots__ = (
         "__dict__",
         "__weakref__",

@@ -22,7 +22,7 @@ import mpgrad.tensor_methods  # noqa: F401  (attaches)
 from mpgrad.tensor import Tensor
 
 #: The file of the class Tensor.
-TENSOR = Path(inspect.getfile(Tensor))
+TENSOR = Path(inspect.getfile(Tensor.__init__))
 
 #: Packages whose names are loaded on first use.
 LAZY = ("mpgrad", "mpgrad.autograd", "mpgrad.utils")

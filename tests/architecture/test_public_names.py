@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -80,3 +81,9 @@ def test_the_version_is_the_installed_one() -> None:
     except metadata.PackageNotFoundError:
         pytest.skip("mpgrad runs from its source tree, not installed")
     assert mpgrad.__version__ == installed
+
+
+@pytest.mark.parametrize("kind", [mpgrad.Tensor, mpgrad.Device, mpgrad.Size])
+def test_files_with_tensors_name_types_as_users_do(kind: type) -> None:
+    # Where the classes are written may change from release to release.
+    assert pickle.dumps(kind, protocol=0).split(b"\n")[0] == b"cmpgrad"
