@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from time import perf_counter
+from typing import Any, cast
 
 from mpgrad.autograd import engine_slot, profiler
 from mpgrad.autograd.anomaly_mode import explain_failure
@@ -13,13 +14,19 @@ from mpgrad.autograd.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.nodes.node import InputMetadata, Node
+from mpgrad.autograd.recurring_graphs import Remembered
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.device_arrays import CUDA
 from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.engine.compiled import Wired, compiled_graph
 from mpgrad.engine.learning import durations_us, teach
 from mpgrad.ops.arithmetic import PASSING_ON
 from mpgrad.storage import is_exclusive
 from mpgrad.workers.executor import Step, Wiring, run_steps
 
+#: A graph is compiled when its tables serve for this time: source for one that comes twice would
+#: take longer than it saves.
+COMPILED_FROM_USE = 2
 #: From this size on a backward of operators alone holds the garbage collector off.
 HELD_ABOVE_NODES = 1000
 
@@ -37,6 +44,32 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 
 def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+    known = frozen.remembered
+    if known is not None and not (anomaly.enabled or CUDA.in_use or profiler.active()):
+        results = _run_compiled(frozen, known)
+        if results is not None:
+            return claim(results)
+    return _run_steps(frozen)
+
+
+def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
+    """The gradients of a graph that has come several times; None if it cannot be compiled."""
+    program = known.program
+    if program is None:
+        if known.uses < COMPILED_FROM_USE:
+            return None
+        program = known.program = compiled_graph(frozen, _wired(frozen))
+    if isinstance(program, str) or [1 for seed in frozen.seeds if seed is None]:
+        return None
+    timings: list[float] | None = [] if known.learns() else None
+    started = perf_counter()
+    results: list[Any] | None = program.run(frozen, timings)
+    if results is not None and known.teaches((perf_counter() - started) * 1e6) and timings:
+        teach(frozen, list(zip(_that_ran(frozen), durations_us(timings), strict=True)))
+    return results
+
+
+def _run_steps(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     wirings, seeded = _wired(frozen)
     order = frozen.spec.order
     steps = [_step(frozen, node, wiring) for node, wiring in zip(order, wirings, strict=True)]
@@ -87,20 +120,11 @@ def blame_for_nan(steps: Sequence[Step], nodes: Sequence[Node]) -> None:
                 step.blamed = node.subject.name()
 
 
-class _Wired(NamedTuple):
-    """What is the same whenever a graph like this one is run."""
-
-    #: In serial order.
-    wirings: list[Wiring]
-    #: (step, input number) of each seed.
-    seeded: list[tuple[int, int]]
-
-
-def _wired(frozen: FrozenGraph) -> _Wired:
+def _wired(frozen: FrozenGraph) -> Wired:
     """Made once for graphs that come again and again."""
     known = frozen.remembered
     if known is not None and known.wired is not None:
-        return cast("_Wired", known.wired)
+        return cast("Wired", known.wired)
     captures: dict[int, list[tuple[int, int]]] = {}
     for number, (node, input_nr) in enumerate(frozen.spec.captures):
         captures.setdefault(node, []).append((input_nr, number))
@@ -120,7 +144,7 @@ def _wired(frozen: FrozenGraph) -> _Wired:
         )
         for node in frozen.spec.order
     ]
-    wired = _Wired(wirings, [(rank[node], input_nr) for node, input_nr in frozen.spec.seeds])
+    wired = Wired(wirings, [(rank[node], input_nr) for node, input_nr in frozen.spec.seeds])
     if known is not None:
         known.wired = wired
     return wired

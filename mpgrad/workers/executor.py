@@ -211,7 +211,7 @@ def run_steps(
                 run = _apply_on_device if CUDA.in_use else _apply
                 results = run(step, values, xp, placement)
         except Exception as error:
-            add_note(error, f"in the backward graph at {_describe(wiring)}")
+            add_note(error, f"in the backward graph at {describe(wiring)}")
             if wiring.takes_undefined and "read-only" in str(error):
                 add_note(error, COPY_FIRST)
             if on_failure is not None:
@@ -237,7 +237,7 @@ COPY_FIRST = (
 )
 
 
-def _describe(wiring: Wiring) -> str:
+def describe(wiring: Wiring) -> str:
     """Name, and shapes of the gradients that flow in and out."""
     inputs, outputs = (
         ", ".join("-" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in metas)

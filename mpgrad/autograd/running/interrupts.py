@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+# Without the enums that ``signal.signal`` makes of what it gets and gives: in each backward, they
+# would take ten times as long as all the rest.
+from _signal import SIGINT  # type: ignore[import-not-found]
+from _signal import signal as set_handler
 
 
 @contextmanager
@@ -17,11 +21,11 @@ def interrupts_deferred() -> Iterator[None]:
         yield
         return
     arrived: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *args: arrived.append(args))
+    before = set_handler(SIGINT, lambda *args: arrived.append(args))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        set_handler(SIGINT, before)
     if arrived and callable(before):
         before(*arrived[0])
     elif arrived:
