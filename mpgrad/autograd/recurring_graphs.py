@@ -115,13 +115,11 @@ class Template(NamedTuple):
 class Remembered:
     """One graph, and the tables that serve it."""
 
-    __slots__ = ("_usual_here", "_usual_in_workers", "placed", "spec", "template", "uses", "wired")
+    __slots__ = ("_usual_here", "_usual_in_workers", "placed", "spec", "template", "uses")
 
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
-        #: What the ``local`` engine has made of the tables, for the next time.
-        self.wired: Any = None
         #: What placing made of ``spec`` the last time: (``spec``, Nodes moved, the tables then).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # Of the graph, not of its tables: these are renewed when a cost changes.
