@@ -116,6 +116,7 @@ class Remembered:
     """One graph, and the tables that serve it."""
 
     __slots__ = (
+        "__weakref__",
         "_usual_here",
         "_usual_in_workers",
         "placed",
@@ -123,15 +124,12 @@ class Remembered:
         "spec",
         "template",
         "uses",
-        "wired",
     )
 
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
-        #: What the ``local`` engine has made of the tables, for the next time.
-        self.wired: Any = None
-        #: What runs it there as one function; or why nothing does; None: it is too young.
+        #: What runs it in ``local`` as one function; or why nothing does; None: it is too young.
         self.program: Any = None
         #: What placing made of ``spec`` the last time: (``spec``, Nodes moved, the tables then).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None

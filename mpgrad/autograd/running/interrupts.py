@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 # Without the enums that ``signal.signal`` makes of what it gets and gives: in each backward, they
 # would take ten times as long as all the rest.
 from _signal import SIGINT  # type: ignore[import-not-found]
 from _signal import signal as set_handler
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
