@@ -9,7 +9,10 @@ attributes, whether a result is contiguous) is read or checked there.
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
@@ -18,6 +21,7 @@ import numpy as np
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.recurring_graphs import Remembered
 from mpgrad.autograd.validate_outputs import add_notes, described, validate_output
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.column_parts import count_parts
@@ -26,6 +30,8 @@ from mpgrad.generated_code import compiled, forget
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.
 NODES_MAX = 1000
+#: Nodes of all graphs that are kept as source; what was compiled first goes first.
+KEPT_NODES_MAX = 20_000
 
 
 def compiled_graph(frozen: FrozenGraph) -> Compiled | str:
@@ -36,6 +42,51 @@ def compiled_graph(frozen: FrozenGraph) -> Compiled | str:
         if runs and not isinstance(node, OperatorNode):
             return f"{node.label} is no operator's Node"
     return Compiled(frozen)
+
+
+def source_of(frozen: FrozenGraph) -> str:
+    """The source of such a graph, or why it has none; for people to read."""
+    if frozen.remembered is None:
+        return "not compiled: it has hooks, packed tensors or Nodes that are not known to recur"
+    made = compiled_graph(frozen)
+    return f"not compiled: {made}" if isinstance(made, str) else made.source
+
+
+class Kept:
+    """The graphs that are kept as source. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._programs: deque[tuple[weakref.ref[Remembered], int]] = deque()
+
+    def add(self, known: Remembered, frozen: FrozenGraph) -> Compiled | str:
+        """Compile a graph for all that have its tables."""
+        known.program = compiled_graph(frozen)
+        with self._lock:
+            if isinstance(known.program, Compiled):
+                self._programs.append((weakref.ref(known), len(frozen.nodes)))
+            while self.count()[1] > KEPT_NODES_MAX:
+                dropped = self._programs.popleft()[0]()
+                if dropped is not None:
+                    dropped.program = None
+        return known.program
+
+    def count(self) -> tuple[int, int]:
+        """How many graphs, and how many Nodes they have."""
+        alive = [nodes for known, nodes in list(self._programs) if known() is not None]
+        return len(alive), sum(alive)
+
+
+kept = Kept()
+
+
+def _begin_anew_in_child() -> None:
+    # A thread that does not exist in the child may have held the lock.
+    global kept
+    kept = Kept()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)
 
 
 class Compiled:

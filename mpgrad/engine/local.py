@@ -32,7 +32,7 @@ from mpgrad.autograd.validate_outputs import (
 from mpgrad.device import CPU
 from mpgrad.device_arrays import CUDA
 from mpgrad.dispatch import cpu
-from mpgrad.engine.compiled import compiled_graph
+from mpgrad.engine import compiled
 from mpgrad.engine.learning import durations_us, teach
 from mpgrad.storage import is_exclusive
 
@@ -70,7 +70,7 @@ def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
     if program is None:
         if known.uses < COMPILED_FROM_USE:
             return None
-        program = known.program = compiled_graph(frozen)
+        program = compiled.kept.add(known, frozen)
     if isinstance(program, str):
         return None
     times: list[float] | None = [] if known.learns() else None

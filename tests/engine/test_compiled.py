@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import linecache
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,6 +18,8 @@ from mpgrad.autograd.recurring_graphs import YOUNG_USES
 from mpgrad.engine import compiled, local
 from mpgrad.nn import functional
 from tests.random_programs import random_program
+
+freeze_module = importlib.import_module("mpgrad.autograd.freeze")
 
 #: A graph is compiled in the step after this one.
 STEPS = local.COMPILED_FROM_USE + 4
@@ -342,3 +347,50 @@ def test_too_large_a_graph_is_not_compiled(
     x = leaf(3)
     _after_some_steps(lambda: (x * x).sin().sum()).backward()
     assert not ran
+
+
+# ---------------------------------------------------------------------- what is kept and shown
+
+
+def test_explain_shows_the_source(engine: mg.Engine) -> None:
+    x = leaf(3)
+    found = engine.explain((x * 2.0).exp().sum(), source=True)
+    assert "n1.saved  # raises" in str(found)
+    assert "g1_0 = exp_input(xp, g0_0, saved['result'].array(n1))" in str(found)
+    assert engine.explain((x * 2.0).exp().sum()).source is None
+
+
+def test_explain_says_why_there_is_none(engine: mg.Engine) -> None:
+    x = leaf(3)
+    found = engine.explain(_Scale.apply(x, 2.0).sum(), source=True)
+    assert found.source == "not compiled: _ScaleBackward is no operator's Node"
+    y = x * 2.0
+    y.register_hook(lambda grad: None)
+    assert "hooks" in str(engine.explain(y.sum(), source=True).source)
+
+
+def test_what_was_compiled_first_is_dropped_first(
+    engine: mg.Engine, ran: list[compiled.Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "kept", compiled.Kept())
+    monkeypatch.setattr(compiled, "KEPT_NODES_MAX", 7)
+    x = leaf(2, 3, 4, 5)
+    for record in (lambda: x.sin().sum(), lambda: x.cos().sum(), lambda: x.tan().sum()):
+        _after_some_steps(record)
+    statistics = engine.statistics()
+    assert (statistics.compiled_graphs, statistics.compiled_nodes) == (2, 6)
+    before = len(ran)
+    _after_some_steps(lambda: x.sin().sum())  # compiled anew
+    assert len(ran) > before
+
+
+def test_the_lines_of_a_graph_go_with_it() -> None:
+    def kept() -> list[str]:
+        return [file for file in linecache.cache if file.startswith("<backward ")]
+
+    x = leaf(3)
+    _after_some_steps(lambda: (x * x).sum())
+    assert kept()
+    freeze_module._begin_anew_in_child()  # forgets all graphs
+    gc.collect()
+    assert kept() == []
