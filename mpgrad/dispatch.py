@@ -27,7 +27,7 @@ from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.autograd.views import view
-from mpgrad.backends.broadcasting import broadcast_shape
+from mpgrad.backends.broadcasting import refusal
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, first_gpu, is_current, moved, on
@@ -126,7 +126,12 @@ _NATIVE_NAMES = frozenset({"CopyBackwards", "CopySlices"})
 @functools.cache
 def _named_class(operator: Operator, name: str) -> type[OperatorNode]:
     prefix = NATIVE if name in _NATIVE_NAMES else ""
-    members = {"__slots__": (), "operator": operator, "prefix": prefix}
+    members = {
+        "__slots__": (),
+        "operator": operator,
+        "prefix": prefix,
+        "passes_on": operator.passes_on,
+    }
     made = type(name, (OperatorNode,), members)
     add_saved_attributes(made, operator)
     return made
@@ -237,22 +242,6 @@ def recorded(
         if True in needs:
             record_call(operator, inputs, outputs, needs, attributes)
     return tuple(outputs) if several else outputs[0]
-
-
-def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
-    """What PyTorch would raise where an array library raised ``error`` in a forward of ``name``."""
-    if isinstance(error, IndexError):
-        return error
-    if isinstance(error, TypeError):
-        dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
-        return NotImplementedError(
-            f"{name}() is not implemented for {' and '.join(dtypes)} ({error})"
-        )
-    try:
-        broadcast_shape(*(array.shape for array in arrays if hasattr(array, "shape")))
-    except RuntimeError as mismatch:
-        return RuntimeError(f"{name}(): {mismatch}")
-    return RuntimeError(f"{name}(): {error}")
 
 
 def device_of_inputs(operator: Operator, inputs: Sequence[Any]) -> Device:

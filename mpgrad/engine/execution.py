@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import WORTH_A_LOOK_US
 from mpgrad.engine.handover import SavedTensorsUnreadable
@@ -149,7 +151,7 @@ class Execution:
 
     # ------------------------------------------------------------------ questions
 
-    def explain(self, tensor: Tensor) -> Explanation:
+    def explain(self, tensor: Tensor, source: bool) -> Explanation:
         """See ``Engine.explain``."""
         if not tensor.requires_grad:
             raise RuntimeError(
@@ -157,7 +159,9 @@ class Execution:
             )
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return self._explain(frozen, self.preparation.ready(frozen, self.sessions.handover_cost))
+        ready = self.preparation.ready(frozen, self.sessions.handover_cost)
+        found = self._explain(frozen, ready)
+        return replace(found, source=compiled.source_of(frozen)) if source else found
 
     def _explain(self, frozen: FrozenGraph, ready: Ready) -> Explanation:
         placed = ready.placed or place(frozen)
@@ -188,6 +192,8 @@ class Execution:
             restarts=processes.restarts if processes is not None else 0,
             protocol_errors=self.sessions.refused_frames
             + (processes.protocol_errors if processes is not None else 0),
+            compiled_graphs=compiled.kept.count()[0],
+            compiled_nodes=compiled.kept.count()[1],
             client_arena=ArenaStatistics(
                 arena.used_bytes,
                 arena.idle_bytes,
