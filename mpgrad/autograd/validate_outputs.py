@@ -15,6 +15,7 @@ import numpy as np
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.device import CPU
 from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, is_on_gpu, moved, on, zeros
+from mpgrad.errors import add_note
 
 #: Beside NumPy's error, which says only that an array is read-only.
 COPY_FIRST = (
@@ -62,9 +63,9 @@ def add_notes(
         ", ".join("-" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in metas)
         for metas in (inputs, outputs)
     ]
-    error.add_note(f"in the backward graph at {name}({flows[0]}) -> ({flows[1]})")
+    add_note(error, f"in the backward graph at {name}({flows[0]}) -> ({flows[1]})")
     if is_user_code and "read-only" in str(error):
-        error.add_note(COPY_FIRST)
+        add_note(error, COPY_FIRST)
 
 
 def validate_output(name: str, index: int, grad: Any, expected: InputMetadata, xp: Any) -> Any:

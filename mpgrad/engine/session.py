@@ -12,10 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from mpgrad.autograd.running.interrupts import Interrupts
 from mpgrad.engine import coordinator_watchdog
-from mpgrad.engine.interrupts import Interrupts
 from mpgrad.engine.processes import CoordinatorProcess
-from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated, ProtocolError
+from mpgrad.errors import (
+    CoordinatorLost,
+    EngineClosed,
+    InvariantViolated,
+    MpgradError,
+    ProtocolError,
+)
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.hook_for_tests import hooked
 from mpgrad.scheduler import events as ev
@@ -29,6 +35,12 @@ from mpgrad.wire.transport import Dealer
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
 #: Asked to learn what a round trip takes.
 QUESTIONS = 5
+
+_FORKED = (
+    "process {child} was forked inside a backward() of process {parent}, which alone can finish "
+    "it. End the child with os._exit() in the hook or Function that forks; with "
+    'Engine(mode="local") both processes go on.'
+)
 
 RunTask: TypeAlias = Callable[[do.DispatchNodeTask], ev.NodeTaskDone | ev.NodeTaskFailed]
 
@@ -56,6 +68,7 @@ class Session:
         #: A descriptor of its own: the engine may be closed while this session waits.
         self._pidfd = os.dup(coordinator.pidfd)
         self._dealer.watch(self._pidfd)
+        self._pid = os.getpid()
         self._answers: list[Any] = []
         self._warnings: dict[int, list[bytes]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
@@ -81,9 +94,9 @@ class Session:
             run_task: runs the client's own tasks.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the graph has been cancelled, the workers are well.
             CoordinatorLost: the coordinator died.
-            Exception: what ``messages`` raised; the graph has been cancelled.
+            BaseException: Ctrl-C, or what another signal handler or ``messages`` raised; the graph
+                has been cancelled, the workers are well.
         """
         submission = next(messages)
         graph = submission.graph
@@ -96,8 +109,10 @@ class Session:
                 while graph not in self._state.outcomes:
                     try:
                         self._step()
-                    except KeyboardInterrupt:
-                        self._stop(graph)
+                    except MpgradError:
+                        raise
+                    except BaseException as error:
+                        self._stop(graph, error)
                         raise
             if failure is not None:
                 raise failure
@@ -108,9 +123,9 @@ class Session:
             if not self._run_task:
                 self.interrupts.forget()
 
-    def _stop(self, graph: int) -> None:
-        """Ctrl-C: cancel ``graph``, and wait for its end while that does not take too long."""
-        grace_ms = self.interrupts.begin_to_stop()
+    def _stop(self, graph: int, cause: BaseException) -> None:
+        """A signal: cancel ``graph``, and wait for its end while that does not take too long."""
+        grace_ms = self.interrupts.begin_to_stop(cause)
         try:
             self._send(*self._handle(ev.GraphCancelled(self.peer, graph, grace_ms)))
             while graph not in self._state.outcomes and self.interrupts.patience_ms:
@@ -199,6 +214,8 @@ class Session:
             if isinstance(instruction, do.ExecuteNodeTask):
                 dispatch = instruction.dispatch
                 reply = self._run_task[dispatch.name](dispatch)
+                if os.getpid() != self._pid:
+                    raise MpgradError(_FORKED.format(child=os.getpid(), parent=self._pid))
                 replies += self._handle(ev.NodeTaskFinished(reply))
             else:
                 replies.append(instruction)
