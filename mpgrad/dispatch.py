@@ -126,12 +126,8 @@ _NATIVE_NAMES = frozenset({"CopyBackwards", "CopySlices"})
 @functools.cache
 def _named_class(operator: Operator, name: str) -> type[OperatorNode]:
     prefix = NATIVE if name in _NATIVE_NAMES else ""
-    members = {
-        "__slots__": (),
-        "operator": operator,
-        "prefix": prefix,
-        "passes_on": operator.passes_on,
-    }
+    members = {"__slots__": (), "operator": operator, "prefix": prefix}
+    members["passes_on"] = operator.passes_on
     made = type(name, (OperatorNode,), members)
     add_saved_attributes(made, operator)
     return made
