@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad.data.collate import default_collate
+from mpgrad.ops.generators import numpy_generator
 from mpgrad.ops.indexing import index_select
-from mpgrad.ops.random import default_generator
 from mpgrad.tensor import Tensor
 
 
@@ -99,7 +99,7 @@ def random_split(
             f"Sum of input lengths {list(lengths)} does not equal the length of the input dataset, "
             f"{total}"
         )
-    order = (default_generator() if generator is None else generator).permutation(total).tolist()
+    order = numpy_generator(generator).permutation(total).tolist()
     ends = np.cumsum(counts).tolist()
     return [
         Subset(dataset, order[end - count : end]) for count, end in zip(counts, ends, strict=True)

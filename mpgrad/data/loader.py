@@ -9,7 +9,7 @@ import numpy as np
 
 from mpgrad.data.collate import default_collate
 from mpgrad.data.dataset import Dataset
-from mpgrad.ops.random import default_generator
+from mpgrad.ops.generators import numpy_generator
 
 
 class DataLoader:
@@ -60,8 +60,7 @@ class DataLoader:
         samples = len(self.dataset)
         if not self.shuffle:
             return list(range(samples))
-        generator = default_generator() if self.generator is None else self.generator
-        return generator.permutation(samples).tolist()  # type: ignore[no-any-return]
+        return numpy_generator(self.generator).permutation(samples).tolist()  # type: ignore[no-any-return]
 
     def _batches(self, order: list[int]) -> Iterator[Any]:
         for k in range(len(self)):
