@@ -18,7 +18,7 @@ from mpgrad.tensor import Tensor
 if TYPE_CHECKING:
     from numpy.random import Generator as NumpyGenerator
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 #: The parts of a PCG64 generator's state (NumPy's names), and how many bytes each takes.
 _STATE_BYTES = {"state": 16, "inc": 16, "has_uint32": 1, "uinteger": 4}
@@ -156,11 +156,11 @@ def _is_numpy(generator: object) -> bool:
     return type(generator).__module__.startswith("numpy.random")
 
 
-def takes_generator(function: F) -> F:
+def takes_generator(function: Callable[..., R]) -> Callable[..., R]:
     """Give a random function the argument ``generator=``: where it draws from instead."""
 
     @functools.wraps(function)
-    def draw(*args: Any, generator: Any = None, **options: Any) -> Any:
+    def draw(*args: Any, generator: Any = None, **options: Any) -> R:
         if generator is None:
             return function(*args, **options)
         before, _in_force.generator = _in_force.generator, numpy_generator(generator)
@@ -176,7 +176,7 @@ def takes_generator(function: F) -> F:
     draw.__signature__ = own.replace(  # type: ignore[attr-defined]
         parameters=[*own.parameters.values(), added]
     )
-    return draw  # type: ignore[return-value]
+    return draw
 
 
 def manual_seed(seed: int) -> Generator:

@@ -71,7 +71,7 @@ def test_a_state_goes_on_where_it_was() -> None:
 
 def test_what_is_no_generator_is_refused() -> None:
     with pytest.raises(TypeError, match=r"generator must be .* not builtins\.int"):
-        mg.rand(2, generator=3)  # type: ignore[call-arg]
+        mg.rand(2, generator=3)
     with pytest.raises(RuntimeError, match="a Generator is on the CPU"):
         mg.Generator("cuda")
 
