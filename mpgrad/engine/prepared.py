@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.wiring import wiring_of
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import Member, Plan

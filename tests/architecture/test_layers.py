@@ -20,7 +20,7 @@ LAYERS = (
     (7, "engine", "engine/*"),
     (6, "coordinator", "coordinator/*"),
     (6, "workers", "workers/*"),
-    (4, "dispatch", "dispatch autograd/views/view"),
+    (4, "dispatch", "dispatch operator_node autograd/views/view"),
     (3, "wire", "wire/*"),
     (3, "tensor", "tensor"),
     (3, "tensor", "autograd/engine_slot autograd/modes/operator_mode"),
