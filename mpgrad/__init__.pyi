@@ -38,6 +38,9 @@ from mpgrad.device import Device as Device
 from mpgrad.device import device as device
 from mpgrad.device_arrays import get_default_device as get_default_device
 from mpgrad.device_arrays import set_default_device as set_default_device
+from mpgrad.dtype import dtype as dtype
+from mpgrad.dtype import get_default_dtype as get_default_dtype
+from mpgrad.dtype import set_default_dtype as set_default_dtype
 from mpgrad.dtypes import bool as bool
 from mpgrad.dtypes import cdouble as cdouble
 from mpgrad.dtypes import cfloat as cfloat
@@ -57,8 +60,13 @@ from mpgrad.dtypes import int64 as int64
 from mpgrad.dtypes import long as long
 from mpgrad.dtypes import short as short
 from mpgrad.dtypes import uint8 as uint8
+from mpgrad.dtypes import uint16 as uint16
+from mpgrad.dtypes import uint32 as uint32
+from mpgrad.dtypes import uint64 as uint64
 from mpgrad.engine.engine import Engine as Engine
 from mpgrad.engine.engine import current_engine as current_engine
+from mpgrad.limits import finfo as finfo
+from mpgrad.limits import iinfo as iinfo
 from mpgrad.memory_formats import contiguous_format as contiguous_format
 from mpgrad.memory_formats import preserve_format as preserve_format
 from mpgrad.ops.activation import log_softmax as log_softmax
@@ -101,6 +109,7 @@ from mpgrad.ops.choices import clamp_max as clamp_max
 from mpgrad.ops.choices import clamp_min as clamp_min
 from mpgrad.ops.choices import maximum as maximum
 from mpgrad.ops.choices import minimum as minimum
+from mpgrad.ops.choices import nonzero as nonzero
 from mpgrad.ops.choices import where as where
 from mpgrad.ops.comparison import allclose as allclose
 from mpgrad.ops.comparison import bitwise_and as bitwise_and
@@ -175,6 +184,12 @@ from mpgrad.ops.extrema import argmax as argmax
 from mpgrad.ops.extrema import argmin as argmin
 from mpgrad.ops.extrema import max as max
 from mpgrad.ops.extrema import min as min
+from mpgrad.ops.generators import Generator as Generator
+from mpgrad.ops.generators import get_rng_state as get_rng_state
+from mpgrad.ops.generators import initial_seed as initial_seed
+from mpgrad.ops.generators import manual_seed as manual_seed
+from mpgrad.ops.generators import seed as seed
+from mpgrad.ops.generators import set_rng_state as set_rng_state
 from mpgrad.ops.indexing import chunk as chunk
 from mpgrad.ops.indexing import diagonal as diagonal
 from mpgrad.ops.indexing import gather as gather
@@ -230,18 +245,16 @@ from mpgrad.ops.pooling import max_pool2d as max_pool2d
 from mpgrad.ops.products import cumprod as cumprod
 from mpgrad.ops.products import prod as prod
 from mpgrad.ops.random import bernoulli as bernoulli
-from mpgrad.ops.random import get_rng_state as get_rng_state
-from mpgrad.ops.random import manual_seed as manual_seed
 from mpgrad.ops.random import multinomial as multinomial
 from mpgrad.ops.random import normal as normal
 from mpgrad.ops.random import poisson as poisson
 from mpgrad.ops.random import rand as rand
 from mpgrad.ops.random import rand_like as rand_like
 from mpgrad.ops.random import randint as randint
+from mpgrad.ops.random import randint_like as randint_like
 from mpgrad.ops.random import randn as randn
 from mpgrad.ops.random import randn_like as randn_like
 from mpgrad.ops.random import randperm as randperm
-from mpgrad.ops.random import set_rng_state as set_rng_state
 from mpgrad.ops.reduction import all as all
 from mpgrad.ops.reduction import any as any
 from mpgrad.ops.reduction import cumsum as cumsum
@@ -251,6 +264,11 @@ from mpgrad.ops.reduction import std as std
 from mpgrad.ops.reduction import sum as sum
 from mpgrad.ops.reduction import var as var
 from mpgrad.ops.reduction import var_mean as var_mean
+from mpgrad.ops.result_types import can_cast as can_cast
+from mpgrad.ops.result_types import is_floating_point as is_floating_point
+from mpgrad.ops.result_types import is_signed as is_signed
+from mpgrad.ops.result_types import promote_types as promote_types
+from mpgrad.ops.result_types import result_type as result_type
 from mpgrad.ops.rounding import ceil as ceil
 from mpgrad.ops.rounding import floor as floor
 from mpgrad.ops.rounding import floor_divide as floor_divide
@@ -267,7 +285,6 @@ from mpgrad.ops.scattering import scatter_add as scatter_add
 from mpgrad.ops.selection import diag as diag
 from mpgrad.ops.selection import diff as diff
 from mpgrad.ops.selection import masked_select as masked_select
-from mpgrad.ops.selection import nonzero as nonzero
 from mpgrad.ops.selection import repeat_interleave as repeat_interleave
 from mpgrad.ops.selection import roll as roll
 from mpgrad.ops.selection import take as take
@@ -342,6 +359,7 @@ from mpgrad.ops.typed_tensors import LongTensor as LongTensor
 from mpgrad.ops.typed_tensors import ShortTensor as ShortTensor
 from mpgrad.serialization import load as load
 from mpgrad.serialization import save as save
+from mpgrad.size import Size as Size
 from mpgrad.tensor import Tensor as Tensor
 from mpgrad.tensor import is_inference as is_inference
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from mpgrad.engine.interrupts import Interrupts
+from mpgrad.autograd.running.interrupts import Interrupts
 from simulation.expectations import Wrong
 from simulation.transport import MemoryEndpoint
 
@@ -43,6 +43,6 @@ class DrawnInterrupts(Interrupts):
 
     rng: Random
 
-    def begin_to_stop(self) -> int:
+    def begin_to_stop(self, cause: BaseException) -> int:
         self._is_stopping, self._since_s = True, self._clock()
         return self.rng.choice(GRACES_MS)

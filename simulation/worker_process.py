@@ -74,6 +74,8 @@ class WorkerProcess:
     """
 
     send: Callable[[Any], None]
+    #: Its user code prints nothing.
+    waiting_fd = None
 
     def __init__(
         self, world: World, peer: str, slot: int, device: int, arena: int, pidfd: int
@@ -195,6 +197,9 @@ class WorkerProcess:
 
     def run(self, dispatch: do.DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
         raise AssertionError("the World runs the tasks")
+
+    def flush(self) -> None:
+        """Nothing has been printed."""
 
     def release(self, blocks: tuple[Block, ...]) -> None:
         for block in blocks:

@@ -44,6 +44,8 @@ _copy = operator(
 _uniform = operator("uniform", lambda xp, input, draws: draws, input=_no_gradient)
 _normal = operator("normal", lambda xp, input, draws: draws, input=_no_gradient)
 _bernoulli = operator("bernoulli", lambda xp, input, draws: draws, input=_no_gradient)
+_random = operator("random", lambda xp, input, draws: draws, input=_no_gradient)
+_exponential = operator("exponential", lambda xp, input, draws: draws, input=_no_gradient)
 
 
 _masked_fill = operator(
@@ -80,10 +82,10 @@ def masked_fill_operands(input: Tensor, mask: Any, value: Any) -> tuple[Tensor, 
                 f"{value.ndim} dimension(s)."
             )
         if value.dtype.kind == "c" and input.dtype.kind != "c":
-            stored(on_host(value._array).item(), input.dtype)
+            stored(on_host(value._array).item(), input._array.dtype)
         value = cast(value, input.dtype)
     else:
-        value = stored(value, input.dtype)
+        value = stored(value, input._array.dtype)
     return input, mask, value
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from mpgrad import standard_streams
 from mpgrad.autograd import engine_slot
-from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.wire.environment import WorkerEnvironment
+from mpgrad.wire.output import STDOUT, text_of
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.output import OutputForwarder
@@ -31,14 +33,18 @@ class ProcessExecutor:
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self.runner = TaskRunner(self._memory, where, lambda progress: self.send(progress))
         self.runner.publication = publication
-        #: The graph whose task runs, for what it prints.
+        self._pid = os.getpid()
+        #: The graph whose task runs, for what it prints; -1 between tasks.
         self._graph = -1
         self._output = OutputForwarder(setup.slot, self._emit_output)
         self._output.install(environment.log_level)
+        self.waiting_fd = self._output.waiting_fd
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
         self._graph, self._output.task = dispatch.graph, dispatch.task
         reply, released = self.runner.run(dispatch)
+        if os.getpid() != self._pid:
+            _end_forked_child(self._pid)
         self._output.flush()
         self._graph = -1
         return reply, released
@@ -46,11 +52,24 @@ class ProcessExecutor:
     def release(self, blocks: tuple[Block, ...]) -> None:
         self._memory.release(blocks)
 
+    def flush(self) -> None:
+        self._output.flush()
+
     def _emit_output(self, kind: str, data: bytes) -> None:
-        try:
-            self.send(ev.OutputEmitted(self._peer, self._graph, kind, data))
-        except ProtocolError:
-            return  # one print of more than a message may hold
+        if self._graph < 0:
+            stream = sys.__stdout__ if kind == STDOUT else sys.__stderr__
+            standard_streams.write(stream, text_of(data))
+            return
+        self.send(ev.OutputEmitted(self._peer, self._graph, kind, data))
+
+
+def _end_forked_child(worker_pid: int) -> NoReturn:
+    """User code has forked and returned in the child, too, which is not this worker."""
+    standard_streams.say(
+        f"process {os.getpid()}, forked by a backward in worker process {worker_pid}, has returned "
+        "from it and ends here; end it with os._exit() yourself"
+    )
+    os._exit(1)
 
 
 def _memory_of(setup: WorkerSetup) -> tuple[WorkerMemory, Any]:

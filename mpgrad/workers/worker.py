@@ -37,6 +37,15 @@ class Executor(Protocol):
         """Nobody holds these blocks any more, which this process has made."""
         ...
 
+    @property
+    def waiting_fd(self) -> int | None:
+        """A descriptor that is readable while there is something to flush, if there is any."""
+        ...
+
+    def flush(self) -> None:
+        """Pass on what a thread has printed that outlived its task."""
+        ...
+
 
 class Worker:
     """The shell around WorkerState.
@@ -56,6 +65,8 @@ class Worker:
         executor.send = self.send
         self.state = WorkerState(peer)
         self._dealer = endpoint.worker(peer)
+        if executor.waiting_fd is not None:
+            self._dealer.watch(executor.waiting_fd)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
         #: The coordinator has said ShutDown.
@@ -67,8 +78,8 @@ class Worker:
         finished: Reply | None = None
         while True:
             # Between two tasks only look, else sleep until something comes.
-            if finished is None:
-                self._dealer.wait(None)
+            if finished is None and self._dealer.wait(None):
+                self._executor.flush()
             dispatch = self.turn(finished)
             if self.is_stopped:
                 break

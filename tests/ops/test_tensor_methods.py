@@ -11,7 +11,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.ops import creation, random
+from mpgrad.ops import creation, generators, random
 from mpgrad.tensor import Tensor
 from tests.torch_outcomes import Of
 
@@ -47,7 +47,7 @@ def test_prints_what_is_not_the_default() -> None:
     x = leaf(1.0)
     assert repr(x) == "tensor([1.], requires_grad=True)"
     assert repr(x * 2) == "tensor([2.], grad_fn=<MulBackward0>)"
-    assert repr(x.detach().double()) == "tensor([1.], dtype=float64)"
+    assert repr(x.detach().double()) == "tensor([1.], dtype=mpgrad.float64)"
 
 
 def test_long_tensors_are_summarized() -> None:
@@ -240,9 +240,9 @@ def test_augmented_assignment_and_item_assignment() -> None:
 
 
 def test_random_fills_repeat_with_the_seed() -> None:
-    random.manual_seed(5)
+    generators.manual_seed(5)
     first = (creation.zeros(4).normal_(), creation.zeros(4).uniform_(2, 3), random.randn(2))
-    random.manual_seed(5)
+    generators.manual_seed(5)
     second = (creation.zeros(4).normal_(), creation.zeros(4).uniform_(2, 3), random.randn(2))
     for one, other in zip(first, second, strict=True):
         assert one.tolist() == other.tolist()
