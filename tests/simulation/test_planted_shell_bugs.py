@@ -160,20 +160,6 @@ def what_comes_during_a_task_is_lost(patch):
 # ----------------------------------------------------------------------- the session
 
 
-@bug
-def a_session_ends_with_the_first_graph_that_does(patch):
-    right = Session.run
-
-    def wrong(self, submission, extensions, run_task):
-        outcomes = self._state.outcomes
-        try:
-            return right(self, submission, extensions, run_task)
-        finally:
-            outcomes.update(dict.fromkeys(range(submission.graph + 1, 9)))
-
-    patch.setattr(Session, "run", wrong)
-
-
 @INTERRUPTED.bug
 def results_that_ctrl_c_met_are_kept(patch):
     """On a host they were given back, and on a GPU they were not: World found this one."""
