@@ -6,6 +6,7 @@ of the task's output. Knows arrays only: neither Tensors nor arenas.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,8 +53,11 @@ def _as_array(value: Any) -> Array:
 
 def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]:
     def apply(self: CpuBackend, a: Any, b: Any) -> Array:
-        # The result has at most as many elements as there are pairs.
-        if getattr(a, "size", 1) * getattr(b, "size", 1) >= SMALL_PAIRS:
+        # The result has at most as many elements as there are pairs; of one shape, their root.
+        pairs = getattr(a, "size", 1) * getattr(b, "size", 1)
+        if pairs >= SMALL_PAIRS and not (
+            pairs < SMALL_PAIRS**2 and getattr(a, "shape", ()) == getattr(b, "shape", ())
+        ):
             out = self._binary_output(a, b, result)
             if out is not None:
                 return ufunc(a, b, out=out)
@@ -247,8 +251,8 @@ class CpuBackend(cpu_matrices.Matrices):
 
     # ------------------------------------------------------------------ reduction
 
-    max = _reduction(np.max)
-    min = _reduction(np.min)
+    max = _reduction(np.maximum.reduce)
+    min = _reduction(np.minimum.reduce)
     argmax = _reduction(np.argmax)
     argmin = _reduction(np.argmin)
     any = _reduction(np.any)
@@ -272,9 +276,7 @@ class CpuBackend(cpu_matrices.Matrices):
         """Sum ``x`` down to ``shape``, from which broadcasting had made ``x.shape``."""
         if x.shape == shape:
             return x
-        lead = x.ndim - len(shape)
-        stretched = [lead + i for i, n in enumerate(shape) if n == 1 and x.shape[lead + i] != 1]
-        return self.sum(x, (*range(lead), *stretched)).reshape(shape)
+        return self.sum(x, _stretched(x.shape, shape)).reshape(shape)
 
     cumsum = _cumulative(np.add)
     cumprod = _cumulative(np.multiply)
@@ -311,6 +313,8 @@ class CpuBackend(cpu_matrices.Matrices):
         return self.copy(np.flip(x, axis) if x.ndim else x)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        if math.prod(shape) * 16 < LARGE_BYTES:
+            return np.zeros(shape, dtype)
         out = self._place(shape, np.dtype(dtype))
         out.fill(0)
         return out
@@ -440,6 +444,14 @@ def _reduced_shape(shape: tuple[int, ...], axis: Axis, keepdims: bool) -> tuple[
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(shape))
     return tuple(n for i, n in enumerate(shape) if i not in axes)
+
+
+@functools.lru_cache(4096)
+def _stretched(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes along which an array of ``target`` is repeated in one of ``shape``."""
+    lead = len(shape) - len(target)
+    inner = [lead + i for i, n in enumerate(target) if n == 1 and shape[lead + i] != 1]
+    return (*range(lead), *inner)
 
 
 def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:

@@ -11,8 +11,6 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
@@ -27,25 +25,30 @@ _modules = 0
 _before: list[tuple[Any, int]] = []
 
 
-@contextmanager
-def blas_limit(threads: int) -> Iterator[None]:
+class blas_limit:
     """Hold BLAS to ``threads`` threads in this process while any holder is inside."""
-    thread = threading.get_ident()
-    with _lock:
-        if not _holders:
-            for library in _libraries():
-                count = library.num_threads
-                if count != threads:
-                    _before.append((library, count))
-                    _set(library, threads)
-        _holders[thread] += 1
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_thread", "_threads")
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
         with _lock:
-            _holders[thread] -= 1
-            if not _holders[thread]:
-                del _holders[thread]
+            if not _holders:
+                for library in _libraries():
+                    count = library.num_threads
+                    if count != self._threads:
+                        _before.append((library, count))
+                        _set(library, self._threads)
+            _holders[self._thread] += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with _lock:
+            _holders[self._thread] -= 1
+            if not _holders[self._thread]:
+                del _holders[self._thread]
             if not _holders:
                 _restore()
 
