@@ -276,7 +276,8 @@ class CpuBackend(cpu_matrices.Matrices):
         """Sum ``x`` down to ``shape``, from which broadcasting had made ``x.shape``."""
         if x.shape == shape:
             return x
-        return self.sum(x, _stretched(x.shape, shape)).reshape(shape)
+        total = self.sum(x, _stretched(x.shape, shape))
+        return total if total.shape == shape else total.reshape(shape)
 
     cumsum = _cumulative(np.add)
     cumprod = _cumulative(np.multiply)

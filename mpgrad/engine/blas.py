@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import Counter
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
 _lock = threading.Lock()
 #: How often each thread is inside.
-_holders: Counter[int] = Counter()
+_holders: dict[int, int] = {}
 _controllers: list[Any] = []
 #: How many modules there were when the libraries were looked for: SciPy brings one of its own.
 _modules = 0
@@ -42,13 +41,13 @@ class blas_limit:
                     if count != self._threads:
                         _before.append((library, count))
                         _set(library, self._threads)
-            _holders[self._thread] += 1
+            _holders[self._thread] = _holders.get(self._thread, 0) + 1
 
     def __exit__(self, *exc: object) -> None:
         with _lock:
-            _holders[self._thread] -= 1
-            if not _holders[self._thread]:
-                del _holders[self._thread]
+            left = _holders.pop(self._thread) - 1
+            if left:
+                _holders[self._thread] = left
             if not _holders:
                 _restore()
 
@@ -81,7 +80,7 @@ def _leave_others_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     thread, was_limited = threading.get_ident(), bool(_holders)
-    own = _holders[thread]
+    own = _holders.get(thread, 0)
     _holders.clear()
     if own:
         _holders[thread] = own
