@@ -1,7 +1,6 @@
-"""The one door to every operator: choose the backend, run forward, record the Node.
+"""The one way to call an operator: choose the backend, run forward, record the Node.
 
-``call(op, *inputs, **attributes)`` is what public functions are made of. Inputs are Tensors or
-plain Python scalars; attributes are hashable values without arrays.
+Public functions use ``call(op, *inputs, **attributes)``, with Tensors or numbers as inputs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from mpgrad.autograd.nodes.node import (
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.autograd.views.view import share_memory
+from mpgrad.autograd.views import view
 from mpgrad.backends.broadcasting import refusal
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
@@ -234,7 +233,7 @@ def recorded(
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
     if operator.view is not None:
-        share_memory(operator, inputs[0], outputs, attributes)
+        view.share_memory(operator, inputs[0], outputs, attributes)
         records = records and inputs[0]._version_counter is not INFERENCE
     if MODES.entered:
         MODES.done(operator, inputs, attributes, outputs)
@@ -415,9 +414,9 @@ def _input_at(operator: Operator, position: int, inputs: Sequence[Any]) -> Any:
 def _describe(value: Any, what: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_describe(v, what) for v in value)
+    if isinstance(value, Tensor) and what == "device":
+        return str(value.device)
     if isinstance(value, Tensor):
-        if what == "device":
-            return str(value.device)
         return value._array.shape if what == "shape" else value._array.dtype
     return () if what == "shape" else None
 
@@ -434,5 +433,7 @@ _KNOWN = {
     "node_class_of": node_class,
     **{known.__name__: known for known in (SavedTensor, Tensor, call_anywhere, gradient_edge)},
     **{known.__name__: known for known in (is_grad_enabled, look_of, next_sequence_nr, origin)},
-    **{known.__name__: known for known in (recorded, recorder_of, refusal, share_memory)},
+    **{known.__name__: known for known in (recorded, recorder_of, refusal, view.share_memory)},
 }
+
+view.install(call, namespace_for)

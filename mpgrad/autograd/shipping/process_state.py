@@ -99,7 +99,7 @@ def _installed_roots() -> tuple[str, ...]:
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
     # Not pathlib: it would take as long to load as all of this folder.
-    roots.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../.."))
+    roots.append(os.path.dirname(str(sys.modules["mpgrad"].__file__)))
     return tuple(sorted({os.path.realpath(root) + os.sep for root in roots}))
 
 
@@ -124,10 +124,11 @@ def is_installed_namespace(namespace: Any) -> bool:
 
 
 def is_installed_module(name: str) -> bool:
-    """The same for a module's name, loaded or not."""
+    """The same for a module's name, loaded or not; not where one of mpgrad's stands for it."""
     module = sys.modules.get(name)
     if module is not None:
-        return is_installed_namespace(vars(module))
+        is_alias = module.__name__.startswith("mpgrad.") and not name.startswith("mpgrad.")
+        return is_installed_namespace(vars(module)) and not is_alias
     try:
         # Only the package is looked up: finding a submodule would import its parents.
         spec = importlib.util.find_spec(name.partition(".")[0])
