@@ -6,7 +6,6 @@ of the task's output. Knows arrays only: neither Tensors nor arenas.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from mpgrad.backends import (
     cpu_views,
     cpu_windows,
 )
-from mpgrad.backends.broadcasting import broadcast_shape
+from mpgrad.backends.broadcasting import broadcast_shape, reduced_shape, stretched_axes
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -266,7 +265,7 @@ class CpuBackend(cpu_matrices.Matrices):
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims, dtype=np.int64))
         if axis is None or x.nbytes < LARGE_BYTES or x.dtype.kind not in "fc":
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
-        shape = _reduced_shape(x.shape, axis, keepdims)
+        shape = reduced_shape(x.shape, axis, keepdims)
         if math.prod(shape) * x.itemsize < LARGE_BYTES:
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
         out = self.empty(shape, x.dtype)
@@ -276,7 +275,7 @@ class CpuBackend(cpu_matrices.Matrices):
         """Sum ``x`` down to ``shape``, from which broadcasting had made ``x.shape``."""
         if x.shape == shape:
             return x
-        total = self.sum(x, _stretched(x.shape, shape))
+        total = self.sum(x, stretched_axes(x.shape, shape))
         return total if total.shape == shape else total.reshape(shape)
 
     cumsum = _cumulative(np.add)
@@ -438,21 +437,6 @@ class CpuBackend(cpu_matrices.Matrices):
 def _complex_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The complex dtype whose parts have ``dtype``."""
     return np.dtype(f"c{2 * dtype.itemsize}")
-
-
-def _reduced_shape(shape: tuple[int, ...], axis: Axis, keepdims: bool) -> tuple[int, ...]:
-    axes = {a % len(shape) for a in ((axis,) if isinstance(axis, int) else axis or ())}
-    if keepdims:
-        return tuple(1 if i in axes else n for i, n in enumerate(shape))
-    return tuple(n for i, n in enumerate(shape) if i not in axes)
-
-
-@functools.lru_cache(4096)
-def _stretched(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes along which an array of ``target`` is repeated in one of ``shape``."""
-    lead = len(shape) - len(target)
-    inner = [lead + i for i, n in enumerate(target) if n == 1 and shape[lead + i] != 1]
-    return (*range(lead), *inner)
 
 
 def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
