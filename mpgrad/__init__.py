@@ -30,10 +30,13 @@ _NAMES_OF = {
     "mpgrad.tensor": "Tensor is_inference",
     "mpgrad.device": "Device device",
     "mpgrad.device_arrays": "set_default_device get_default_device",
+    "mpgrad.dtype": "dtype set_default_dtype get_default_dtype",
     "mpgrad.dtypes": (
         "float16 half float32 float float64 double complex64 cfloat complex128 cdouble "
-        "uint8 int8 int16 short int32 int int64 long bool"
+        "uint8 uint16 uint32 uint64 int8 int16 short int32 int int64 long bool"
     ),
+    "mpgrad.limits": "finfo iinfo",
+    "mpgrad.size": "Size",
     "mpgrad.memory_formats": "preserve_format contiguous_format",
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",
@@ -63,6 +66,7 @@ _NAMES_OF = {
         "add sub mul div pow neg abs addcmul addcdiv lerp sqrt rsqrt reciprocal square "
         "absolute negative multiply subtract divide true_divide"
     ),
+    "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
     "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
@@ -146,9 +150,12 @@ _WITHOUT_TENSOR = (
     "mpgrad.cuda",
     "mpgrad.device",
     "mpgrad.device_arrays",
+    "mpgrad.dtype",
     "mpgrad.dtypes",
     "mpgrad.errors",
+    "mpgrad.limits",
     "mpgrad.memory_formats",
+    "mpgrad.size",
     "math",
 )
 
@@ -162,4 +169,5 @@ __getattr__, __dir__ = _attach(
     submodules=(*_SUBMODULES, "_C"),
     first="mpgrad.tensor_methods",
     not_for=_WITHOUT_TENSOR,
+    finish="mpgrad.ops.out_argument",
 )

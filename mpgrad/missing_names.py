@@ -17,13 +17,10 @@ PYTORCH = Path(__file__).with_name("pytorch_names.txt")
 
 #: What serves in place of a name that is missing: a name that is here, or a line of code.
 INSTEAD = {
-    "mpgrad.Size": "tuple",
     "mpgrad.bfloat16": "mpgrad.float16",
     "mpgrad.compile": "the function itself",
-    "mpgrad.finfo": "numpy.finfo(tensor.dtype)",
     "mpgrad.from_dlpack": "mpgrad.from_numpy(numpy.from_dlpack(x))",
     "mpgrad.func": "mpgrad.autograd.functional",
-    "mpgrad.iinfo": "numpy.iinfo(tensor.dtype)",
     "mpgrad.jit": "the function itself",
     "mpgrad.multiprocessing": "multiprocessing",
     "mpgrad.set_num_threads": "mpgrad.Engine(blas_threads=...)",

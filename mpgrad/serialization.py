@@ -24,6 +24,8 @@ _HARMLESS = {
     "mpgrad.nn.parameter": "Parameter",
     "mpgrad.tensor_methods.copies": "_rebuild",
     "mpgrad.device": "Device",
+    "mpgrad.dtype": "DType",
+    "mpgrad.size": "Size",
     "numpy": "ndarray dtype",
     **{
         f"numpy.{core}.{module}": names

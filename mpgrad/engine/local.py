@@ -11,12 +11,17 @@ from mpgrad.autograd.anomaly_mode import explain_failure
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.nodes.node import InputMetadata, Node
+from mpgrad.autograd.running.collector import collector_held
 from mpgrad.dispatch import OperatorNode, cpu
 from mpgrad.engine.learning import durations_us, teach
 from mpgrad.ops.arithmetic import PASSING_ON
 from mpgrad.storage import is_exclusive
 from mpgrad.workers.executor import Step, Wiring, run_steps
+
+#: From this size on a backward of operators alone holds the garbage collector off.
+HELD_ABOVE_NODES = 1000
 
 
 def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
@@ -25,6 +30,13 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     Returns:
         For each capture its array (None if undefined), and whether nobody else holds it.
     """
+    if len(frozen.nodes) >= HELD_ABOVE_NODES and has_only_operators(frozen):
+        with collector_held():
+            return _run(frozen)
+    return _run(frozen)
+
+
+def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     wirings, seeded = _wired(frozen)
     order = frozen.spec.order
     steps = [_step(frozen, node, wiring) for node, wiring in zip(order, wirings, strict=True)]

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import Placed, reason
+from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan_tables import Plan
+
+
+class Counters:
+    """What an engine's workers have done so far. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.backwards = self.failed = self.recoveries = 0
+        self.handed_bytes = self.copied_bytes = self.through_host_bytes = 0
+        #: NodeTasks by who ran them.
+        self.tasks: Counter[str] = Counter()
+
+    def note(self, handover: Handover, outcome: CompleteGraph | FailGraph, tasks: int) -> None:
+        """One more backward, of so many ``tasks``, has ended."""
+        with self._lock:
+            self.handed_bytes += handover.handed_bytes
+            self.copied_bytes += handover.copied_bytes
+            if handover.devices is not None:
+                self.through_host_bytes += handover.devices.take_host_bytes()
+            if isinstance(outcome, FailGraph):
+                self.failed += 1
+                return
+            self.backwards += 1
+            for _, slot, _, copied, _ in outcome.ran:
+                self.tasks[f"worker {slot}"] += 1
+                self.copied_bytes += copied
+            if on_client := tasks - len(outcome.ran):
+                self.tasks["client"] += on_client
+
+    def note_recovery(self) -> None:
+        """A backward runs again."""
+        with self._lock:
+            self.recoveries += 1
 
 
 @dataclass(frozen=True)

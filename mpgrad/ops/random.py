@@ -10,10 +10,11 @@ import numpy as np
 from mpgrad import storage
 from mpgrad.device_arrays import device_of, moved, on, on_host, usable
 from mpgrad.dispatch import call
+from mpgrad.dtype import default_float
 from mpgrad.ops.creation import shape_from
 from mpgrad.ops.generators import default_generator, takes_generator
 from mpgrad.ops.overwriting import _bernoulli
-from mpgrad.ops.promotion import DEFAULT_FLOAT, stored
+from mpgrad.ops.promotion import stored
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -322,7 +323,7 @@ def randperm(
 def _filled(
     fill: Any, shape: tuple[int, ...], dtype: Any, device: Any, requires_grad: bool
 ) -> Tensor:
-    array = storage.empty(shape, dtype or DEFAULT_FLOAT, usable(device))
+    array = storage.empty(shape, dtype or default_float(), usable(device))
     fill(array)
     return Tensor(array).requires_grad_(requires_grad)
 

@@ -26,7 +26,6 @@ from mpgrad.ops.indexing import (
     scatter_index,
     unbind,
 )
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.overwriting import masked_fill
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import broadcast_to, cat, clone, contiguous, reshape
@@ -49,14 +48,12 @@ __all__ = [
 # ------------------------------------------------------------------------ by mask
 
 
-def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where ``mask`` is true, 1-d.
 
     Raises:
         RuntimeError: the mask is not boolean.
     """
-    if out is not None:
-        return into(out, masked_select, input, mask)
     check_mask("masked_select", mask)
     shape = broadcast_shape(input.shape, mask.shape)
     return getitem(broadcast_to(input, shape), broadcast_to(mask, shape))
@@ -218,15 +215,13 @@ def repeat_interleave(
     return index_select(input, dim, Tensor(places))
 
 
-def take(input: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
+def take(input: Tensor, index: Tensor) -> Tensor:
     """The elements at ``index`` of the flattened tensor.
 
     Raises:
         RuntimeError: the index is no int64.
         IndexError: an index is out of range.
     """
-    if out is not None:
-        return into(out, take, input, index)
     if index.dtype != np.int64:
         raise RuntimeError(f"take(): Expected a long tensor for index, but got {index.dtype}")
     return pick(reshape(input, -1), 0, index)

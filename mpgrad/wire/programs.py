@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from mpgrad.dtype import DType
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import TensorHandle
 
@@ -176,7 +177,7 @@ _DTYPE, _SLICE, _ELLIPSIS, _COMPLEX = 1, 2, 3, 4
 
 
 def _to_ext(value: Any) -> Any:
-    if isinstance(value, np.dtype):
+    if isinstance(value, np.dtype | DType):
         return msgspec.msgpack.Ext(_DTYPE, value.str.encode())
     if isinstance(value, slice):
         return msgspec.msgpack.Ext(_SLICE, encode_plain((value.start, value.stop, value.step)))

@@ -18,6 +18,7 @@ from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.validate_outputs import validate_output
 from mpgrad.device import CPU
 from mpgrad.device_arrays import CUDA
+from mpgrad.errors import add_note
 
 Apply: TypeAlias = Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]]
 
@@ -210,9 +211,9 @@ def run_steps(
                 run = _apply_on_device if CUDA.in_use else _apply
                 results = run(step, values, xp, placement)
         except Exception as error:
-            error.add_note(f"in the backward graph at {_describe(wiring)}")
+            add_note(error, f"in the backward graph at {_describe(wiring)}")
             if wiring.takes_undefined and "read-only" in str(error):
-                error.add_note(COPY_FIRST)
+                add_note(error, COPY_FIRST)
             if on_failure is not None:
                 on_failure(index)
             raise

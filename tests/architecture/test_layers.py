@@ -33,12 +33,16 @@ LAYERS = (
     (2, "graph", "autograd/nodes/executing autograd/modes/context_decorator"),
     (2, "graph", "autograd/running/thread_state autograd/running/interrupts"),
     (3, "tensor", "autograd/running/*"),
-    (2, "registry", "ops/__init__ ops/registry ops/node_names"),
+    (2, "registry", "ops/__init__ ops/registry ops/node_names ops/call_source"),
     (1, "scheduler", "scheduler/*"),
     (1, "shm", "shm/*"),
     (1, "backends", "backends/*"),
-    (0, "basic types", "config device dtypes errors exits handles hash_seed ids lazy machine"),
-    (0, "basic types", "standard_streams hook_for_tests memory_formats missing_names"),
+    (
+        0,
+        "basic types",
+        "config device dtype dtypes errors exits generated_code handles hash_seed ids lazy machine",
+    ),
+    (0, "basic types", "standard_streams hook_for_tests limits memory_formats missing_names size"),
     (5, "front end", "tensor_methods/* autograd/* ops/*"),
 )
 

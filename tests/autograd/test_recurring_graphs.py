@@ -17,7 +17,8 @@ from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.recurring_graphs import NODES_MAX, VARIANTS_MAX, YOUNG_USES, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results
 from mpgrad.scheduler.cost_model import CostModel
-from mpgrad.scheduler.split import SPLIT_ABOVE_US
+from mpgrad.scheduler.split import split_above_us
+from mpgrad.scheduler.tuning import MESSAGE_US
 from mpgrad.tensor import gradient_edge
 from tests.random_programs import random_program
 
@@ -342,9 +343,10 @@ def test_small_changes_of_cost_keep_the_tables() -> None:
 
 def test_another_share_of_a_half_is_a_change_of_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "model", CostModel())
+    above_us = split_above_us(MESSAGE_US)
 
     def cost(_: Node) -> float:
-        return 2.0 * SPLIT_ABOVE_US
+        return 2.0 * above_us
 
     def product() -> FrozenGraph:
         x = leaf(7, 3) * 2.0
@@ -356,7 +358,7 @@ def test_another_share_of_a_half_is_a_change_of_cost(monkeypatch: pytest.MonkeyP
 
     first = product()
     (node,) = [node for node in first.nodes if node.name() == "MmBackward0"]
-    costs.observe_halves(node, 1.8 * SPLIT_ABOVE_US, 0.2 * SPLIT_ABOVE_US)
+    costs.observe_halves(node, 1.8 * above_us, 0.2 * above_us)
     assert share(first) == 0.5
     assert share(product()) == pytest.approx(0.1)
 

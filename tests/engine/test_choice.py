@@ -133,9 +133,9 @@ def test_a_busy_start_does_not_decide_for_ever() -> None:
 def test_an_engine_asks_how_long_messages_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "round_trip_us", lambda session: 2 * ROUND_TRIP_US)
     with mg.Engine("process", cpu_workers=1) as engine:
-        assert engine._process.sessions.handover_cost == HandoverCost.measured(2 * ROUND_TRIP_US)
+        assert engine._execution.sessions.handover_cost == HandoverCost.measured(2 * ROUND_TRIP_US)
     monkeypatch.undo()
-    with mg.Engine("process", cpu_workers=1) as engine, engine._process.sessions.session() as own:
+    with mg.Engine("process", cpu_workers=1) as engine, engine._execution.sessions.session() as own:
         assert own.round_trip_us() > 0.0
 
 

@@ -163,3 +163,47 @@ def test_classes_are_looked_at_once_even_where_saved_tensors_are_gone(
         with pytest.raises(RuntimeError, match="second time"):
             Pure.apply(y).sum().backward()
     assert looked == [Pure]
+
+
+class Reshaped(mg.Function):
+    """Keeps on ctx what most Functions keep of an input: its shape, its dtype, its device."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> mg.Tensor:
+        ctx.shape, ctx.dtype, ctx.device = x.shape, x.dtype, x.device
+        return x.reshape(-1) * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> mg.Tensor:
+        two = mg.full(ctx.shape, 2, dtype=ctx.dtype)
+        return grad.reshape(ctx.shape) * two
+
+
+class MadeThere(mg.Function):
+    """Makes a number in backward, whose dtype is the default."""
+
+    forward = staticmethod(lambda ctx, x: x * 2)
+    backward = staticmethod(lambda ctx, grad: grad * mg.tensor(1 / 3).double() * 6)
+
+
+@pytest.mark.process
+def test_shapes_and_dtypes_on_ctx_go_to_workers() -> None:
+    with mg.Engine("process", cpu_workers=1) as engine:
+        x = mg.ones(2, 3, requires_grad=True)
+        loss = Reshaped.apply(x).sum()
+        assert {n.where for n in engine.explain(loss).nodes if "Reshaped" in n.name} == {"worker"}
+        loss.backward()
+    assert x.grad.tolist() == [[2, 2, 2]] * 2
+
+
+@pytest.mark.process
+def test_another_default_dtype_holds_in_functions() -> None:
+    mg.set_default_dtype(mg.float64)
+    try:
+        with mg.Engine("process", cpu_workers=1):
+            x = mg.ones(3, requires_grad=True)
+            MadeThere.apply(x).sum().backward()
+    finally:
+        mg.set_default_dtype(mg.float32)
+    assert x.grad.dtype == mg.float64
+    assert x.grad.tolist() == [2.0] * 3

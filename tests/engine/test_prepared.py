@@ -115,9 +115,8 @@ OTHERWISE: dict[str, Callable[[mg.Tensor, int], mg.Tensor]] = {
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_what_differs_between_two_steps_is_never_taken_from_the_first(name: str) -> None:
     def packed(graph: FrozenGraph, known: PreparedGraph) -> list[TaskProgram]:
-        handover = Handover()
-        tasks = range(len(known.plan.tasks))
-        places = handover.programs(graph, known, tasks, {})
+        handover = Handover(graph, known, {})
+        places = handover.programs(range(len(known.plan.tasks)))
         programs = [client_arena().segment.buffer[at : at + size] for at, size in places]
         decoded = [decode_program(bytes(program)) for program in programs]
         handover.close()

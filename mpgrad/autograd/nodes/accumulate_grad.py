@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.autograd.anomaly_mode import mode as anomaly
+from mpgrad.autograd.anomaly_mode import origin
 from mpgrad.autograd.grad_mode import is_inference_mode_enabled
 from mpgrad.autograd.nodes.assigned_grad import wanted_dtype
 from mpgrad.autograd.nodes.node import NATIVE, SEQUENCE_NR_MAX, Node
@@ -46,7 +48,12 @@ class AccumulateGrad(Node):
     prefix = NATIVE
 
     def __init__(self, variable: Tensor) -> None:
-        super().__init__((), (gradient_metadata(variable),), SEQUENCE_NR_MAX)
+        # Once for each leaf in every step of a training loop: by itself, without Node.__init__.
+        self.next_edges = ()
+        self.input_metadata = (gradient_metadata(variable),)
+        self.sequence_nr = SEQUENCE_NR_MAX
+        self.hooks = None
+        self._metadata = origin() if anomaly.enabled else None
         self.variable = variable
         if variable._leaf_hooks is not None:
             self.own_hooks().tensor[0] = variable._leaf_hooks

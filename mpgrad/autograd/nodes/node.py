@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -240,25 +239,3 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} object at {id(self):#x}>"
-
-    def __del__(self) -> None:
-        release_chain(self)
-
-
-def release_chain(node: Node) -> None:
-    """Destroy a long graph without recursion: a chain of 150,000 Nodes must not overflow.
-
-    Edges are moved to a list, so that each Node dies with no Node left to destroy in turn.
-    """
-    edges = getattr(node, "next_edges", ())
-    if not edges:
-        return
-    node.next_edges = ()
-    pending = [edge.function for edge in edges if edge is not None]
-    del edges
-    while pending:
-        child = pending.pop()
-        # Two references: `child` and getrefcount's own argument. More: somebody still uses it.
-        if sys.getrefcount(child) <= 2 and child.next_edges:
-            pending.extend(edge.function for edge in child.next_edges if edge is not None)
-            child.next_edges = ()

@@ -60,7 +60,8 @@ _MPGRAD_CLIENT = _words(
     "backward queue_callback Variable detect_anomaly set_detect_anomaly register_multi_grad_hook "
     "current_autograd_node current_graph_task_id current_graph_task_keep_graph "
     "current_graph_task_execution_order will_engine_execute_node record_function "
-    "set_default_device get_default_device set_device current_device memory_allocated"
+    "set_default_device get_default_device set_device current_device memory_allocated "
+    "set_default_dtype get_default_dtype"
 )
 
 #: Attributes of objects that could not be followed, but that nearly always mean this:
