@@ -74,8 +74,6 @@ class WorkerProcess:
     """
 
     send: Callable[[Any], None]
-    #: Its user code prints nothing.
-    waiting_fd = None
 
     def __init__(
         self, world: World, peer: str, slot: int, device: int, arena: int, pidfd: int
@@ -165,6 +163,12 @@ class WorkerProcess:
 
     # ------------------------------------------------------------------ its loop
 
+    #: World turns the loop: nobody sleeps on it.
+    waiting_fd = -1
+
+    def flush(self) -> None:
+        """No threads of user code speak here."""
+
     def start(self) -> None:
         """It has loaded all that it needs."""
         if not self.is_alive or self._puts_off(self.start):
@@ -197,9 +201,6 @@ class WorkerProcess:
 
     def run(self, dispatch: do.DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
         raise AssertionError("the World runs the tasks")
-
-    def flush(self) -> None:
-        """Nothing has been printed."""
 
     def release(self, blocks: tuple[Block, ...]) -> None:
         for block in blocks:

@@ -28,6 +28,12 @@ class Executor(Protocol):
 
     #: Sends a message of a task that goes on; set by the Worker.
     send: Callable[[Any], None]
+    #: Readable when ``flush`` has something to send between two tasks.
+    waiting_fd: int
+
+    def flush(self) -> None:
+        """Send what threads say that have outlived their task."""
+        ...
 
     def run(self, dispatch: do.DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
         """The reply, and the blocks that user code kept earlier and has now let go."""
@@ -35,15 +41,6 @@ class Executor(Protocol):
 
     def release(self, blocks: tuple[Block, ...]) -> None:
         """Nobody holds these blocks any more, which this process has made."""
-        ...
-
-    @property
-    def waiting_fd(self) -> int | None:
-        """A descriptor that is readable while there is something to flush, if there is any."""
-        ...
-
-    def flush(self) -> None:
-        """Pass on what a thread has printed that outlived its task."""
         ...
 
 
@@ -65,8 +62,6 @@ class Worker:
         executor.send = self.send
         self.state = WorkerState(peer)
         self._dealer = endpoint.worker(peer)
-        if executor.waiting_fd is not None:
-            self._dealer.watch(executor.waiting_fd)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
         #: The coordinator has said ShutDown.
@@ -74,6 +69,7 @@ class Worker:
 
     def run(self) -> None:
         """Until the coordinator says ShutDown (or dies, which kills this process)."""
+        self._dealer.watch(self._executor.waiting_fd)
         self.greet()
         finished: Reply | None = None
         while True:

@@ -6,6 +6,8 @@ ones there.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from mpgrad.coordinator.coordinator import Coordinator
@@ -158,6 +160,20 @@ def what_comes_during_a_task_is_lost(patch):
 
 
 # ----------------------------------------------------------------------- the session
+
+
+@bug
+def a_session_ends_with_the_first_graph_that_does(patch):
+    right = Session.run
+
+    def wrong(self, messages, run_task):
+        outcomes, submission = self._state.outcomes, next(messages)
+        try:
+            return right(self, chain([submission], messages), run_task)
+        finally:
+            outcomes.update(dict.fromkeys(range(submission.graph + 1, 9)))
+
+    patch.setattr(Session, "run", wrong)
 
 
 @INTERRUPTED.bug
