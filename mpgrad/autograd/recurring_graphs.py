@@ -24,6 +24,8 @@ from mpgrad.scheduler.graph_spec import GraphSpec, Target
 #: Nodes of all graphs that are remembered, and graphs of the same edges that differ otherwise.
 NODES_MAX = 200_000
 VARIANTS_MAX = 16
+#: Different engines for which a graph is kept prepared.
+ENGINES_MAX = 4
 #: The costs of a graph are looked up again each time while it is young, then only now and then.
 YOUNG_USES = 8
 LOOK_UP_EVERY = 16
@@ -115,15 +117,31 @@ class Template(NamedTuple):
 class Remembered:
     """One graph, and the tables that serve it."""
 
-    __slots__ = ("_usual_here", "_usual_in_workers", "placed", "spec", "template", "uses")
+    __slots__ = (
+        "_usual_here",
+        "_usual_in_workers",
+        "placed",
+        "prepared",
+        "spec",
+        "template",
+        "uses",
+    )
 
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
+        #: What engines have made of ``spec``, by what that depends on (``engine.prepared``).
+        self.prepared: dict[Any, Any] = {}
         #: What placing made of ``spec`` the last time: (``spec``, Nodes moved, the tables then).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # Of the graph, not of its tables: these are renewed when a cost changes.
         self._usual_here, self._usual_in_workers = UsualTime(), UsualTime()
+
+    def keep_prepared(self, by: Any, made: Any) -> None:
+        """Keep what an engine has made of the tables."""
+        self.prepared[by] = made
+        if len(self.prepared) > ENGINES_MAX:
+            del self.prepared[next(iter(self.prepared))]
 
     def is_like(self, nodes: list[Node]) -> bool:
         """Whether ``nodes``, of the same kinds and edges, give the same tables."""

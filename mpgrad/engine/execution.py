@@ -133,9 +133,10 @@ class Execution:
         """``auto`` remembers what a backward took, where one like it may come again."""
         started = perf_counter()
         yield
-        if self._options.mode == "auto" and ready.graph is not None:
+        if ready.graph is not None:
             took_us = (perf_counter() - started) * 1e6
-            if took_us >= WORTH_A_LOOK_US:
+            ready.graph.note_run(took_us)
+            if self._options.mode == "auto" and took_us >= WORTH_A_LOOK_US:
                 ready.graph.experience.note(mode, took_us)
 
     def _start_in_background(self) -> None:

@@ -15,9 +15,9 @@ from mpgrad.device_arrays import CUDA
 from mpgrad.engine.choice import Choice, HandoverCost, choose, gpus_of, too_small
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed, keep_unreadable, place
-from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_cache import PlanCache
+from mpgrad.scheduler.plan_cache import MakePlan, PlanCache
 
 
 class Ready(NamedTuple):
@@ -37,8 +37,13 @@ class Preparation:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        make_plan = partial(plan, workers=options.cpu_workers, gpu_workers=Counter(options.gpus))
-        self._graphs = PreparedGraphs(PlanCache(make_plan).plan)
+        self._make_plan: MakePlan = partial(
+            plan, workers=options.cpu_workers, gpu_workers=Counter(options.gpus)
+        )
+        #: What a plan depends on beside the graph.
+        self._plans_for = options.cpu_workers, options.gpus
+        #: Plans of graphs that are not recognised before their tables are made.
+        self._others = PlanCache(self._make_plan)
         self._lock = threading.Lock()
 
     def ready(self, frozen: FrozenGraph, cost: HandoverCost) -> Ready:
@@ -78,8 +83,17 @@ class Preparation:
     def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
         """The plan of a placed graph, and what else was made of its tables now or in an earlier
         step."""
+        known, spec = frozen.remembered, frozen.spec
         with self._lock:
-            return self._graphs.of(frozen.spec, may_recur=frozen.may_recur)
+            if known is None:
+                return PreparedGraph(spec, self._others.plan(spec))
+            graph: PreparedGraph | None = known.prepared.get(self._plans_for)
+            if graph is None:
+                graph = PreparedGraph.made(spec, self._make_plan)
+            elif not graph.serves(spec):
+                graph = graph.renewed(spec, self._make_plan)
+            known.keep_prepared(self._plans_for, graph)
+            return graph
 
     def without_unreadable(self, placed: Placed) -> tuple[Placed, PreparedGraph]:
         """The same graph, where Nodes whose saved tensors cannot be read stay in the client."""
