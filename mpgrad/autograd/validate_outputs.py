@@ -59,13 +59,20 @@ def add_notes(
     is_user_code: bool,
 ) -> None:
     """Tell in ``error`` which Node raised it, and the shapes that flow in and out."""
+    add_note(error, f"in the backward graph at {described(name, inputs, outputs)}")
+    if is_user_code and "read-only" in str(error):
+        add_note(error, COPY_FIRST)
+
+
+def described(
+    name: str, inputs: Sequence[InputMetadata], outputs: Sequence[InputMetadata | None]
+) -> str:
+    """A Node's name, and what flows in and out."""
     flows = [
         ", ".join("-" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in metas)
         for metas in (inputs, outputs)
     ]
-    add_note(error, f"in the backward graph at {name}({flows[0]}) -> ({flows[1]})")
-    if is_user_code and "read-only" in str(error):
-        add_note(error, COPY_FIRST)
+    return f"{name}({flows[0]}) -> ({flows[1]})"
 
 
 def validate_output(name: str, index: int, grad: Any, expected: InputMetadata, xp: Any) -> Any:

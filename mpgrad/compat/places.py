@@ -10,7 +10,7 @@ from types import ModuleType
 _PLACES = (
     ("_tensor", "mpgrad.tensor"),
     ("tensor functional serialization", "mpgrad"),
-    ("random", "mpgrad mpgrad.ops.random"),
+    ("random", "mpgrad mpgrad.ops.generators"),
     ("types", "mpgrad.compat.types"),
     ("multiprocessing", "multiprocessing"),
     ("autograd.{variable gradcheck grad_mode anomaly_mode}", "mpgrad.autograd"),

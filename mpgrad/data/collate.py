@@ -1,4 +1,4 @@
-"""default_collate: a list of samples becomes one batch."""
+"""default_collate: a list of samples becomes one batch; default_convert: one sample of tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad import storage
-from mpgrad.ops.creation import tensor
+from mpgrad.ops.creation import as_tensor, tensor
 from mpgrad.ops.shape import stack
 from mpgrad.tensor import Tensor
 
@@ -60,3 +60,18 @@ def _collate_rows(samples: list[Any]) -> Any:
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*columns)
     return columns
+
+
+def default_convert(data: Any) -> Any:
+    """Arrays within ``data`` become Tensors; all else stays as it is."""
+    if isinstance(data, Tensor | str | bytes):
+        return data
+    if isinstance(data, np.ndarray | np.generic):
+        return data if data.dtype.kind in "SUO" else as_tensor(np.asarray(data))
+    if isinstance(data, Mapping):
+        return {key: default_convert(value) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*map(default_convert, data))
+    if isinstance(data, tuple | list):
+        return [default_convert(value) for value in data]
+    return data

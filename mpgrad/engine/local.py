@@ -1,6 +1,7 @@
 """run_local(): a backward in this process and on this thread. The reference for what workers do.
 
 A loop over the Nodes in the order of the serial engine: sum what flows in, call the rule, pass on.
+For a graph that comes again, the same is written out (:mod:`mpgrad.engine.compiled`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mpgrad.autograd.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.nodes.node import InputMetadata, Node
+from mpgrad.autograd.recurring_graphs import Remembered
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.validate_outputs import (
     add_notes,
@@ -30,9 +32,13 @@ from mpgrad.autograd.validate_outputs import (
 from mpgrad.device import CPU
 from mpgrad.device_arrays import CUDA
 from mpgrad.dispatch import cpu
+from mpgrad.engine import compiled
 from mpgrad.engine.learning import durations_us, teach
 from mpgrad.storage import is_exclusive
 
+#: A graph is compiled when its tables serve for this time: source for one that comes twice would
+#: take longer than it saves.
+COMPILED_FROM_USE = 2
 #: From this size on a backward of operators alone holds the garbage collector off.
 HELD_ABOVE_NODES = 1000
 
@@ -50,6 +56,32 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 
 def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+    known = frozen.remembered
+    if known is not None and not (anomaly.enabled or CUDA.in_use or profiler.active()):
+        results = _run_compiled(frozen, known)
+        if results is not None:
+            return claim(results)
+    return _run_nodes(frozen)
+
+
+def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
+    """The captured gradients of a graph that has come several times; None: it is not compiled."""
+    program = known.program
+    if program is None:
+        if known.uses < COMPILED_FROM_USE:
+            return None
+        program = compiled.kept.add(known, frozen)
+    if isinstance(program, str):
+        return None
+    times: list[float] | None = [] if known.learns() else None
+    started = perf_counter()
+    results: list[Any] | None = program.run(frozen, times)
+    if results is not None and known.teaches((perf_counter() - started) * 1e6) and times:
+        teach(frozen, list(zip(_that_ran(frozen), durations_us(times), strict=True)))
+    return results
+
+
+def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
     inflow = _Inflow(nodes)
     for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
@@ -192,11 +224,16 @@ def _note_times(frozen: FrozenGraph, times: list[float]) -> None:
     teaches = times and (known is None or known.teaches((times[-1] - times[0]) * 1e6))
     if not teaches and profile is None:
         return
-    ran = [at for at in frozen.spec.order if frozen.runs[at]]
+    ran = _that_ran(frozen)
     if teaches:
         teach(frozen, list(zip(ran, durations_us(times), strict=True)))
     if profile is not None and not engine_slot.is_inside_rule():
         profile.note_nodes(frozen, ran, times)
+
+
+def _that_ran(frozen: FrozenGraph) -> list[int]:
+    """The Nodes whose rule was run, in serial order."""
+    return [at for at in frozen.spec.order if frozen.runs[at]]
 
 
 def claim(results: list[Any]) -> list[tuple[Any, bool]]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from time import perf_counter
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES
-from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.wiring import wiring_of
+from mpgrad.operator_node import OperatorNode
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_cache import MakePlan, are_near, costs_of, structure
 from mpgrad.scheduler.plan_tables import Member, Plan
@@ -43,7 +43,8 @@ class PreparedGraph:
 
     def __init__(self, spec: GraphSpec, plan: Plan, took_us: float = 0.0) -> None:
         self.spec, self.plan = spec, plan
-        self.experience = Experience()
+        #: Of all graphs like this one, once it was asked for.
+        self.experience: Experience | None = None
         self._wirings: dict[Member, Wiring] = {}
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
         self._uses = 0
@@ -90,7 +91,7 @@ class PreparedGraph:
     def learns(self) -> bool:
         """Count one use; whether the cost model should hear what its tasks took."""
         self._uses += 1
-        return self._uses <= YOUNG_USES or self._uses % LEARN_EVERY == 0
+        return self._uses <= tuning.YOUNG_USES or self._uses % tuning.YOUNG_USES == 0
 
     # ------------------------------------------------------------------ what is the same each time
 

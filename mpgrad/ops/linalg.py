@@ -221,9 +221,9 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     # A dimension of length 1 is repeated, as in PyTorch.
     for d, other in zip(left, right, strict=True):
         if a.shape[d] == 1 and b.shape[other] != 1:
-            b = sum_over(b, other, True)
+            b = sum_over(b, other, True, dtype=b.dtype)
         elif b.shape[other] == 1 and a.shape[d] != 1:
-            a = sum_over(a, d, True)
+            a = sum_over(a, d, True, dtype=a.dtype)
     lengths = [a.shape[d] for d in left]
     if lengths != [b.shape[d] for d in right]:
         raise RuntimeError(

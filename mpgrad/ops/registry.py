@@ -230,6 +230,10 @@ class Operator:
             return [None if grad is None else xp.conj(grad) for grad in gradients]
         return gradients
 
+    def asked_by(self, position: int) -> tuple[str, ...]:
+        """What the formula of the input at ``position`` asks for, by parameter."""
+        return self._wants[self.input_name(position)]
+
     def _needed(self, needs: tuple[bool, ...]) -> Sequence[tuple[int, Formula, Sequence[str]]]:
         """For each needed input its position, its formula, and what that asks for."""
         found = self._needed_by.get(needs)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
+import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.autograd.functions.function_node import (
     ContextDescription,
     PortableContext,
