@@ -106,7 +106,9 @@ class Experience:
             has_workers: whether they run already; they are not started for a trial.
         """
         expected = self._expected(predicted)
-        margin = 1.0 if self._took["process"] else tuning.MARGIN
+        # Workers must be clearly better in a graph that may never come again.
+        is_known = bool(self._took["process"]) or len(self._took["local"]) == tuning.RECENT
+        margin = 1.0 if is_known else tuning.MARGIN
         is_faster = expected.process * margin < expected.local
         modes: tuple[Mode, Mode] = ("process", "local") if is_faster else ("local", "process")
         mode, other = modes

@@ -298,6 +298,16 @@ def test_no_workers_are_started_for_a_trial() -> None:
     assert experience.choose(slower, has_workers=True).is_trial
 
 
+def test_a_close_call_is_tried_in_a_graph_that_comes_again() -> None:
+    close, experience = Prediction(10_000.0, 9_500.0), Experience()
+    modes = []
+    for _ in range(RECENT + 2):
+        choice = experience.choose(close, has_workers=False)
+        modes.append(choice.mode)
+        experience.note(mode_of(choice), 10_000.0, choice)
+    assert modes == [*["local"] * (RECENT + 1), "process"]
+
+
 def test_it_is_kept_when_costs_and_shapes_change() -> None:
     experiences, graph = Experiences(), frozen(branches(4), 10.0)
     nodes = [node._replace(cost_us=7.0, input_nbytes=(8,)) for node in graph.spec.nodes]
