@@ -109,6 +109,7 @@ from mpgrad.ops.choices import clamp_max as clamp_max
 from mpgrad.ops.choices import clamp_min as clamp_min
 from mpgrad.ops.choices import maximum as maximum
 from mpgrad.ops.choices import minimum as minimum
+from mpgrad.ops.choices import nonzero as nonzero
 from mpgrad.ops.choices import where as where
 from mpgrad.ops.comparison import allclose as allclose
 from mpgrad.ops.comparison import bitwise_and as bitwise_and
@@ -280,7 +281,6 @@ from mpgrad.ops.scattering import scatter_add as scatter_add
 from mpgrad.ops.selection import diag as diag
 from mpgrad.ops.selection import diff as diff
 from mpgrad.ops.selection import masked_select as masked_select
-from mpgrad.ops.selection import nonzero as nonzero
 from mpgrad.ops.selection import repeat_interleave as repeat_interleave
 from mpgrad.ops.selection import roll as roll
 from mpgrad.ops.selection import take as take

@@ -20,6 +20,7 @@ from mpgrad.ops.matrices import (
     solve,
     vector_norm,
 )
+from mpgrad.ops.out_argument import accept_out as _accept_out
 
 __all__ = [
     "cholesky",
@@ -35,5 +36,7 @@ __all__ = [
     "solve",
     "vector_norm",
 ]
+
+_accept_out(globals(), __all__)
 
 __getattr__ = _missing_from(__name__)

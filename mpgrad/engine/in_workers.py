@@ -70,22 +70,19 @@ def run_in_workers(
             )  # fmt: skip
             # A task that all others wait for is run right here if it is next to nothing.
             ahead = client.run_ahead() if planned.opens_alone else None
-            messages = handover.messages(
-                session.peer,
-                number,
-                running.depth if running is not None else 0,
-                session.workers,
-                ahead,
-            )
-            try:
-                outcome = session.run(messages, client.run)
-            except CoordinatorLost as lost:
-                lost.has_run_user_code = client.has_begun
-                raise
-            warnings = session.warnings_of(number)
+            depth = running.depth if running is not None else 0
+            messages = handover.messages(session.peer, number, depth, session.workers, ahead)
+            with session.interrupts.deferred():  # until somebody holds the results
+                try:
+                    outcome = session.run(messages, client.run)
+                except CoordinatorLost as lost:
+                    lost.has_run_user_code = client.has_begun
+                    raise
+                warnings = session.warnings_of(number)
+                if isinstance(outcome, CompleteGraph):
+                    results = _open_results(sessions, session, frozen, outcome, handover)
+                    is_complete = True
             if isinstance(outcome, CompleteGraph):
-                results = _open_results(sessions, session, frozen, outcome, handover)
-                is_complete = True
                 _learn(frozen, graph, handover, outcome)
                 if profile is not None:
                     _note_times(profile, frozen, planned, outcome)

@@ -12,10 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from mpgrad.autograd.running.interrupts import Interrupts
 from mpgrad.engine import coordinator_watchdog
-from mpgrad.engine.interrupts import Interrupts
 from mpgrad.engine.processes import CoordinatorProcess
-from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated, ProtocolError
+from mpgrad.errors import (
+    CoordinatorLost,
+    EngineClosed,
+    InvariantViolated,
+    MpgradError,
+    ProtocolError,
+)
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.hook_for_tests import hooked
 from mpgrad.scheduler import events as ev
@@ -88,9 +94,9 @@ class Session:
             run_task: runs the client's own tasks.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the graph has been cancelled, the workers are well.
             CoordinatorLost: the coordinator died.
-            Exception: what ``messages`` raised; the graph has been cancelled.
+            BaseException: Ctrl-C, or what another signal handler or ``messages`` raised; the graph
+                has been cancelled, the workers are well.
         """
         submission = next(messages)
         graph = submission.graph
@@ -103,8 +109,10 @@ class Session:
                 while graph not in self._state.outcomes:
                     try:
                         self._step()
-                    except KeyboardInterrupt:
-                        self._stop(graph)
+                    except MpgradError:
+                        raise
+                    except BaseException as error:
+                        self._stop(graph, error)
                         raise
             if failure is not None:
                 raise failure
@@ -115,9 +123,9 @@ class Session:
             if not self._run_task:
                 self.interrupts.forget()
 
-    def _stop(self, graph: int) -> None:
-        """Ctrl-C: cancel ``graph``, and wait for its end while that does not take too long."""
-        grace_ms = self.interrupts.begin_to_stop()
+    def _stop(self, graph: int, cause: BaseException) -> None:
+        """A signal: cancel ``graph``, and wait for its end while that does not take too long."""
+        grace_ms = self.interrupts.begin_to_stop(cause)
         try:
             self._send(*self._handle(ev.GraphCancelled(self.peer, graph, grace_ms)))
             while graph not in self._state.outcomes and self.interrupts.patience_ms:
@@ -207,7 +215,7 @@ class Session:
                 dispatch = instruction.dispatch
                 reply = self._run_task[dispatch.name](dispatch)
                 if os.getpid() != self._pid:
-                    raise RuntimeError(_FORKED.format(child=os.getpid(), parent=self._pid))
+                    raise MpgradError(_FORKED.format(child=os.getpid(), parent=self._pid))
                 replies += self._handle(ev.NodeTaskFinished(reply))
             else:
                 replies.append(instruction)

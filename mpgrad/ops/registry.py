@@ -90,6 +90,9 @@ class Operator:
         self.node_name = node_name(name)
         #: The class of its Nodes, once there is one; None where they have several names.
         self.node_class: Any = None
+        #: What calls it and, by which inputs need gradients, what records that (``dispatch``).
+        self.caller: Callable[..., Any] | None = None
+        self.recorders: dict[tuple[bool, ...], Callable[..., None]] = {}
         self.forward = forward
         #: How many leading outputs are differentiable; later ones (indices, masks) are not.
         self.outputs = outputs

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
+import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.autograd.functions.function_node import (
     ContextDescription,
     PortableContext,

@@ -48,7 +48,7 @@ def run(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProce
 def test_a_program_for_torch_runs_unchanged(tmp_path: Path) -> None:
     done = run(tmp_path, PROGRAM, "--epochs", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "mpgrad.compat.torch True 2\nmpgrad.tensor ['--epochs', '3'] (3, 3)\n"
+    assert done.stdout == "mpgrad.compat.torch True 2\nmpgrad ['--epochs', '3'] (3, 3)\n"
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:

@@ -152,6 +152,8 @@ class _Recorder:
         parts = self._parts.pop(target, [])
         if not parts:
             return None
+        if self._captured is not None and self._captured[target] is None:
+            return None  # the formula left it undefined
         if len(parts) == 1:
             ((total, has_value),) = parts
             if self._captured is not None and not has_value:
