@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
@@ -111,13 +111,22 @@ class Template(NamedTuple):
 class Remembered:
     """One graph, and the tables that serve it."""
 
-    __slots__ = ("_usual_here", "_usual_in_workers", "placed", "spec", "template", "uses", "wired")
+    __slots__ = (
+        "__weakref__",
+        "_usual_here",
+        "_usual_in_workers",
+        "placed",
+        "program",
+        "spec",
+        "template",
+        "uses",
+    )
 
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
-        #: What the ``local`` engine has made of the tables, for the next time.
-        self.wired: Any = None
+        #: What runs it in ``local`` as one function; or why nothing does; None: it is too young.
+        self.program: Any = None
         #: What placing made of ``spec`` the last time: (``spec``, Nodes moved, the tables then).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # Of the graph, not of its tables: these are renewed when a cost changes.
@@ -145,6 +154,10 @@ class Remembered:
         took far longer or shorter than usual.
         """
         self._note(self._usual_here, took_us)
+        return self.learns()
+
+    def learns(self) -> bool:
+        """Whether the cost model should hear of this use."""
         return self.is_young or self.uses % tuning.SAMPLES == 0
 
     def is_surprised_by(self, took_us: float) -> bool:

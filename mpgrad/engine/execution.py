@@ -6,14 +6,16 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mpgrad import config
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Mode
 from mpgrad.engine.handover import SavedTensorsUnreadable
@@ -40,6 +42,9 @@ from mpgrad.wire.schema import Processes
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Execution:
@@ -75,8 +80,10 @@ class Execution:
         if placed is not None:
             warn_of_serial_functions(placed)
         if placed is None or graph is None or not self._goes_to_workers(ready):
-            with self._counted_locally(), self._timed("local", ready):
-                return run_local(frozen)
+            if graph is None:
+                return self._here(run_local, frozen)
+            with self._timed("local", ready):
+                return self._here(run_local, frozen)
         recovery = Recovery(self._options.recover)
         with self._timed("process", ready):
             while True:
@@ -117,16 +124,14 @@ class Execution:
             arrays = [array for array, _ in self.execute(watched)]
             captured = dict(zip(watched.spec.captures, arrays, strict=True))
             return record(frozen, seeds, captured)
-        with self._counted_locally():
-            return record(frozen, seeds)
+        return self._here(record, frozen, seeds)
 
-    @contextmanager
-    def _counted_locally(self) -> Iterator[None]:
-        """A backward of this process: with as many BLAS threads as a worker has."""
+    def _here(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a backward in this process: with as many BLAS threads as a worker has."""
         self._local_count += 1
         try:
             with blas_limit(self._options.blas_threads):
-                yield
+                return run(*args, **kwargs)
         except BaseException:
             self._local_failed += 1
             raise
@@ -149,7 +154,7 @@ class Execution:
 
     # ------------------------------------------------------------------ questions
 
-    def explain(self, tensor: Tensor) -> Explanation:
+    def explain(self, tensor: Tensor, source: bool) -> Explanation:
         """See ``Engine.explain``."""
         if not tensor.requires_grad:
             raise RuntimeError(
@@ -157,7 +162,9 @@ class Execution:
             )
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return self._explain(frozen, self._ready(frozen))
+        ready = self._ready(frozen)
+        found = self._explain(frozen, ready)
+        return replace(found, source=compiled.source_of(frozen)) if source else found
 
     def _explain(self, frozen: FrozenGraph, ready: Ready) -> Explanation:
         placed = ready.placed or place(frozen)
@@ -188,6 +195,8 @@ class Execution:
             restarts=processes.restarts if processes is not None else 0,
             protocol_errors=self.sessions.refused_frames
             + (processes.protocol_errors if processes is not None else 0),
+            compiled_graphs=compiled.kept.count()[0],
+            compiled_nodes=compiled.kept.count()[1],
             client_arena=ArenaStatistics(
                 arena.used_bytes,
                 arena.idle_bytes,

@@ -15,7 +15,8 @@ from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.recurring_graphs import Memory
 from mpgrad.engine import prepared
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs, wiring_of
+from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
+from mpgrad.engine.wiring import wiring_of
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import SAMPLES
 from mpgrad.shm.arena import client_arena
@@ -27,6 +28,7 @@ from mpgrad.wire.programs import (
     TaskProgram,
     decode_program,
     decode_wiring,
+    encode_wiring,
 )
 
 
@@ -90,7 +92,7 @@ def test_programs_are_those_of_the_graph() -> None:
     for graph in (small, large):
         found = PreparedGraph(graph.spec, plan(graph.spec))
         for task, members in enumerate(found.plan.groups):
-            expected = tuple(wiring_of(graph, member) for member in members)
+            expected = tuple(encode_wiring(wiring_of(graph, member)) for member in members)
             programs = found.programs(graph, task)
             wirings = [p if isinstance(p, bytes) else p.wiring for p in programs]
             assert tuple(wirings) == expected

@@ -94,6 +94,9 @@ class Node:
     has_packed = False
     #: Whether its rule is the user's.
     is_user_code = False
+    #: Whether the rule gives out the gradient that came in, the very array, where one of the same
+    #: shape and dtype is wanted.
+    passes_on = False
     #: Whether only the client may run it, because it calls what the user registered, or raises.
     runs_on_client = False
 
