@@ -17,18 +17,14 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 
 #: Nodes of all graphs that are remembered, and graphs of the same edges that differ otherwise.
 NODES_MAX = 200_000
 VARIANTS_MAX = 16
-#: The costs of a graph are looked up again each time while it is young, then only now and then.
-YOUNG_USES = 8
-LOOK_UP_EVERY = 16
-#: And so often what they took is learned.
-LEARN_EVERY = 8
 
 #: In ``Walk.edges``: no edge, and the Node of index i begins (NODE - i).
 NO_EDGE, NODE = -1, -2
@@ -149,7 +145,7 @@ class Remembered:
     @property
     def is_young(self) -> bool:
         """Whether its costs are still being found out."""
-        return self.uses <= YOUNG_USES
+        return self.uses <= tuning.YOUNG_USES
 
     def teaches(self, took_us: float) -> bool:
         """Note what the ``local`` engine took; whether the cost model should hear of it.
@@ -162,7 +158,7 @@ class Remembered:
 
     def learns(self) -> bool:
         """Whether the cost model should hear of this use."""
-        return self.is_young or self.uses % LEARN_EVERY == 0
+        return self.is_young or self.uses % tuning.YOUNG_USES == 0
 
     def is_surprised_by(self, took_us: float) -> bool:
         """Note what its tasks took in the workers; whether that is far from what was usual."""
@@ -178,7 +174,7 @@ class Remembered:
     def looks_up_costs(self) -> bool:
         """Count one use; whether costs should be looked up again this time."""
         self.uses += 1
-        return self.is_young or self.uses % LOOK_UP_EVERY == 0
+        return self.is_young or self.uses % tuning.YOUNG_USES == 0
 
 
 class Memory:

@@ -14,12 +14,13 @@ from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.client_nodes import HooksBefore, Rule, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.dispatch import cpu
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.stale_saved import StaleSaved
 from mpgrad.engine.wiring import wiring_of
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan_tables import Member, Plan

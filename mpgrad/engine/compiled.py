@@ -25,8 +25,9 @@ from mpgrad.autograd.recurring_graphs import Remembered
 from mpgrad.autograd.validate_outputs import add_notes, described, validate_output
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.column_parts import count_parts
-from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.dispatch import cpu
 from mpgrad.generated_code import compiled, forget
+from mpgrad.operator_node import OperatorNode
 from mpgrad.ops.registry import OPERATORS
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.

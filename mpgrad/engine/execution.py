@@ -17,7 +17,7 @@ from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
-from mpgrad.engine.choice import WORTH_A_LOOK_US
+from mpgrad.engine.choice import Mode
 from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
@@ -57,23 +57,23 @@ class Execution:
 
     def __init__(self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]) -> None:
         self._options, self._spawn = options, spawn
-        self.sessions = SessionPool(spawn)
         self.preparation = Preparation(options)
+        self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
         self._counters = Counters()
         self._local_count = self._local_failed = 0
 
     def start_anew_in_child(self) -> None:
         """After a fork: the processes belong to the parent."""
         self.sessions.abandon()
-        self.sessions = SessionPool(self._spawn)
         self.preparation = Preparation(self._options)
+        self.sessions = SessionPool(self._spawn, self.preparation.expect_message_us)
         self._counters = Counters()
 
     # ------------------------------------------------------------------ one backward
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Prepare a frozen graph and run it; see ``autograd.engine_slot``."""
-        ready = self.preparation.ready(frozen, self.sessions.handover_cost)
+        ready = self._ready(frozen)
         if config.debug():
             self._report(frozen, ready)
         placed, graph = ready.placed, ready.graph
@@ -98,6 +98,9 @@ class Execution:
                     if not recovery.allows(lost):
                         raise
                     self._counters.note_recovery()
+
+    def _ready(self, frozen: FrozenGraph) -> Ready:
+        return self.preparation.ready(frozen, has_workers=self.sessions.is_running)
 
     def _goes_to_workers(self, ready: Ready) -> bool:
         """Whether a graph runs in workers now: `auto` does not wait for them to start."""
@@ -134,14 +137,11 @@ class Execution:
             raise
 
     @contextmanager
-    def _timed(self, mode: str, ready: Ready) -> Iterator[None]:
-        """``auto`` remembers what a backward took, where one like it may come again."""
+    def _timed(self, mode: Mode, ready: Ready) -> Iterator[None]:
+        """``auto`` learns what a backward took."""
         started = perf_counter()
         yield
-        if self._options.mode == "auto" and ready.graph is not None:
-            took_us = (perf_counter() - started) * 1e6
-            if took_us >= WORTH_A_LOOK_US:
-                ready.graph.experience.note(mode, took_us)
+        self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
 
     def _start_in_background(self) -> None:
         """Start the processes beside this and the next local backward."""
@@ -162,14 +162,14 @@ class Execution:
             )
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        ready = self.preparation.ready(frozen, self.sessions.handover_cost)
+        ready = self._ready(frozen)
         found = self._explain(frozen, ready)
         return replace(found, source=compiled.source_of(frozen)) if source else found
 
     def _explain(self, frozen: FrozenGraph, ready: Ready) -> Explanation:
         placed = ready.placed or place(frozen)
         planned = (ready.graph or self.preparation.plan_of(placed.frozen)).plan
-        return explain(placed, planned, *ready.choice)
+        return explain(placed, planned, ready.choice.mode, ready.choice.reason)
 
     def _report(self, frozen: FrozenGraph, ready: Ready) -> None:
         """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""

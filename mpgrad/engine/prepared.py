@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES
-from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.wiring import wiring_of
+from mpgrad.operator_node import OperatorNode
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import Member, Plan
 from mpgrad.wire.programs import (
@@ -38,7 +38,8 @@ class PreparedGraph:
         #: Kept, so that its identity stands for it.
         self.spec = spec
         self.plan = plan
-        self.experience = Experience()
+        #: Of all graphs like this one, once it was asked for.
+        self.experience: Experience | None = None
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
         self._uses = 0
 
@@ -59,7 +60,7 @@ class PreparedGraph:
     def learns(self) -> bool:
         """Count one use; whether the cost model should hear what its tasks took."""
         self._uses += 1
-        return self._uses <= YOUNG_USES or self._uses % LEARN_EVERY == 0
+        return self._uses <= tuning.YOUNG_USES or self._uses % tuning.YOUNG_USES == 0
 
 
 class PreparedGraphs:

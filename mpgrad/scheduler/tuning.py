@@ -35,19 +35,19 @@ CALL_US = 3.0
 BYTES_PER_US = 4000.0
 #: Matrix products: floating-point operations on one core, of 4-byte numbers; 512 x 512.
 FLOPS_PER_US = 80_000.0
-#: A custom Function that never ran is taken for expensive: graphs of several begin in the workers.
-UNKNOWN_FUNCTION_US = 1000.0
 
 # ---------------------------------------------------------------------- learning
 
-#: Weight of the newest measurement: three of them make up two thirds.
-NEWEST = 0.3
+#: So many measurements count; of medians the last ones, of means with the weight below.
+RECENT = 5
 #: One measurement counts as at most so many times what was expected, and as at least that part:
 #: pauses of the garbage collector are 10 to 1,000 times as long as short rules.
 SURPRISE_MAX = 4.0
 #: Costs are renewed, and plans made again, when so large a part of the work has moved: medians of
 #: one graph vary by up to 0.15 from minute to minute.
 DRIFT_MAX = 0.25
+#: A graph suddenly takes another time if that is so many times more or less than usual.
+FAR_OFF = 2.0
 #: Costs are asked and learned in so many first backwards of a graph, then once in so many.
 YOUNG_USES = 8
 

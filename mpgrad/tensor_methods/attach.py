@@ -52,6 +52,7 @@ from mpgrad.tensor_methods import (
     layout,
     new_tensors,
     numpy_functions,
+    random_in_place,
     shape_in_place,
     values,
 )
@@ -282,6 +283,7 @@ def _attach() -> None:
         copies.METHODS,
         numpy_functions.METHODS,
         in_place.METHODS,
+        random_in_place.METHODS,
         in_place_composed.METHODS,
         new_tensors.METHODS,
         shape_in_place.METHODS,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.recurring_graphs import YOUNG_USES
 from mpgrad.engine import compiled, local
 from mpgrad.nn import functional
+from mpgrad.scheduler.tuning import YOUNG_USES
 from tests.random_programs import random_program
 
 freeze_module = importlib.import_module("mpgrad.autograd.freeze")

@@ -12,9 +12,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import storage
-from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES
 from mpgrad.engine import local
 from mpgrad.engine.local import claim
+from mpgrad.scheduler.tuning import YOUNG_USES
 from mpgrad.shm.arena import client_arena
 
 
@@ -223,6 +223,6 @@ def test_a_graph_that_comes_again_and_again_teaches_less_often(
 
     took_s[0] = 1e-6
     assert all(backward() for _ in range(YOUNG_USES))
-    assert sum(backward() for _ in range(4 * LEARN_EVERY)) == 4
+    assert sum(backward() for _ in range(4 * YOUNG_USES)) == 4
     took_s[0] = 1.0
     assert backward()

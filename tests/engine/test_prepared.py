@@ -12,12 +12,13 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES, Memory
+from mpgrad.autograd.recurring_graphs import Memory
 from mpgrad.engine import prepared
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
 from mpgrad.engine.wiring import wiring_of
 from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.tuning import YOUNG_USES
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensor import gradient_edge
 from mpgrad.wire.programs import (
@@ -155,7 +156,7 @@ def contents(rule: Rule) -> Any:
 def test_every_use_teaches_at_first_and_then_now_and_then() -> None:
     graph = frozen()
     found = PreparedGraph(graph.spec, plan(graph.spec))
-    learned = [found.learns() for _ in range(YOUNG_USES + 4 * LEARN_EVERY)]
+    learned = [found.learns() for _ in range(YOUNG_USES + 4 * YOUNG_USES)]
     assert all(learned[:YOUNG_USES])
     assert sum(learned[YOUNG_USES:]) == 4
 
