@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.ops import arithmetic, linalg, reduction, scattering, selection
+from mpgrad.ops import arithmetic, comparison, linalg, reduction, scattering, selection
 from mpgrad.ops.promotion import check_cast
 from mpgrad.tensor import Tensor
 from mpgrad.tensor_methods.in_place import copy_
@@ -35,6 +35,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     f"{name}_": _composed(getattr(family, name))
     for family, names in (
         (arithmetic, "addcmul addcdiv"),
+        (
+            comparison,
+            "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
+            "logical_and logical_or logical_xor logical_not",
+        ),
         (linalg, "addmm baddbmm"),
         (reduction, "cumsum"),
         (scattering, "index_add index_copy index_fill masked_scatter scatter scatter_add"),
