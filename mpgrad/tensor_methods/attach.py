@@ -224,6 +224,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "backward": backward,
     "softmax": activation.softmax,
     "bernoulli": random.bernoulli,
+    "multinomial": random.multinomial,
     "log_softmax": activation.log_softmax,
     "where": _where,
     "view_as": _view_as,
