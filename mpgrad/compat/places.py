@@ -8,8 +8,8 @@ from types import ModuleType
 
 #: Paths below ``torch`` -> the modules that have their names, in the order of search.
 _PLACES = (
-    ("_tensor", "mpgrad.tensor"),
-    ("tensor functional serialization", "mpgrad"),
+    ("_tensor tensor", "mpgrad.compat.top mpgrad"),
+    ("functional serialization", "mpgrad"),
     ("random", "mpgrad mpgrad.ops.generators"),
     ("types", "mpgrad.compat.types"),
     ("multiprocessing", "multiprocessing"),
@@ -54,6 +54,8 @@ def modules(path: str) -> tuple[ModuleType, ...]:
     Args:
         path: below ``torch``: ``nn.modules.linear``; empty for ``torch`` itself.
     """
+    if not path:
+        return (importlib.import_module("mpgrad.compat.top"), importlib.import_module("mpgrad"))
     own = _public(path)
     if own is not None:
         return (own,)
@@ -75,7 +77,7 @@ def _table() -> dict[str, str]:
 def _public(path: str) -> ModuleType | None:
     """``mpgrad.<path>`` where every step is a public name and a module."""
     module = importlib.import_module("mpgrad")
-    for name in path.split(".") if path else ():
+    for name in path.split("."):
         value = getattr(module, name, None)
         if not isinstance(value, ModuleType) or name not in dir(module):
             return None

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mpgrad as mg
@@ -89,7 +90,6 @@ def test_optional_imports_fall_back(tmp_path: Path) -> None:
 
 
 def test_the_module_gives_mpgrads_own_objects() -> None:
-    assert stand_in.Tensor is mg.Tensor
     assert stand_in.nn.modules.linear.Linear is mg.nn.Linear
     assert stand_in.nn.functional.relu is mg.nn.functional.relu
     assert stand_in.__name__ == "mpgrad.compat.torch"
@@ -99,6 +99,43 @@ def test_the_module_gives_mpgrads_own_objects() -> None:
 
 def test_a_module_that_mpgrad_only_uses_is_none_of_pytorchs() -> None:
     assert not hasattr(stand_in.optim, "np")
+
+
+def test_tensor_makes_tensors_of_data_and_of_lengths() -> None:
+    made = stand_in.Tensor([[1, 2], [3, 4]])
+    assert (type(made), made.dtype, made.tolist()) == (mg.Tensor, mg.float32, [[1, 2], [3, 4]])
+    array = np.ones(2)
+    made = stand_in.Tensor(array)
+    array[0] = 5
+    assert (made.dtype, made.tolist()) == (mg.float32, [1, 1])
+    assert stand_in.Tensor(2, 3).shape == stand_in.Tensor(made.new(2, 3).size()).shape == (2, 3)
+    assert stand_in.Tensor().shape == (0,)
+
+
+def test_tensor_is_mpgrads_class_otherwise() -> None:
+    x = mg.ones(2)
+    assert isinstance(x, stand_in.Tensor)
+    assert issubclass(mg.nn.Parameter, stand_in.Tensor)
+    assert type(x) == stand_in.Tensor  # noqa: E721
+    assert {stand_in.Tensor: 1}[type(x)] == 1
+    assert not isinstance(3, stand_in.Tensor)
+    assert stand_in.Tensor.sum(x).item() == 2
+
+    class Named(stand_in.Tensor):
+        pass
+
+    named = Named([1.0, 2.0])
+    assert isinstance(named, Named)
+    assert not isinstance(x, Named)
+    assert named.tolist() == [1, 2]
+
+
+def test_what_is_added_to_tensor_all_tensors_have() -> None:
+    stand_in.Tensor.twice = lambda self: self * 2
+    try:
+        assert mg.ones(1).twice().item() == 2
+    finally:
+        del mg.Tensor.twice
 
 
 FUNCTION = """
