@@ -16,7 +16,6 @@ LAYERS = (
     (8, "optim", "optim/*"),
     (8, "data", "data/*"),
     (8, "checkpointing", "checkpointing/*"),
-    (8, "testing", "testing/*"),
     (7, "engine", "engine/*"),
     (6, "coordinator", "coordinator/*"),
     (6, "workers", "workers/*"),
@@ -60,7 +59,9 @@ FOREIGN = {
     "ray": "distributed/*",
     "torch": "",
     # The product is not to lean on what is beside it, nor on what only that needs.
-    **dict.fromkeys(("benchmarks", "examples", "stress", "tests", "psutil", "rich"), ""),
+    **dict.fromkeys(
+        ("benchmarks", "examples", "simulation", "stress", "tests", "psutil", "rich"), ""
+    ),
 }
 
 #: What the scheduler's purity allows (see CONTRIBUTING.md).

@@ -13,7 +13,7 @@ from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, serial_orde
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.scheduler.tuning import BUNDLE_CHAINS, MESSAGE_US, worth_us
-from mpgrad.testing.random_graphs import random_graph
+from simulation.random_graphs import random_graph
 
 
 def graph(edges: dict[int, Iterable[int]], costs: list[float], **flags: set[int]) -> GraphSpec:

@@ -44,12 +44,17 @@ def interrupts_deferred() -> AbstractContextManager[None]:
 
 
 class Interrupts:
-    """One per session. Outside the main thread nothing is changed: signals strike that one."""
+    """One per session. Outside the main thread nothing is changed: signals strike that one.
+
+    Args:
+        clock: the time in seconds.
+    """
 
     #: Whose ``deferred`` the main thread is in, outermost.
     _owner: Interrupts | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._may_strike = False
         #: What is to be called or raised as soon as it may strike.
         self._pending: list[Pending] = []
@@ -158,7 +163,7 @@ class Interrupts:
             return
         if number == signal.SIGINT:
             if self._since_s is None:
-                self._since_s = time.monotonic()
+                self._since_s = self._clock()
             if any(_is_ctrl_c(pending) for pending in self._pending):
                 return
         self._pending.append((self._handlers[number], number, frame))
@@ -197,7 +202,7 @@ class Interrupts:
         self._since_s, self._is_stopping = None, False
 
     def _age_ms(self) -> int:
-        return 0 if self._since_s is None else int((time.monotonic() - self._since_s) * 1000)
+        return 0 if self._since_s is None else int((self._clock() - self._since_s) * 1000)
 
 
 def _is_ctrl_c(pending: Pending) -> bool:
