@@ -104,7 +104,10 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.statistics": ("aminmax cummax cummin kthvalue median nanmean nansum std_mean"),
     "math": "e inf nan pi",
-    "mpgrad.ops.matrices": "cholesky det logdet matrix_power slogdet",
+    "mpgrad.ops.matrices": "cholesky det inverse logdet matrix_power slogdet",
+    "mpgrad.ops.linear_systems": ("cholesky_inverse cholesky_solve pinverse triangular_solve"),
+    "mpgrad.ops.lu": "lu_unpack",
+    "mpgrad.ops.matrix_functions": "matrix_exp pca_lowrank qr svd svd_lowrank",
     "mpgrad.ops.norms": "norm dist cosine_similarity",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.complex_numbers": (

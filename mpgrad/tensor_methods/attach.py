@@ -25,7 +25,9 @@ from mpgrad.ops import (
     extrema,
     indexing,
     linalg,
+    linear_systems,
     matrices,
+    matrix_functions,
     norms,
     ordering,
     overwriting,
@@ -184,7 +186,7 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),
     (arrangements, "atleast_1d atleast_2d atleast_3d cartesian_prod cdist"),
-    (matrices, "inv matrix_norm multi_dot norm solve vector_norm"),
+    (matrices, "inv multi_dot solve"),
     (counting, "bucketize isin searchsorted"),
     (piecewise, ""),
     (statistics, "std_mean"),
@@ -205,7 +207,11 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "swapaxes": shape.transpose,
     "swapdims": shape.transpose,
     "moveaxis": shape.movedim,
-    "inverse": matrices.inv,
+    **{
+        name: getattr(linear_systems, name)
+        for name in ["cholesky_inverse", "cholesky_solve", "pinverse", "triangular_solve"]
+    },
+    **{name: getattr(matrix_functions, name) for name in ["matrix_exp", "qr", "svd"]},
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,
