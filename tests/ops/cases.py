@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.ops import matrix_cases
+from tests.ops import layer_cases, matrix_cases
 
 Shape = tuple[int, ...]
 
@@ -504,7 +504,7 @@ _REAL = [
     *_linear,
     *_windows,
     *_networks,
-    *(Case(*entry) for entry in matrix_cases.ENTRIES),
+    *(Case(*entry) for entry in matrix_cases.ENTRIES + layer_cases.ENTRIES),
 ]
 
 #: Cases that are tried with complex numbers too.
