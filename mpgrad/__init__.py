@@ -130,6 +130,7 @@ _SUBMODULES = (
     "cuda",
     "data",
     "errors",
+    "fft",
     "linalg",
     "nn",
     "optim",

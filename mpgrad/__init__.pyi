@@ -10,6 +10,7 @@ from mpgrad import backends as backends
 from mpgrad import cuda as cuda
 from mpgrad import data as data
 from mpgrad import errors as errors
+from mpgrad import fft as fft
 from mpgrad import linalg as linalg
 from mpgrad import nn as nn
 from mpgrad import optim as optim

@@ -6,11 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends import transforms
+
 Array = np.ndarray[Any, Any]
 
 
 class Matrices:
-    """Functions of the last two dimensions: a part of the namespace of ``backends.cpu``."""
+    """Linear maps, and functions of the last two dimensions: a part of ``backends.cpu``."""
+
+    fourier, real_fourier = transforms.fourier, transforms.real_fourier
+    fourier_of_real = transforms.fourier_of_real
 
     def inv(self, x: Array) -> Array:
         return np.linalg.inv(x)

@@ -34,6 +34,7 @@ from mpgrad.ops import (
     shape,
     transcendental,
 )
+from mpgrad.ops import fourier as fourier_transforms
 from mpgrad.ops import promotion as _promotion
 from mpgrad.ops import reduction as _reduction
 from mpgrad.tensor import Tensor
@@ -137,6 +138,8 @@ matmul = linalg.matmul
 inv = matrices.inv
 solve = matrices.solve
 det = matrices.det
+fourier = fourier_transforms.fourier
+real_fourier = fourier_transforms.real_fourier
 eigh = factorizations.eigh
 eig = factorizations.eig
 conv2d_input_grad = convolution.conv2d_input_grad

@@ -73,6 +73,12 @@ class ArrayNamespace:
         self.linalg = types.SimpleNamespace(
             **{name: self._function(getattr(np.linalg, name)) for name in names}
         )
+        self.fft = types.SimpleNamespace(
+            **{
+                name: self._function(getattr(np.fft, name))
+                for name in ("fftn", "ifftn", "rfftn", "irfftn")
+            }
+        )
         sign, logabsdet = (self._function(lambda x, i=i: np.linalg.slogdet(x)[i]) for i in (0, 1))
         self.linalg.slogdet = lambda x: (sign(x), logabsdet(x))
         self.linalg.eigh = self._several(np.linalg.eigh, 2)
