@@ -6,9 +6,9 @@
     (x * x).sum().backward()
     x.grad
 
-Every public name is loaded on first use (see ``mpgrad.lazy``): importing any part of the package
+Public names are loaded on first use (see ``mpgrad.lazy``): to import any part of the package
 runs this file, and the coordinator process must not load NumPy. ``python -m tests.stubs`` writes
-``__init__.pyi``, which says the same names to editors and type checkers.
+``__init__.pyi``, which tells editors and type checkers the same names.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ _NAMES_OF = {
     "mpgrad.tensor": "Tensor is_inference",
     "mpgrad.device": "Device device",
     "mpgrad.device_arrays": "set_default_device get_default_device",
+    "mpgrad.dtype": "dtype set_default_dtype get_default_dtype",
     "mpgrad.dtypes": (
         "float16 half float32 float float64 double complex64 cfloat complex128 cdouble "
-        "uint8 int8 int16 short int32 int int64 long bool"
+        "uint8 uint16 uint32 uint64 int8 int16 short int32 int int64 long bool"
     ),
+    "mpgrad.limits": "finfo iinfo",
+    "mpgrad.size": "Size",
     "mpgrad.memory_formats": "preserve_format contiguous_format",
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",
@@ -60,7 +63,8 @@ _NAMES_OF = {
         "add sub mul div pow neg abs addcmul addcdiv lerp sqrt rsqrt reciprocal square "
         "absolute negative multiply subtract divide true_divide"
     ),
-    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where",
+    "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
+    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where nonzero",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
         "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
@@ -84,9 +88,7 @@ _NAMES_OF = {
         "index_select"
     ),
     "mpgrad.ops.overwriting": "masked_fill index_put",
-    "mpgrad.ops.selection": (
-        "masked_select tril triu nonzero diag trace roll diff repeat_interleave take"
-    ),
+    "mpgrad.ops.selection": ("masked_select tril triu diag trace roll diff repeat_interleave take"),
     "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
     "mpgrad.ops.ordering": "sort argsort topk",
     "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",
@@ -147,9 +149,12 @@ _WITHOUT_TENSOR = (
     "mpgrad.cuda",
     "mpgrad.device",
     "mpgrad.device_arrays",
+    "mpgrad.dtype",
     "mpgrad.dtypes",
     "mpgrad.errors",
+    "mpgrad.limits",
     "mpgrad.memory_formats",
+    "mpgrad.size",
     "math",
 )
 
@@ -163,4 +168,5 @@ __getattr__, __dir__ = _attach(
     submodules=(*_SUBMODULES, "_C"),
     first="mpgrad.tensor_methods",
     not_for=_WITHOUT_TENSOR,
+    finish="mpgrad.ops.out_argument",
 )

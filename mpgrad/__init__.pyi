@@ -39,6 +39,9 @@ from mpgrad.device import Device as Device
 from mpgrad.device import device as device
 from mpgrad.device_arrays import get_default_device as get_default_device
 from mpgrad.device_arrays import set_default_device as set_default_device
+from mpgrad.dtype import dtype as dtype
+from mpgrad.dtype import get_default_dtype as get_default_dtype
+from mpgrad.dtype import set_default_dtype as set_default_dtype
 from mpgrad.dtypes import bool as bool
 from mpgrad.dtypes import cdouble as cdouble
 from mpgrad.dtypes import cfloat as cfloat
@@ -58,8 +61,13 @@ from mpgrad.dtypes import int64 as int64
 from mpgrad.dtypes import long as long
 from mpgrad.dtypes import short as short
 from mpgrad.dtypes import uint8 as uint8
+from mpgrad.dtypes import uint16 as uint16
+from mpgrad.dtypes import uint32 as uint32
+from mpgrad.dtypes import uint64 as uint64
 from mpgrad.engine.engine import Engine as Engine
 from mpgrad.engine.engine import current_engine as current_engine
+from mpgrad.limits import finfo as finfo
+from mpgrad.limits import iinfo as iinfo
 from mpgrad.memory_formats import contiguous_format as contiguous_format
 from mpgrad.memory_formats import preserve_format as preserve_format
 from mpgrad.ops.activation import log_softmax as log_softmax
@@ -102,6 +110,7 @@ from mpgrad.ops.choices import clamp_max as clamp_max
 from mpgrad.ops.choices import clamp_min as clamp_min
 from mpgrad.ops.choices import maximum as maximum
 from mpgrad.ops.choices import minimum as minimum
+from mpgrad.ops.choices import nonzero as nonzero
 from mpgrad.ops.choices import where as where
 from mpgrad.ops.comparison import allclose as allclose
 from mpgrad.ops.comparison import bitwise_and as bitwise_and
@@ -263,6 +272,11 @@ from mpgrad.ops.reduction import std as std
 from mpgrad.ops.reduction import sum as sum
 from mpgrad.ops.reduction import var as var
 from mpgrad.ops.reduction import var_mean as var_mean
+from mpgrad.ops.result_types import can_cast as can_cast
+from mpgrad.ops.result_types import is_floating_point as is_floating_point
+from mpgrad.ops.result_types import is_signed as is_signed
+from mpgrad.ops.result_types import promote_types as promote_types
+from mpgrad.ops.result_types import result_type as result_type
 from mpgrad.ops.rounding import ceil as ceil
 from mpgrad.ops.rounding import floor as floor
 from mpgrad.ops.rounding import floor_divide as floor_divide
@@ -279,7 +293,6 @@ from mpgrad.ops.scattering import scatter_add as scatter_add
 from mpgrad.ops.selection import diag as diag
 from mpgrad.ops.selection import diff as diff
 from mpgrad.ops.selection import masked_select as masked_select
-from mpgrad.ops.selection import nonzero as nonzero
 from mpgrad.ops.selection import repeat_interleave as repeat_interleave
 from mpgrad.ops.selection import roll as roll
 from mpgrad.ops.selection import take as take
@@ -354,6 +367,7 @@ from mpgrad.ops.typed_tensors import LongTensor as LongTensor
 from mpgrad.ops.typed_tensors import ShortTensor as ShortTensor
 from mpgrad.serialization import load as load
 from mpgrad.serialization import save as save
+from mpgrad.size import Size as Size
 from mpgrad.tensor import Tensor as Tensor
 from mpgrad.tensor import is_inference as is_inference
 

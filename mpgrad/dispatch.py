@@ -1,7 +1,6 @@
-"""The one door to every operator: choose the backend, run forward, record the Node.
+"""The one way to call an operator: choose the backend, run forward, record the Node.
 
-``call(op, *inputs, **attributes)`` is what public functions are made of. Inputs are Tensors or
-plain Python scalars; attributes are hashable values without arrays.
+Public functions use ``call(op, *inputs, **attributes)``, with Tensors or numbers as inputs.
 """
 
 from __future__ import annotations
@@ -12,22 +11,37 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mpgrad.autograd.anomaly_mode import mode as anomaly
+from mpgrad.autograd.anomaly_mode import origin
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.modes.operator_mode import MODES
-from mpgrad.autograd.nodes.node import FREED_MESSAGE, NATIVE, Edge, InputMetadata, Node
+from mpgrad.autograd.nodes.node import (
+    FREED_MESSAGE,
+    NATIVE,
+    Edge,
+    InputMetadata,
+    Node,
+    next_sequence_nr,
+)
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
 from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.autograd.views.view import share_memory
-from mpgrad.backends.broadcasting import broadcast_shape
+from mpgrad.autograd.views import view
+from mpgrad.backends.broadcasting import refusal
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, first_gpu, is_current, moved, on
+from mpgrad.errors import add_note
+from mpgrad.generated_code import compiled
+from mpgrad.ops.call_source import LOOKS, call_source, looked_at, record_source
 from mpgrad.ops.registry import OPERATORS, Operator, Source
 from mpgrad.storage import INFERENCE, empty
 from mpgrad.tensor import Tensor, gradient_edge, metadata_of
 
 _RESULTS = frozenset({"result", "results"})
+
+#: Shapes and dtypes that each recorder remembers.
+LOOKS_MAX = 256
 
 #: The namespace that forward runs in: NumPy, with large results born in the client's arena.
 cpu = CpuBackend(empty)
@@ -113,6 +127,7 @@ _NATIVE_NAMES = frozenset({"CopyBackwards", "CopySlices"})
 def _named_class(operator: Operator, name: str) -> type[OperatorNode]:
     prefix = NATIVE if name in _NATIVE_NAMES else ""
     members = {"__slots__": (), "operator": operator, "prefix": prefix}
+    members["passes_on"] = operator.passes_on
     made = type(name, (OperatorNode,), members)
     add_saved_attributes(made, operator)
     return made
@@ -127,17 +142,75 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
     Raises:
         RuntimeError: the inputs lie on several devices.
     """
+    return (operator.caller or _caller_of(operator))(*inputs, **attributes)
+
+
+def _caller_of(operator: Operator) -> Callable[..., Any]:
+    """What calls ``operator``, written out for it (``ops.call_source``)."""
+    own = {"operator": operator, "forward": operator.forward, "recorders": operator.recorders}
+    place = f"call {operator.name}"
+    operator.caller = compiled("call", call_source(operator), {**_KNOWN, **own}, place)
+    return operator.caller
+
+
+def recorder_of(operator: Operator, needs: tuple[bool, ...]) -> Callable[..., None]:
+    """What records a call of a written-out operator whose inputs ``needs`` gradients, on the CPU.
+
+    It gets the inputs, the attributes and the result, all by position.
+    """
+    found = operator.recorders.get(needs)
+    if found is None:
+        own = {"operator": operator, "described": _describer(operator, needs)}
+        if isinstance(operator.node_name, str):
+            own["node_class"] = operator.node_class or node_class(operator, (), {})
+        source, place = record_source(operator, needs), f"record {operator.name} {needs}"
+        found = compiled("record", source, {**_KNOWN, **own}, place)
+        operator.recorders[needs] = found
+    return found
+
+
+def _describer(operator: Operator, needs: tuple[bool, ...]) -> Callable[..., Any]:
+    """What gives a Node ``input_metadata``, ``input_info`` and ``plain``, shared by all alike.
+
+    It gets shape and dtype of the result, then those of the inputs ``looked_at``; it gives None
+    where the result can have no gradient.
+    """
+    positions = looked_at(operator, needs)
+    asked = [source for source in operator.sources(needs) if source.kind in LOOKS]
+
+    @functools.lru_cache(LOOKS_MAX)
+    def described(shape: Any, dtype: Any, *looks: Any) -> Any:
+        if dtype.kind not in "fc":
+            return None
+        look = {
+            at: InputMetadata(*pair)
+            for at, pair in zip(positions, zip(looks[::2], looks[1::2], strict=True), strict=True)
+        }
+        info = tuple([look[at] if needed else None for at, needed in enumerate(needs)])
+        plain = {name: getattr(look[at], kind) for name, kind, at in asked if kind != "device"}
+        plain.update({name: str(CPU) for name, kind, _ in asked if kind == "device"})
+        return (InputMetadata(shape, dtype),), info, plain
+
+    return described
+
+
+def look_of(value: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of an input; of a scalar () and None."""
+    return (value._array.shape, value._array.dtype) if isinstance(value, Tensor) else ((), None)
+
+
+def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    """As :func:`call`, whatever the operator, on whichever device, in an operator mode or not."""
     xp: Any = cpu
     if CUDA.in_use and not operator.on_any_devices:
         device = device_of_inputs(operator, inputs)
         if device is not CPU:
             if not is_current(device):
                 with on(device):
-                    return call(operator, *inputs, **attributes)
+                    return call_anywhere(operator, inputs, attributes)
             xp, inputs = cuda_namespace(), tuple(on_device_of(operator, inputs, device))
     arrays = [value._array if isinstance(value, Tensor) else value for value in inputs]
-    watched = MODES.entered
-    if watched:
+    if MODES.entered:
         run = functools.partial(operator.forward, xp, *arrays, **attributes)
         raw = MODES.forward(operator, inputs, attributes, run)
     else:
@@ -145,35 +218,26 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
             raw = operator.forward(xp, *arrays, **attributes)
         except (TypeError, ValueError) as error:
             raise refusal(operator.name, arrays, error) from error
+    return recorded(operator, inputs, attributes, raw)
+
+
+def recorded(
+    operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any], raw: Any
+) -> Any:
+    """What forward gave for a call, as Tensors in their place in the graph."""
     several = isinstance(raw, tuple)
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
     if operator.view is not None:
-        share_memory(operator, inputs[0], outputs, attributes)
+        view.share_memory(operator, inputs[0], outputs, attributes)
         records = records and inputs[0]._version_counter is not INFERENCE
-    if watched:
+    if MODES.entered:
         MODES.done(operator, inputs, attributes, outputs)
     if records:
         needs = wanted_gradients(operator, inputs)
         if True in needs:
             record_call(operator, inputs, outputs, needs, attributes)
     return tuple(outputs) if several else outputs[0]
-
-
-def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
-    """What PyTorch would raise where an array library raised ``error`` in a forward of ``name``."""
-    if isinstance(error, IndexError):
-        return error
-    if isinstance(error, TypeError):
-        dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
-        return NotImplementedError(
-            f"{name}() is not implemented for {' and '.join(dtypes)} ({error})"
-        )
-    try:
-        broadcast_shape(*(array.shape for array in arrays if hasattr(array, "shape")))
-    except RuntimeError as mismatch:
-        return RuntimeError(f"{name}(): {mismatch}")
-    return RuntimeError(f"{name}(): {error}")
 
 
 def device_of_inputs(operator: Operator, inputs: Sequence[Any]) -> Device:
@@ -193,7 +257,7 @@ def device_of_inputs(operator: Operator, inputs: Sequence[Any]) -> Device:
             other is CPU and (value._array.ndim == 0 or _is_index(operator, value))
         ):
             error = RuntimeError(_several_devices(found, other))
-            error.add_note(f"in {operator.name}()")
+            add_note(error, f"in {operator.name}()")
             raise error
     return found
 
@@ -346,8 +410,26 @@ def _input_at(operator: Operator, position: int, inputs: Sequence[Any]) -> Any:
 def _describe(value: Any, what: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_describe(v, what) for v in value)
+    if isinstance(value, Tensor) and what == "device":
+        return str(value.device)
     if isinstance(value, Tensor):
-        if what == "device":
-            return str(value.device)
-        return value.shape if what == "shape" else value.dtype
+        return value._array.shape if what == "shape" else value._array.dtype
     return () if what == "shape" else None
+
+
+#: What the free names of written-out functions (``ops.call_source``) stand for.
+_KNOWN = {
+    "CUDA": CUDA,
+    "HOOKS": HOOKS,
+    "INFERENCE": INFERENCE,
+    "MODES": MODES,
+    "anomaly": anomaly,
+    "cpu": cpu,
+    "new": object.__new__,
+    "node_class_of": node_class,
+    **{known.__name__: known for known in (SavedTensor, Tensor, call_anywhere, gradient_edge)},
+    **{known.__name__: known for known in (is_grad_enabled, look_of, next_sequence_nr, origin)},
+    **{known.__name__: known for known in (recorded, recorder_of, refusal, view.share_memory)},
+}
+
+view.install(call, namespace_for)

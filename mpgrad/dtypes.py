@@ -1,4 +1,4 @@
-"""The dtypes under PyTorch's names; each is the NumPy dtype itself, so that ``==`` and ``is`` hold.
+"""The dtypes under PyTorch's names.
 
 A module of its own, because ``mpgrad.float32`` must be there and ``import mpgrad`` must not load
 NumPy.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
-float16 = half = np.dtype(np.float16)
-float32 = float = np.dtype(np.float32)
-float64 = double = np.dtype(np.float64)
-complex64 = cfloat = np.dtype(np.complex64)
-complex128 = cdouble = np.dtype(np.complex128)
-uint8 = np.dtype(np.uint8)
-int8 = np.dtype(np.int8)
-int16 = short = np.dtype(np.int16)
-int32 = int = np.dtype(np.int32)
-int64 = long = np.dtype(np.int64)
-bool = np.dtype(np.bool_)
+from mpgrad.dtype import DType
+
+float16 = half = DType(np.float16)
+float32 = float = DType(np.float32)
+float64 = double = DType(np.float64)
+complex64 = cfloat = DType(np.complex64)
+complex128 = cdouble = DType(np.complex128)
+uint8 = DType(np.uint8)
+uint16 = DType(np.uint16)
+uint32 = DType(np.uint32)
+uint64 = DType(np.uint64)
+int8 = DType(np.int8)
+int16 = short = DType(np.int16)
+int32 = int = DType(np.int32)
+int64 = long = DType(np.int64)
+bool = DType(np.bool_)

@@ -5,6 +5,8 @@ This file knows no other part of the package.
 
 from __future__ import annotations
 
+import contextlib
+
 
 class MpgradError(RuntimeError):
     """Base of every error that the executor raises on its own behalf."""
@@ -74,3 +76,9 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n\n{self.text}"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """``error.add_note``; nothing where the user's class does not let itself be changed."""
+    with contextlib.suppress(Exception):
+        error.add_note(note)

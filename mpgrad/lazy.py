@@ -23,6 +23,7 @@ def attach(
     submodules: Collection[str] = (),
     first: str | None = None,
     not_for: Collection[str] = (),
+    finish: str | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and ``__dir__`` of a lazy package.
 
@@ -32,6 +33,7 @@ def attach(
         submodules: public names that are modules of the package themselves.
         first: a module to import before any other ...
         not_for: ... except for these modules.
+        finish: of which module ``public(value, name)`` is what is handed out, of the others.
     """
     module = sys.modules[package]
     module.__class__ = _guarded(frozenset(home))
@@ -43,6 +45,8 @@ def attach(
         value = _load(target, first if target not in not_for else None)
         if name in home:
             value = getattr(value, name)
+            if finish is not None and target not in not_for:
+                value = _load(finish, None).public(value, name)
         # Kept, so that the next access does not come by here.
         vars(module)[name] = value
         return value

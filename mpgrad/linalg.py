@@ -31,6 +31,7 @@ from mpgrad.ops.matrix_functions import (
     vecdot,
 )
 from mpgrad.ops.matrix_norms import matrix_norm, norm, vector_norm
+from mpgrad.ops.out_argument import accept_out as _accept_out
 
 __all__ = [
     "cholesky",
@@ -72,5 +73,7 @@ __all__ = [
     "vecdot",
     "vector_norm",
 ]
+
+_accept_out(globals(), __all__)
 
 __getattr__ = _missing_from(__name__)

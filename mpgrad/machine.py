@@ -54,6 +54,24 @@ def memory_limit(root: StrPath = _CGROUP_ROOT, membership: StrPath = _MEMBERSHIP
     return min(limits, default=None)
 
 
+def mappable_bytes() -> int | None:
+    """Bytes that one more shared mapping of this process may have; None without a limit.
+
+    ``ulimit -f`` bounds every file, those without a name as well. ``ulimit -v`` bounds the address
+    space: a mapping gets a quarter of what is left, since heaps and other mappings need theirs.
+    """
+    import resource  # here, since only whoever makes shared memory asks
+
+    file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    allowed = [] if file_size == resource.RLIM_INFINITY else [file_size]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        with open("/proc/self/statm") as statm:
+            mapped = int(statm.read().split()[0]) * resource.getpagesize()
+        allowed.append(max(0, address_space - mapped) // 4)
+    return min(allowed, default=None)
+
+
 def memory_total() -> int:
     """Bytes that all processes may use together: the machine's, or those of the cgroup."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -6,6 +6,8 @@ for the first time, and ``python -m tests.pytorch_names`` writes it.
 
 from __future__ import annotations
 
+import difflib
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,13 +18,10 @@ PYTORCH = Path(__file__).with_name("pytorch_names.txt")
 #: What serves in place of a name that is missing: a name that is here, or a line of code.
 INSTEAD = {
     "mpgrad.Generator": "mpgrad.manual_seed",
-    "mpgrad.Size": "tuple",
     "mpgrad.bfloat16": "mpgrad.float16",
     "mpgrad.compile": "the function itself",
-    "mpgrad.finfo": "numpy.finfo(tensor.dtype)",
     "mpgrad.from_dlpack": "mpgrad.from_numpy(numpy.from_dlpack(x))",
     "mpgrad.func": "mpgrad.autograd.functional",
-    "mpgrad.iinfo": "numpy.iinfo(tensor.dtype)",
     "mpgrad.jit": "the function itself",
     "mpgrad.multiprocessing": "multiprocessing",
     "mpgrad.set_num_threads": "mpgrad.Engine(blas_threads=...)",
@@ -46,10 +45,18 @@ def missing(module: str, name: str) -> AttributeError:
     """The error for a ``name`` that ``module`` lacks."""
     text = f"module {module!r} has no attribute {name!r}"
     if name in _pytorch_names().get(module, ()):
-        instead = INSTEAD.get(f"{module}.{name}")
-        remedy = f"use {instead}" if instead else DOCUMENTATION % module
-        text += f": PyTorch's {name} is not in mpgrad; {remedy}"
+        text += f": PyTorch's {name} is not in mpgrad; {_remedy(module, name)}"
     return AttributeError(text, name=name)
+
+
+def _remedy(module: str, name: str) -> str:
+    instead = INSTEAD.get(f"{module}.{name}")
+    if instead:
+        return f"use {instead}"
+    here = [public for public in dir(sys.modules.get(module)) if not public.startswith("_")]
+    nearest = difflib.get_close_matches(name, here, n=3, cutoff=0.7)
+    says = DOCUMENTATION % module
+    return f"nearest are {', '.join(nearest)}; {says}" if nearest else says
 
 
 @cache

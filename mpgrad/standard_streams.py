@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from typing import TextIO
 
 
 def occupy_standard_streams() -> None:
@@ -32,5 +33,18 @@ def occupy_standard_streams() -> None:
 
 def say(text: str) -> None:
     """Print a line of mpgrad's own to stderr; nothing where there is none."""
-    if sys.stderr is not None:
-        print(f"mpgrad: {text}", file=sys.stderr, flush=True)
+    write(sys.stderr, f"mpgrad: {text}\n")
+
+
+def write(stream: TextIO | None, text: str) -> None:
+    """Write and flush; nothing where there is no stream or it is closed.
+
+    What its encoding lacks is escaped: a gradient is not to fail for what somebody prints.
+    """
+    if stream is None or getattr(stream, "closed", False):
+        return
+    try:
+        stream.write(text)
+    except UnicodeEncodeError as error:
+        stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+    stream.flush()

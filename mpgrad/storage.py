@@ -18,6 +18,7 @@ import numpy as np
 from mpgrad import device_arrays
 from mpgrad.backends.cpu import LARGE_BYTES
 from mpgrad.device import CPU, Device
+from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.lease import Lease
 
@@ -86,7 +87,13 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE_BYTES:
         return np.empty(shape, dtype)
-    return client_arena().empty(shape, dtype)
+    arena = client_arena()
+    try:
+        return arena.empty(shape, dtype)
+    except SharedMemoryExhausted:
+        if not arena.is_cramped:
+            raise
+        return np.empty(shape, dtype)  # as any other: copied when it is handed over
 
 
 def adopt(array: Any, device: Device | None = None) -> Any:

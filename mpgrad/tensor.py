@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpgrad.autograd.grad_mode import INFERENCE_MODES, is_inference_mode_enabled
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.assigned_grad import (
     OWN_DTYPE,
     check_assigned_grad,
@@ -26,12 +27,13 @@ from mpgrad.autograd.nodes.hooks import Hooks, RemovableHandle
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import device_of
+from mpgrad.dtype import DTYPES, DType
+from mpgrad.size import Size, size_of
 from mpgrad.storage import INFERENCE, VersionCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
     from mpgrad.autograd.views.view import View
     from mpgrad.tensor_members import TensorMembers
 
@@ -50,6 +52,9 @@ class Tensor(TensorMembers):
     Made by ``mg.tensor``, ``mg.zeros`` and their like, or by an operation on Tensors; the
     constructor wraps an array as it is, without a copy.
     """
+
+    #: Where users find it: files with tensors do not depend on the place of this file.
+    __module__ = "mpgrad"
 
     __slots__ = (
         "__dict__",
@@ -105,12 +110,12 @@ class Tensor(TensorMembers):
     # ------------------------------------------------------------------ what it is
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+    def shape(self) -> Size:
+        return size_of(self._array.shape)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._array.dtype
+    def dtype(self) -> DType:
+        return DTYPES[self._array.dtype]
 
     @property
     def ndim(self) -> int:
@@ -222,6 +227,10 @@ class Tensor(TensorMembers):
     @grad.deleter
     def grad(self) -> None:
         self._grad = None
+
+    def _begin_grad(self, array: Array) -> None:
+        """``array`` becomes the leaf's first ``.grad``."""
+        self._grad = Tensor(array)
 
     @property
     def grad_dtype(self) -> np.dtype[Any] | None:
@@ -349,18 +358,25 @@ def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> InputMetadata:
 
 def gradient_metadata(tensor: Tensor) -> InputMetadata:
     """As :func:`metadata_of`, of a tensor that may be a leaf with a ``grad_dtype``."""
-    array = tensor._array
-    return InputMetadata(array.shape, wanted_dtype(tensor) or array.dtype, device_of(array))
+    metadata = metadata_of(tensor)
+    if tensor._grad_dtype is OWN_DTYPE or tensor._grad_dtype is None:
+        return metadata
+    return metadata._replace(dtype=tensor._grad_dtype)
+
+
+#: Made for each operand: without the Python of ``Edge.__new__``.
+_edge: Callable[[tuple[Node, int]], Edge] = functools.partial(tuple.__new__, Edge)
 
 
 def gradient_edge(tensor: Tensor) -> Edge:
     """Where the gradient of ``tensor`` flows: into its grad_fn, or its AccumulateGrad if a leaf."""
     if tensor._view is not None:
         tensor._view.refresh(tensor)
-    if tensor._grad_fn is not None:
-        return Edge(tensor._grad_fn, tensor._output_nr)
-    accumulator = tensor._accumulator() if tensor._accumulator is not None else None
-    return Edge(_new_accumulator(tensor) if accumulator is None else accumulator, 0)
+    node = tensor._grad_fn
+    if node is not None:
+        return _edge((node, tensor._output_nr))
+    known = tensor._accumulator
+    return _edge(((known and known()) or _new_accumulator(tensor), 0))
 
 
 #: Two threads that use a leaf for the first time must find the same AccumulateGrad.
@@ -368,12 +384,10 @@ _accumulator_lock = threading.Lock()
 
 
 def _new_accumulator(leaf: Tensor) -> AccumulateGrad:
-    from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
-
     with _accumulator_lock:
         accumulator = leaf._accumulator() if leaf._accumulator is not None else None
         if accumulator is None:
-            accumulator = AccumulateGrad(leaf)
+            accumulator = AccumulateGrad(leaf, gradient_metadata(leaf))
             leaf._accumulator = weakref.ref(accumulator)
         return accumulator
 

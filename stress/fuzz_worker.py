@@ -25,7 +25,6 @@ from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraphs
-from mpgrad.engine.submission import Submission
 from mpgrad.errors import ProtocolError
 from mpgrad.exits import describe_exit
 from mpgrad.handles import Block
@@ -80,13 +79,14 @@ class WorkerStage:
         prepared = PreparedGraphs(lambda spec: plan(spec, workers=2, fuse=is_fused)).of(
             frozen.spec, may_recur=False
         )
-        handover = Handover()
-        client = ClientWorker(frozen, prepared.plan, handover, self._arena, contextlib.nullcontext)
-        submission = Submission(frozen, prepared, {}, handover)
+        handover = Handover(frozen, prepared, {})
+        client = ClientWorker(
+            frozen, prepared.plan, handover, self._arena, contextlib.nullcontext, 1
+        )
+        ahead = client.run_ahead() if prepared.plan.opens_alone else None
         self._graphs += 1
-        first = submission.begin(SESSION, self._graphs, 0, client, workers=2, blas_threads=1)
-        rest = submission.rest(SESSION, self._graphs)
-        return self._play([first, *rest], frozen, leaf, attack=attack)
+        messages = [*handover.messages(SESSION, self._graphs, 0, 2, ahead)]
+        return self._play(messages, frozen, leaf, attack=attack)
 
     def _play(
         self, events: list[Any], frozen: FrozenGraph, leaf: mg.Tensor, *, attack: bool

@@ -13,13 +13,19 @@ from mpgrad.missing_names import PYTORCH
 MODULES = (
     "torch",
     "torch.autograd",
+    "torch.cuda",
+    "torch.distributions",
+    "torch.fft",
     "torch.linalg",
     "torch.nn",
     "torch.nn.functional",
     "torch.nn.init",
     "torch.nn.utils",
     "torch.optim",
+    "torch.optim.lr_scheduler",
+    "torch.special",
     "torch.utils",
+    "torch.utils.data",
 )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import mpgrad as mg
 from benchmarks.gpu.measured import answer, is_small, seconds_of, synchronize
-from mpgrad.engine import process_engine
+from mpgrad.engine import preparation
 from mpgrad.scheduler.plan import plan
 
 ROUNDS = 10
@@ -15,7 +15,7 @@ ROUNDS = 10
 def main() -> None:
     """Compare a chain in one worker with the same chain in this process."""
     length = 50 if is_small() else 500
-    process_engine.plan = partial(plan, fuse=False)  # type: ignore[attr-defined]
+    preparation.plan = partial(plan, fuse=False)  # type: ignore[attr-defined]
 
     def step() -> None:
         x = mg.ones(1024, device="cuda", requires_grad=True)

@@ -222,10 +222,10 @@ def _run_task_us(nodes: int) -> tuple[float, float]:
     seed = np.ones(16, np.float32)
     frozen = freeze([gradient_edge(y)], [seed], keep_graph=True, cost=lambda node: 1.0)
     graph = PreparedGraph(frozen.spec, plan(frozen.spec))
-    handover = Handover()
-    (payload,) = handover.programs(frozen, graph, range(1), {})
+    handover = Handover(frozen, graph, {})
+    (payload,) = handover.programs(range(1))
     handover.is_timed = True
-    (timed_payload,) = handover.programs(frozen, graph, range(1), {})
+    (timed_payload,) = handover.programs(range(1))
     engine_arena = Segment.create(MB, "calibration")
     runner = TaskRunner(
         WorkerMemory(os.dup(client_arena().segment.fd), os.dup(engine_arena.fd)),

@@ -269,7 +269,7 @@ class ClientLoop(Loop):
         return packing_us
 
     def _messages(self) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
-        """As ``engine.submission.Submission``."""
+        """As ``engine.handover.Handover``."""
         planned = self._planned
         tasks = tuple(
             task._replace(payload=(1 << 20, 400 * len(members)))

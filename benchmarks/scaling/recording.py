@@ -108,8 +108,8 @@ def _client_costs(frozen: FrozenGraph, rounds: int, walk_us: float) -> ClientCos
     tasks = [task for task, spec in enumerate(graph.plan.tasks) if not spec.on_client]
     series = []
     for _ in range(1 + rounds):
-        handover = Handover()
-        series.append([_seconds_to_pack(handover, frozen, graph, task, code) for task in tasks])
+        handover = Handover(frozen, graph, code)
+        series.append([_seconds_to_pack(handover, task) for task in tasks])
         handover.close()
     took_us = [min(times) * 1e6 for times in zip(*series[1:], strict=True)]
     counts = [len(graph.plan.groups[task]) for task in tasks]
@@ -129,11 +129,9 @@ def _walk_us(loss: Any, rounds: int) -> float:
     return min(took) * 1e6
 
 
-def _seconds_to_pack(
-    handover: Handover, frozen: FrozenGraph, graph: PreparedGraph, task: int, code: Any
-) -> float:
+def _seconds_to_pack(handover: Handover, task: int) -> float:
     start = perf_counter()
-    handover.programs(frozen, graph, range(task, task + 1), code)
+    handover.programs(range(task, task + 1))
     return perf_counter() - start
 
 

@@ -8,8 +8,9 @@ from mpgrad.autograd.costs import second_half_share
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.backends import column_parts
 from mpgrad.dispatch import OperatorNode
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import NodeSpec
-from mpgrad.scheduler.split import SPLIT_ABOVE_US
+from mpgrad.scheduler.split import split_above_us
 
 
 def with_division(spec: NodeSpec, node: Node) -> NodeSpec:
@@ -17,7 +18,7 @@ def with_division(spec: NodeSpec, node: Node) -> NodeSpec:
 
     Only where it could be worth splitting: this is asked of each Node of each new graph.
     """
-    if not spec.is_splittable or spec.cost_us < SPLIT_ABOVE_US:
+    if not spec.is_splittable or spec.cost_us < split_above_us(tuning.MESSAGE_US):
         return spec
     return spec._replace(
         second_half_share=second_half_share(node), part_nbytes=_part_nbytes(spec, node)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.running.running_backward import checkpoint_is_valid, queue_callback
-from mpgrad.ops.promotion import DEFAULT_FLOAT
+from mpgrad.dtype import default_float
 from mpgrad.tensor import Tensor
 
 
@@ -39,7 +39,7 @@ class _VariableType(type):
         if volatile:
             _warn_of_volatile()
         if data is None:
-            data = Tensor(np.empty(0, DEFAULT_FLOAT))
+            data = Tensor(np.empty(0, default_float()))
         if not isinstance(data, Tensor):
             raise TypeError(f"Variable data has to be a tensor, but got {type(data).__name__}")
         return data.detach().requires_grad_(requires_grad)

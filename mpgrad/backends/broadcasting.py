@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The common shape: lengths are equal or 1, counted from the last dimension.
@@ -22,3 +25,19 @@ def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
                     )
                 common[dim] = length
     return tuple(common)
+
+
+def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
+    """What PyTorch would raise where an array library raised ``error`` in a forward of ``name``."""
+    if isinstance(error, IndexError):
+        return error
+    if isinstance(error, TypeError):
+        dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
+        return NotImplementedError(
+            f"{name}() is not implemented for {' and '.join(dtypes)} ({error})"
+        )
+    try:
+        broadcast_shape(*(array.shape for array in arrays if hasattr(array, "shape")))
+    except RuntimeError as mismatch:
+        return RuntimeError(f"{name}(): {mismatch}")
+    return RuntimeError(f"{name}(): {error}")

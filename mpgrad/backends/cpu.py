@@ -57,7 +57,8 @@ def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]
             out = self._binary_output(a, b, result)
             if out is not None:
                 return ufunc(a, b, out=out)
-        return _as_array(ufunc(a, b, order="C"))
+        value = ufunc(a, b, order="C")
+        return value if type(value) is np.ndarray else np.asarray(value)
 
     return apply
 
@@ -68,7 +69,8 @@ def _unary(ufunc: np.ufunc, kinds: str = "fc") -> Callable[..., Array]:
     def apply(self: CpuBackend, x: Array) -> Array:
         if x.nbytes >= LARGE_BYTES and x.dtype.kind in kinds:
             return ufunc(x, out=self.empty(x.shape, x.dtype))
-        return _as_array(ufunc(x, order="C"))
+        value = ufunc(x, order="C")
+        return value if type(value) is np.ndarray else np.asarray(value)
 
     return apply
 

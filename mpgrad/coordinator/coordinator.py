@@ -46,7 +46,7 @@ class Coordinator:
     def __init__(self, setup: CoordinatorSetup, router: Router, supervisor: Supervisor) -> None:
         self._setup, self._router, self._supervisor = setup, router, supervisor
         self._client = -1
-        self._arena = FreeList(
+        self._arena = FreeList.within(
             os.fstat(setup.engine_arena_fd).st_size, setup.shm_limit, "engine arena"
         )
         segment = Segment.attach(os.dup(setup.engine_arena_fd))

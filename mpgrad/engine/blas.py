@@ -23,7 +23,8 @@ _holders: Counter[int] = Counter()
 _controllers: list[Any] = []
 #: How many modules there were when the libraries were looked for: SciPy brings one of its own.
 _modules = 0
-_before: list[int] = []
+#: The libraries that were limited, and how many threads they had.
+_before: list[tuple[Any, int]] = []
 
 
 @contextmanager
@@ -32,8 +33,11 @@ def blas_limit(threads: int) -> Iterator[None]:
     thread = threading.get_ident()
     with _lock:
         if not _holders:
-            _before[:] = [library.num_threads for library in _libraries()]
-            _set([threads] * len(_before))
+            for library in _libraries():
+                count = library.num_threads
+                if count != threads:
+                    _before.append((library, count))
+                    _set(library, threads)
         _holders[thread] += 1
     try:
         yield
@@ -43,7 +47,7 @@ def blas_limit(threads: int) -> Iterator[None]:
             if not _holders[thread]:
                 del _holders[thread]
             if not _holders:
-                _set(_before)
+                _restore()
 
 
 def _libraries() -> list[Any]:
@@ -58,17 +62,15 @@ def _libraries() -> list[Any]:
     return _controllers
 
 
-def _set(threads: list[int]) -> None:
-    for library, count in zip(_controllers, threads, strict=True):
-        if library.num_threads != count:
-            # From 3.8 on threadpoolctl heeds only the first thread that ever set a limit, unless
-            # that one gives its right up; here one counter speaks for all threads.
-            give_up = getattr(library, "clear_controlling_thread", None)
-            if give_up is not None:
-                give_up(force=True)
-            library.set_num_threads(count)
-            if give_up is not None:
-                give_up()
+def _set(library: Any, count: int) -> None:
+    # From 3.8 on threadpoolctl heeds only the first thread that ever set a limit. What it does then
+    # is called at once here: one counter speaks for all threads.
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
+
+
+def _restore() -> None:
+    while _before:
+        _set(*_before.pop())
 
 
 def _leave_others_in_child() -> None:
@@ -81,7 +83,7 @@ def _leave_others_in_child() -> None:
     if own:
         _holders[thread] = own
     elif was_limited:
-        _set(_before)
+        _restore()
 
 
 os.register_at_fork(after_in_child=_leave_others_in_child)

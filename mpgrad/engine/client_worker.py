@@ -10,21 +10,22 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd import profiler
-from mpgrad.autograd.client_nodes import Rule, rule_of
+from mpgrad.autograd.anomaly_mode import mode as anomaly
+from mpgrad.autograd.client_nodes import HooksBefore, Rule, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.local import blame_for_nan, output_metadata, passes_on
 from mpgrad.engine.stale_saved import StaleSaved
-from mpgrad.errors import ProtocolError
+from mpgrad.engine.wiring import wiring_of
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.scheduler.plan_tables import InnerTarget, Member, Plan
+from mpgrad.scheduler.plan_tables import Member, Plan
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.storage import adopt, watched
-from mpgrad.workers.executor import Step, Wiring, run_steps
+from mpgrad.workers.executor import Step, run_steps
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -37,6 +38,7 @@ class ClientWorker:
         handover: what it reads and makes.
         arena: the engine's.
         user_code: what each rule is run in.
+        blas_threads: as many as a worker has.
     """
 
     def __init__(
@@ -46,16 +48,15 @@ class ClientWorker:
         handover: Handover,
         arena: ForeignArena,
         user_code: Callable[[], AbstractContextManager[None]],
+        blas_threads: int,
     ) -> None:
-        self._user_code = user_code
-        self._frozen, self._groups, self._slots = frozen, planned.groups, planned.slots
+        self._user_code, self._blas_threads = user_code, blas_threads
+        self._frozen, self._planned = frozen, planned
         self._handover, self._arena = handover, arena
         #: What the last failed task raised.
         self.error: BaseException | None = None
         #: Whether any of these tasks has begun: user code, which must not run twice.
         self.has_begun = False
-        #: What workers warned of while the graph ran, packed.
-        self.warnings: list[bytes] = []
         #: The Nodes that have not released what they saved, in serial order, the first one last;
         #: made when the first task runs.
         self._unreleased: list[int] | None = None
@@ -78,17 +79,10 @@ class ClientWorker:
                 self._frozen.nodes[done].release_saved()
 
     def run(self, dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
-        """Run one task; an exception is kept in ``error`` as it is.
-
-        Raises:
-            ProtocolError: there is no such task, or it has other inputs; nothing was run.
-        """
-        is_known = 0 <= dispatch.task < len(self._groups)
-        if not is_known or len(dispatch.inputs) != len(self._slots[dispatch.task]):
-            raise ProtocolError(f"task {dispatch.task} with {len(dispatch.inputs)} inputs")
+        """Run one task; an exception is kept in ``error`` as it is."""
         self.has_begun = True
         name = (dispatch.graph, dispatch.task, dispatch.attempt)
-        members = self._groups[dispatch.task]
+        members = self._planned.groups[dispatch.task]
         refs: list[GradientRef] = [None] * len(dispatch.blocks)
         failed = [0]
 
@@ -103,7 +97,6 @@ class ClientWorker:
             for step, member in zip(steps[1:], members[1:], strict=True):
                 if step.apply is not None:
                     step.apply = self._in_turn(member.node, step.apply)
-            blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
             contributions = self._contributions(steps, dispatch)
             with watched() as changed:
                 self._run_steps(members, steps, contributions, emit, failed.append)
@@ -114,40 +107,37 @@ class ClientWorker:
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
         return NodeTaskDone(dispatch.peer, *name, tuple(refs))
 
-    def may_run_ahead(self, task: int) -> bool:
-        """Whether a task that a worker could run may as well run here: no user code is in it."""
+    def run_ahead(self) -> list[GradientRef] | None:
+        """Run task 0, before the graph is submitted (see ``Plan.opens_alone``).
+
+        What its Nodes saved stays until then: if it fails, a worker shall run it, and its error is
+        reported in its turn.
+
+        Returns:
+            Its outputs; None if it fails, or holds code of the user or a part of a Node.
+        """
+        members, outputs = self._planned.groups[0], self._planned.tasks[0].outputs
         nodes, runs = self._frozen.nodes, self._frozen.runs
-        return all(
+        if not all(
             (isinstance(nodes[member.node], OperatorNode) or not runs[member.node])
             and not member.is_half
-            for member in self._groups[task]
-        )
-
-    def run_ahead(
-        self, task: int, inputs: Iterable[tuple[int, Array | None]], outputs: int
-    ) -> list[GradientRef] | None:
-        """Run a task before its graph is submitted; None if it fails.
-
-        Then a worker shall run it, and its error is reported in its turn. What the Nodes saved
-        stays until then.
-
-        Args:
-            task: its number.
-            inputs: (slot, array) of what flows in, in the order in which it is to be added.
-            outputs: how many gradients leave it.
-        """
-        refs: list[GradientRef] = [None] * outputs
+            for member in members
+        ):
+            return None
+        refs: list[GradientRef] = [None] * len(outputs)
 
         def emit(output: int, array: Array | None) -> None:
             refs[output] = self._handover.gradient(array)
 
-        members = self._groups[task]
         steps = [self._step(member) for member in members]
         for step in steps:
             step.release = None
-        blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
+        contributions = [
+            (*self._planned.slots[0][slot], seed)
+            for (task, slot, _), seed in zip(self._planned.seeds, self._frozen.seeds, strict=True)
+            if task == 0
+        ]
         try:
-            contributions = [(*self._slots[task][slot], array) for slot, array in inputs]
             self._run_steps(members, steps, contributions, emit)
         except Exception:
             return None
@@ -164,7 +154,8 @@ class ClientWorker:
         """Run a task; a profile that is active hears when."""
         profile = profiler.active()
         times: list[float] | None = None if profile is None else []
-        run_steps(steps, contributions, emit, cpu, timings=times, on_failure=on_failure)
+        with blas_limit(self._blas_threads):
+            run_steps(steps, contributions, emit, cpu, timings=times, on_failure=on_failure)
         if profile is not None and times:
             pairs = zip(members, steps, strict=True)
             ran = [member.node for member, step in pairs if step.apply is not None]
@@ -172,20 +163,16 @@ class ClientWorker:
 
     def _step(self, member: Member) -> Step:
         node = self._frozen.nodes[member.node]
-        wiring = Wiring(
-            node.label,
-            node.input_metadata,
-            output_metadata(self._frozen, member.node),
-            [
-                (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
-                for route in member.routes
-            ],
-            member.captures,
-            takes_undefined=node.takes_undefined,
-            passes_on=passes_on(node),
-        )
         rule = self._as_user_code(rule_of(node)) if self._frozen.runs[member.node] else None
-        return Step(wiring, rule, None if self._frozen.keep_graph else node.release_saved)
+        step = Step(
+            wiring_of(self._frozen, member),
+            rule,
+            None if self._frozen.keep_graph else node.release_saved,
+        )
+        # A hook before a Node may return NaN; the Node may not, be it by a hook behind it.
+        if anomaly.checks_nan and not isinstance(node, HooksBefore):
+            step.blamed = node.subject.name()
+        return step
 
     def _as_user_code(self, rule: Rule) -> Rule:
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
@@ -206,7 +193,7 @@ class ClientWorker:
     def _contributions(
         self, steps: Sequence[Step], dispatch: DispatchNodeTask
     ) -> Iterator[tuple[int, int, Array | None]]:
-        slots = self._slots[dispatch.task]
+        slots = self._planned.slots[dispatch.task]
         for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):
             meta = steps[step].wiring.inputs[input_nr]
             for ref in refs:

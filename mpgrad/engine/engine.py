@@ -24,7 +24,6 @@ from mpgrad.tensor import Tensor
 if TYPE_CHECKING:
     from mpgrad.autograd.frozen_graph import FrozenGraph
     from mpgrad.engine.execution import Execution
-    from mpgrad.engine.process_engine import ProcessEngine
     from mpgrad.engine.processes import CoordinatorProcess
     from mpgrad.engine.statistics import EngineStatistics, Explanation
 
@@ -99,7 +98,7 @@ class Engine:
         """End all processes. Tensors and ``.grad`` stay readable; a second call does nothing."""
         self._is_closed = True
         if self._pid == os.getpid() and self._made is not None:
-            self._made.process.sessions.close()
+            self._made.sessions.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -131,10 +130,6 @@ class Engine:
 
         return Execution(self._options, partial(_spawn, self._options))
 
-    @property
-    def _process(self) -> ProcessEngine:
-        return self._execution.process
-
     def _needs_processes(self) -> bool:
         return self.mode == "process" and sys.platform == "linux" and not engine_slot.is_local()
 
@@ -142,19 +137,19 @@ class Engine:
         """Start the processes if they are not running; what uses them is loaded meanwhile."""
         spawned = _spawn(self._options) if self._made is None else None
         try:
-            process = self._process
+            sessions = self._execution.sessions
         except BaseException:
             if spawned is not None:
                 spawned.discard()
             raise
-        process.sessions.start(spawned)
+        sessions.start(spawned)
 
     # ------------------------------------------------------------------ one backward
 
     def expect(self) -> None:
         """A graph is about to be frozen; see ``autograd.engine_slot``."""
         if self._made is not None and self._pid == os.getpid():
-            self._made.process.sessions.return_blocks()
+            self._made.sessions.return_blocks()
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph; see ``autograd.engine_slot``."""
@@ -172,14 +167,18 @@ class Engine:
 
     # ------------------------------------------------------------------ questions
 
-    def explain(self, tensor: Tensor) -> Explanation:
+    def explain(self, tensor: Tensor, *, source: bool = False) -> Explanation:
         """Where each Node behind ``tensor`` would run and why; runs nothing.
+
+        Args:
+            tensor: the root.
+            source: also show the source that ``local`` runs where such a graph comes again.
 
         Raises:
             RuntimeError: ``tensor`` does not require grad.
         """
         self._check_open()
-        return self._execution.explain(tensor)
+        return self._execution.explain(tensor, source)
 
     def statistics(self) -> EngineStatistics:
         """Counters and memory figures as of now."""
@@ -187,13 +186,13 @@ class Engine:
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, by slot; empty while none runs."""
-        processes = self._process.processes() if self._made is not None else None
+        processes = self._made.processes() if self._made is not None else None
         return [] if processes is None else list(processes.worker_pids)
 
     @property
     def coordinator_pid(self) -> int | None:
         """Process id of the coordinator; None while none runs."""
-        return self._made.process.sessions.coordinator_pid if self._made is not None else None
+        return self._made.sessions.coordinator_pid if self._made is not None else None
 
     @property
     def mode(self) -> str:

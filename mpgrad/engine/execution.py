@@ -3,51 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mpgrad import config
-from mpgrad.autograd import costs, engine_slot
+from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
-from mpgrad.autograd.running.collector import collector_held
-from mpgrad.device_arrays import CUDA
+from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
-from mpgrad.engine.choice import WORTH_A_LOOK_US, Choice, choose, gpus_of, too_small
+from mpgrad.engine.choice import Mode
+from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
+from mpgrad.engine.in_workers import run_in_workers
 from mpgrad.engine.local import run_local
 from mpgrad.engine.options import EngineOptions
-from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
-from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.process_engine import ProcessEngine
-from mpgrad.engine.statistics import ArenaStatistics, EngineStatistics, Explanation, explain
+from mpgrad.engine.placement import place, warn_of_serial_functions
+from mpgrad.engine.preparation import Preparation, Ready
+from mpgrad.engine.recovery import Recovery
+from mpgrad.engine.session_pool import SessionPool
+from mpgrad.engine.statistics import (
+    ArenaStatistics,
+    Counters,
+    EngineStatistics,
+    Explanation,
+    explain,
+)
+from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.shm.arena import client_arena
 from mpgrad.standard_streams import say
 from mpgrad.tensor import Tensor, gradient_edge
+from mpgrad.wire.schema import Processes
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
 
-#: From this size on a local backward of operators holds the garbage collector off.
-HELD_ABOVE_NODES = 1000
-
-
-class _Ready(NamedTuple):
-    """A graph before it runs: where, and as far as that was asked, who runs its Nodes, and how."""
-
-    choice: Choice
-    placed: Placed | None = None
-    graph: PreparedGraph | None = None
-
 
 class Execution:
-    """What an Engine does its backwards with.
+    """What an Engine does its backwards with. Thread-safe.
 
     Args:
         options: of the Engine.
@@ -55,35 +53,58 @@ class Execution:
     """
 
     def __init__(self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]) -> None:
-        self._options = options
-        self._new_process = partial(ProcessEngine, options, spawn)
-        self.process = self._new_process()
+        self._options, self._spawn = options, spawn
+        self.preparation = Preparation(options)
+        self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
+        self._counters = Counters()
         self._local_count = self._local_failed = 0
 
     def start_anew_in_child(self) -> None:
         """After a fork: the processes belong to the parent."""
-        self.process.sessions.abandon()
-        self.process = self._new_process()
+        self.sessions.abandon()
+        self.preparation = Preparation(self._options)
+        self.sessions = SessionPool(self._spawn, self.preparation.expect_message_us)
+        self._counters = Counters()
 
     # ------------------------------------------------------------------ one backward
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-        """Run a frozen graph; see ``autograd.engine_slot``."""
-        ready = self._get_ready(frozen)
+        """Prepare a frozen graph and run it; see ``autograd.engine_slot``."""
+        ready = self._ready(frozen)
         if config.debug():
             self._report(frozen, ready)
-        if ready.placed is not None:
-            warn_of_serial_functions(ready.placed)
-        if ready.choice.mode == "process" and ready.placed is not None and ready.graph is not None:
-            if self._effective_mode() == "process" or self.process.sessions.is_running:
-                with self._timed("process", ready):
-                    return self.process.execute(ready.placed, ready.graph)
-            self._start_in_background()  # `auto` does not wait for it
-        with self._counted_locally(), self._timed("local", ready):
-            if len(frozen.nodes) >= HELD_ABOVE_NODES and has_only_operators(frozen):
-                with collector_held():
-                    return run_local(frozen)
-            return run_local(frozen)
+        placed, graph = ready.placed, ready.graph
+        if placed is not None:
+            warn_of_serial_functions(placed)
+        if placed is None or graph is None or not self._goes_to_workers(ready):
+            with self._counted_locally(), self._timed("local", ready):
+                return run_local(frozen)
+        recovery = Recovery(self._options.recover)
+        with self._timed("process", ready):
+            while True:
+                try:
+                    return run_in_workers(
+                        placed, graph, self.sessions, self._counters, self._options.blas_threads
+                    )
+                except SavedTensorsUnreadable:
+                    # No user code has run yet: where there is some, such Nodes were looked for.
+                    placed, graph = self.preparation.without_unreadable(placed)
+                except CoordinatorLost as lost:
+                    if not recovery.allows(lost):
+                        raise
+                    self._counters.note_recovery()
+
+    def _ready(self, frozen: FrozenGraph) -> Ready:
+        return self.preparation.ready(frozen, has_workers=self.sessions.is_running)
+
+    def _goes_to_workers(self, ready: Ready) -> bool:
+        """Whether a graph runs in workers now: `auto` does not wait for them to start."""
+        if ready.choice.mode != "process":
+            return False
+        if self.preparation.mode() == "process" or self.sessions.is_running:
+            return True
+        self._start_in_background()
+        return False
 
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
@@ -112,40 +133,12 @@ class Execution:
             self._local_failed += 1
             raise
 
-    def _effective_mode(self) -> str:
-        return "local" if engine_slot.is_local() or sys.platform != "linux" else self._options.mode
-
-    def _get_ready(self, frozen: FrozenGraph) -> _Ready:
-        """Place, plan and choose, each once, and only as far as it takes to know the mode."""
-        mode = self._effective_mode()
-        if CUDA.in_use and (gpus := gpus_of(frozen)):
-            missing = [gpu for gpu in gpus if gpu not in self._options.gpus]
-            if mode != "process" or missing:
-                why = f"it has Nodes on GPU {gpus[0]}"
-                return _Ready(Choice("local", f"{why}, which has no worker" if missing else why))
-        choice = Choice(mode, f'Engine(mode="{self._options.mode}")') if mode != "auto" else None
-        if choice is None:
-            choice = too_small(frozen, self._options.cpu_workers)
-        if choice is not None and choice.mode == "local":
-            return _Ready(choice)
-        placed = place(frozen)
-        graph = self.process.prepare(placed.frozen)
-        if choice is None:
-            workers, cost = self._options.cpu_workers, self.process.sessions.handover_cost
-            choice = choose(graph.plan, workers, cost)
-            if frozen.may_recur:
-                choice = graph.experience.correct(choice, graph.plan.work_us)
-        return _Ready(choice, placed, graph)
-
     @contextmanager
-    def _timed(self, mode: str, ready: _Ready) -> Iterator[None]:
-        """``auto`` remembers what a backward took, where one like it may come again."""
+    def _timed(self, mode: Mode, ready: Ready) -> Iterator[None]:
+        """``auto`` learns what a backward took."""
         started = perf_counter()
         yield
-        if self._options.mode == "auto" and ready.graph is not None:
-            took_us = (perf_counter() - started) * 1e6
-            if took_us >= WORTH_A_LOOK_US:
-                ready.graph.experience.note(mode, took_us)
+        self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
 
     def _start_in_background(self) -> None:
         """Start the processes beside this and the next local backward."""
@@ -153,12 +146,12 @@ class Execution:
         name = f"mpgrad-starter-{id(self)}"
         if not any(thread.name == name for thread in threading.enumerate()):
             threading.Thread(
-                target=_start_quietly, args=(self.process,), name=name, daemon=True
+                target=_start_quietly, args=(self.sessions,), name=name, daemon=True
             ).start()
 
     # ------------------------------------------------------------------ questions
 
-    def explain(self, tensor: Tensor) -> Explanation:
+    def explain(self, tensor: Tensor, source: bool) -> Explanation:
         """See ``Engine.explain``."""
         if not tensor.requires_grad:
             raise RuntimeError(
@@ -166,14 +159,16 @@ class Execution:
             )
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return self._explain(frozen, self._get_ready(frozen))
+        ready = self._ready(frozen)
+        found = self._explain(frozen, ready)
+        return replace(found, source=compiled.source_of(frozen)) if source else found
 
-    def _explain(self, frozen: FrozenGraph, ready: _Ready) -> Explanation:
+    def _explain(self, frozen: FrozenGraph, ready: Ready) -> Explanation:
         placed = ready.placed or place(frozen)
-        planned = (ready.graph or self.process.prepare(placed.frozen)).plan
-        return explain(placed, planned, *ready.choice)
+        planned = (ready.graph or self.preparation.plan_of(placed.frozen)).plan
+        return explain(placed, planned, ready.choice.mode, ready.choice.reason)
 
-    def _report(self, frozen: FrozenGraph, ready: _Ready) -> None:
+    def _report(self, frozen: FrozenGraph, ready: Ready) -> None:
         """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
         text = f"{ready.choice.mode} ({ready.choice.reason})"
         if config.debug() >= 2:
@@ -182,8 +177,7 @@ class Execution:
 
     def statistics(self) -> EngineStatistics:
         """See ``Engine.statistics``."""
-        counters = self.process.counters
-        processes = self.process.processes()
+        counters, processes = self._counters, self.processes()
         arena = client_arena().statistics()
         return EngineStatistics(
             mode=self._options.mode,
@@ -196,8 +190,10 @@ class Execution:
             through_host_bytes=counters.through_host_bytes,
             recoveries=counters.recoveries,
             restarts=processes.restarts if processes is not None else 0,
-            protocol_errors=self.process.sessions.refused_frames
+            protocol_errors=self.sessions.refused_frames
             + (processes.protocol_errors if processes is not None else 0),
+            compiled_graphs=compiled.kept.count()[0],
+            compiled_nodes=compiled.kept.count()[1],
             client_arena=ArenaStatistics(
                 arena.used_bytes,
                 arena.idle_bytes,
@@ -208,8 +204,18 @@ class Execution:
             engine_arena=ArenaStatistics(*processes.arena) if processes is not None else None,
         )
 
+    def processes(self) -> Processes | None:
+        """Who works for this engine; None while nothing runs."""
+        if not self.sessions.is_running:
+            return None
+        try:
+            with self.sessions.session() as session:
+                return session.processes()
+        except (CoordinatorLost, EngineClosed):
+            return None
 
-def _start_quietly(process: ProcessEngine) -> None:
+
+def _start_quietly(sessions: SessionPool) -> None:
     # Whoever needs the processes starts them again and gets the error.
     with contextlib.suppress(Exception):
-        process.sessions.start()
+        sessions.start()

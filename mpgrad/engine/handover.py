@@ -1,11 +1,16 @@
-"""Handover: what a GraphTask's workers need to read, packed: programs, saved arrays, user code."""
+"""Handover: one graph as the messages that submit it, and what its workers need to read, packed:
+programs, saved arrays, user code.
+
+It goes in pieces, so that the workers begin while the rest is still being packed.
+"""
 
 from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,13 +21,19 @@ from mpgrad.autograd.functions.function_node import (
     FunctionNode,
     PortableContext,
 )
+from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.shipping.attributes import pack_attributes
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.device_arrays import is_on_gpu
 from mpgrad.dispatch import OperatorNode
+from mpgrad.engine.device_handover import DeviceHandover
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.handles import GradientRef
+from mpgrad.scheduler.chunks import chunk_ends
+from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
+from mpgrad.scheduler.plan_tables import NodeTaskSpec
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
     FunctionRule,
@@ -36,6 +47,9 @@ from mpgrad.wire.programs import (
 )
 from mpgrad.wire.surroundings import capture_surroundings
 
+if TYPE_CHECKING:
+    from mpgrad.engine.processes import CoordinatorProcess
+
 Array: TypeAlias = np.ndarray[Any, Any]
 
 T = TypeVar("T")
@@ -45,30 +59,85 @@ DESCRIPTIONS_MAX = 1024
 
 
 class Handover(PackedArrays):
-    """One GraphTask's packed data."""
+    """One GraphTask.
 
-    def __init__(self) -> None:
+    Args:
+        frozen: the graph.
+        graph: its plan.
+        code: by node index, the code of each Function that a worker runs.
+    """
+
+    def __init__(
+        self, frozen: FrozenGraph, graph: PreparedGraph, code: dict[int, ShippedCode]
+    ) -> None:
         super().__init__()
+        self._frozen, self._graph, self._code = frozen, graph, code
         #: Whether the workers shall say when each Node ran: all, or where that teaches something.
         self.is_timed = self.learns = False
         self._numpy_errors = _changed_numpy_errors()
         self._surroundings = b""
 
-    def programs(
-        self, frozen: FrozenGraph, graph: PreparedGraph, tasks: range, code: dict[int, ShippedCode]
-    ) -> list[tuple[int, int]]:
-        """Write the programs of some tasks; for each the offset and length of its own.
+    def connect(self, coordinator: CoordinatorProcess) -> None:
+        """It goes to this one's workers."""
+        self.engine_arena = coordinator.arena
+        if coordinator.devices is not None:
+            self.devices = DeviceHandover(coordinator.devices)
+
+    # ------------------------------------------------------------------ messages
+
+    def messages(
+        self, peer: str, graph: int, depth: int, workers: int, ahead: Sequence[GradientRef] | None
+    ) -> Iterator[GraphSubmitted | GraphExtended]:
+        """What submits the graph: first as many tasks as let the workers begin, then growing ones.
 
         Args:
-            frozen: the graph.
-            graph: its plan.
-            tasks: which; those of the client need no program.
-            code: by node index, the code of each Function that a worker runs.
+            peer: who submits it.
+            graph: its number.
+            depth: how many backwards it runs inside of.
+            workers: how many wait for it.
+            ahead: what task 0 gave, where that has run already.
+        """
+        planned, done = self._graph.plan, int(ahead is not None)
+        gradients = [
+            (output.task, output.slot, output.place, ref)
+            for output, ref in zip(
+                planned.tasks[0].outputs if done else (), ahead or (), strict=True
+            )
+        ]
+        gradients += [
+            (*where, self.gradient(seed))
+            for where, seed in zip(planned.seeds, self._frozen.seeds, strict=True)
+            if where[0] >= done
+        ]
+        ends = chunk_ends(planned, workers, done)
+        tasks = planned.tasks[:done] + self._tables(done, ends[0])
+        captures = len(self._frozen.sinks)
+        yield GraphSubmitted(
+            peer, graph, depth, tasks, tuple(gradients), captures, len(ends) == 1, done
+        )
+        for start, end in pairwise(ends):
+            yield GraphExtended(peer, graph, self._tables(start, end), end == ends[-1])
+
+    @collector_held()
+    def _tables(self, start: int, stop: int) -> tuple[NodeTaskSpec, ...]:
+        """The tables of tasks ``start`` to ``stop``."""
+        payloads = self.programs(range(start, stop))
+        return tuple(
+            [
+                task._replace(payload=payload)
+                for task, payload in zip(self._graph.plan.tasks[start:stop], payloads, strict=True)
+            ]
+        )
+
+    # ------------------------------------------------------------------ programs
+
+    def programs(self, tasks: range) -> list[tuple[int, int]]:
+        """Write the programs of some tasks; for each the offset and length of its own.
+
+        Those of the client need none.
         """
         encoded = [
-            b""
-            if graph.plan.tasks[task].on_client
-            else encode_program(self._program(frozen, graph, task, code))
+            b"" if self._graph.plan.tasks[task].on_client else encode_program(self._program(task))
             for task in tasks
         ]
         start = self._located(self._store(b"".join(encoded)))[0]
@@ -78,27 +147,25 @@ class Handover(PackedArrays):
             start += len(data)
         return payloads
 
-    def _program(
-        self, frozen: FrozenGraph, graph: PreparedGraph, task: int, code: dict[int, ShippedCode]
-    ) -> TaskProgram:
-        members = graph.plan.groups[task]
+    def _program(self, task: int) -> TaskProgram:
+        plan, code = self._graph.plan, self._code
+        members = plan.groups[task]
         nodes = [
-            NodeProgram(self._rule(frozen, member.node, code), program)
-            if isinstance(program, bytes)
-            else program
-            for member, program in zip(members, graph.programs(frozen, task), strict=True)
+            NodeProgram(self._rule(member.node), program) if isinstance(program, bytes) else program
+            for member, program in zip(
+                members, self._graph.programs(self._frozen, task), strict=True
+            )
         ]
-        slots = graph.plan.slots[task]
         has_function = bool(code) and any(member.node in code for member in members)
         is_timed = self.is_timed or (self.learns and wants_times(members))
         return TaskProgram(
             tuple(nodes),
-            slots,
+            plan.slots[task],
             anomaly.checks_nan,
             is_timed,
             self._numpy_errors,
             self._around_functions() if has_function else b"",
-            graph.plan.joins[task],
+            plan.joins[task],
         )
 
     def _around_functions(self) -> bytes:
@@ -107,12 +174,12 @@ class Handover(PackedArrays):
             self._surroundings = capture_surroundings()
         return self._surroundings
 
-    def _rule(self, frozen: FrozenGraph, index: int, code: dict[int, ShippedCode]) -> Rule:
-        node = frozen.nodes[index]
+    def _rule(self, index: int) -> Rule:
+        node = self._frozen.nodes[index]
         if isinstance(node, OperatorNode):
             return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):
-            return self._function(node, _read(node.portable_context), code[index])
+            return self._function(node, _read(node.portable_context), self._code[index])
         raise TypeError(f"{node.name()} cannot be sent to a worker")
 
     def _operator(self, node: OperatorNode, arrays: dict[str, Any]) -> OperatorRule:

@@ -7,6 +7,8 @@ import warnings
 from collections import OrderedDict
 from typing import NamedTuple
 
+import numpy as np
+
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.node import Node
@@ -15,6 +17,7 @@ from mpgrad.autograd.shipping.decision import Decision, ShippedCode, decide
 from mpgrad.device import CPU
 from mpgrad.device_arrays import get_default_device
 from mpgrad.dispatch import OperatorNode
+from mpgrad.dtype import default_float
 from mpgrad.errors import PerformanceWarning
 from mpgrad.scheduler.graph_spec import ON_CPU
 
@@ -106,6 +109,8 @@ def _where(
         return _Where("the next backward must find its saved tensors gone, which ctx keeps")
     if get_default_device() is not CPU:
         return _Where("new tensors in it come to this thread's default device")
+    if default_float() != np.float32:
+        return _Where("new tensors in it have this process's default dtype")
     function = node.function
     held: tuple[type, ...] = ()
     if function.run_on is None and (attributes := vars(node.ctx)):

@@ -11,19 +11,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES
-from mpgrad.backends.column_parts import shape_of
 from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.choice import Experience
-from mpgrad.engine.local import output_metadata
+from mpgrad.engine.wiring import wiring_of
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
-from mpgrad.scheduler.plan_tables import InnerTarget, Member, Plan
+from mpgrad.scheduler.plan_tables import Member, Plan
 from mpgrad.wire.programs import (
     CaptureRule,
-    Metadata,
     NodeProgram,
-    NodeWiring,
     OperatorRule,
     encode_plain,
     encode_wiring,
@@ -42,7 +38,8 @@ class PreparedGraph:
         #: Kept, so that its identity stands for it.
         self.spec = spec
         self.plan = plan
-        self.experience = Experience()
+        #: Of all graphs like this one, once it was asked for.
+        self.experience: Experience | None = None
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
         self._uses = 0
 
@@ -63,7 +60,7 @@ class PreparedGraph:
     def learns(self) -> bool:
         """Count one use; whether the cost model should hear what its tasks took."""
         self._uses += 1
-        return self._uses <= YOUNG_USES or self._uses % LEARN_EVERY == 0
+        return self._uses <= tuning.YOUNG_USES or self._uses % tuning.YOUNG_USES == 0
 
 
 class PreparedGraphs:
@@ -99,7 +96,7 @@ class PreparedGraphs:
 
 
 def _program_of(frozen: FrozenGraph, member: Member) -> NodeProgram | bytes:
-    wiring, node = wiring_of(frozen, member), frozen.nodes[member.node]
+    wiring, node = encode_wiring(wiring_of(frozen, member)), frozen.nodes[member.node]
     if member.piece_of is not None or not frozen.runs[member.node]:
         return NodeProgram(CaptureRule(), wiring)
     if isinstance(node, OperatorNode):
@@ -108,47 +105,3 @@ def _program_of(frozen: FrozenGraph, member: Member) -> NodeProgram | bytes:
             rule = OperatorRule(node.operator.name, {}, {}, encode_plain(node.plain))
             return NodeProgram(rule, wiring)
     return wiring
-
-
-def wiring_of(frozen: FrozenGraph, member: Member) -> bytes:
-    """What surrounds the rule of a task's Node, encoded."""
-    node = frozen.nodes[member.node]
-    if member.piece_of is not None:
-        meta = node.input_metadata[member.piece_of]
-        wiring = NodeWiring(f"Sum({node.label})", (_metadata(meta),), (), (), member.captures)
-        return encode_wiring(wiring)
-    return encode_wiring(
-        NodeWiring(
-            frozen.spec.nodes[member.node].name,
-            tuple([_metadata(meta) for meta in node.input_metadata]),
-            tuple(
-                [
-                    None if meta is None else _metadata(meta)
-                    for meta in _output_metadata(frozen, member)
-                ]
-            ),
-            tuple(
-                [
-                    (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
-                    for route in member.routes
-                ]
-            ),
-            member.captures,
-            member.publishes,
-            member.parts,
-        )
-    )
-
-
-def _output_metadata(frozen: FrozenGraph, member: Member) -> list[InputMetadata | None]:
-    outputs = output_metadata(frozen, member.node)
-    if member.parts is not None and outputs[0] is not None:
-        count = len(frozen.spec.nodes[member.node].part_nbytes)
-        shape = shape_of(outputs[0].shape, member.parts, count)
-        outputs[0] = outputs[0]._replace(shape=shape)
-    return outputs
-
-
-def _metadata(meta: InputMetadata) -> Metadata:
-    index = meta.device.index
-    return Metadata(meta.shape, meta.dtype.str, -1 if index is None else index)

@@ -57,7 +57,7 @@ class CoordinatorProcess:
         require_processes(1 + options.cpu_workers + len(options.gpus))
         with contextlib.ExitStack() as undo:
             self.endpoint = Endpoint.create()
-            segment = Segment.create(ENGINE_ARENA_BYTES, "engine-arena")
+            segment = Segment.create_sparse(ENGINE_ARENA_BYTES, "engine-arena")
             undo.callback(segment.close)
             #: Where handles of device memory stand; None without GPU workers.
             self.device_board = _device_board(options)
@@ -79,6 +79,7 @@ class CoordinatorProcess:
 
     def _spawn(self, segment: Segment, options: EngineOptions) -> subprocess.Popen[bytes]:
         client_fd = client_arena().segment.fd
+        client_arena().segment.require_open()
         python_path = _python_path()
         board_fd = self.device_board.fd if self.device_board is not None else -1
         inherited = (client_fd, segment.fd, *([board_fd] if board_fd >= 0 else []))

@@ -9,13 +9,19 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from mpgrad.autograd.running.interrupts import Interrupts
 from mpgrad.engine import coordinator_watchdog
-from mpgrad.engine.interrupts import Interrupts
 from mpgrad.engine.processes import CoordinatorProcess
-from mpgrad.errors import CoordinatorLost, EngineClosed, InvariantViolated, ProtocolError
+from mpgrad.errors import (
+    CoordinatorLost,
+    EngineClosed,
+    InvariantViolated,
+    MpgradError,
+    ProtocolError,
+)
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.hook_for_tests import hooked
 from mpgrad.scheduler import events as ev
@@ -29,6 +35,12 @@ from mpgrad.wire.transport import Dealer
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
 #: Asked to learn what a round trip takes.
 QUESTIONS = 5
+
+_FORKED = (
+    "process {child} was forked inside a backward() of process {parent}, which alone can finish "
+    "it. End the child with os._exit() in the hook or Function that forks; with "
+    'Engine(mode="local") both processes go on.'
+)
 
 RunTask: TypeAlias = Callable[[do.DispatchNodeTask], ev.NodeTaskDone | ev.NodeTaskFailed]
 
@@ -56,6 +68,7 @@ class Session:
         #: A descriptor of its own: the engine may be closed while this session waits.
         self._pidfd = os.dup(coordinator.pidfd)
         self._dealer.watch(self._pidfd)
+        self._pid = os.getpid()
         self._answers: list[Any] = []
         self._warnings: dict[int, list[bytes]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
@@ -72,35 +85,34 @@ class Session:
     # ------------------------------------------------------------------ a graph
 
     def run(
-        self,
-        submission: ev.GraphSubmitted,
-        extensions: Iterable[ev.GraphExtended],
-        run_task: RunTask,
+        self, messages: Iterator[ev.GraphSubmitted | ev.GraphExtended], run_task: RunTask
     ) -> Outcome:
         """Submit a graph and wait for its end.
 
         Args:
-            submission: the beginning of the graph.
-            extensions: the rest, which may be made while the workers begin.
+            messages: the graph; all but the first may be made while the workers begin.
             run_task: runs the client's own tasks.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the graph has been cancelled, the workers are well.
             CoordinatorLost: the coordinator died.
-            Exception: what ``extensions`` raised; the graph has been cancelled.
+            BaseException: Ctrl-C, or what another signal handler or ``messages`` raised; the graph
+                has been cancelled, the workers are well.
         """
+        submission = next(messages)
         graph = submission.graph
         self._run_task[graph] = run_task
         self._handle(submission)
         try:
             with self.interrupts.deferred():
                 self._send(*self._releases(), submission)
-                failure = self._extend(submission.graph, extensions)
+                failure = self._extend(graph, messages)
                 while graph not in self._state.outcomes:
                     try:
                         self._step()
-                    except KeyboardInterrupt:
-                        self._stop(graph)
+                    except MpgradError:
+                        raise
+                    except BaseException as error:
+                        self._stop(graph, error)
                         raise
             if failure is not None:
                 raise failure
@@ -111,9 +123,9 @@ class Session:
             if not self._run_task:
                 self.interrupts.forget()
 
-    def _stop(self, graph: int) -> None:
-        """Ctrl-C: cancel ``graph``, and wait for its end while that does not take too long."""
-        grace_ms = self.interrupts.begin_to_stop()
+    def _stop(self, graph: int, cause: BaseException) -> None:
+        """A signal: cancel ``graph``, and wait for its end while that does not take too long."""
+        grace_ms = self.interrupts.begin_to_stop(cause)
         try:
             self._send(*self._handle(ev.GraphCancelled(self.peer, graph, grace_ms)))
             while graph not in self._state.outcomes and self.interrupts.patience_ms:
@@ -133,11 +145,11 @@ class Session:
                 if isinstance(ref, Block) and ref.arena == ENGINE_ARENA
             ]
 
-    def _extend(self, graph: int, extensions: Iterable[ev.GraphExtended]) -> Exception | None:
+    def _extend(self, graph: int, messages: Iterator[Any]) -> Exception | None:
         """Send the rest of a graph; if it cannot be made, cancel what has begun."""
         try:
-            for extension in extensions:
-                self._send(extension)
+            for message in messages:
+                self._send(message)
         except Exception as error:
             self._send(*self._handle(ev.GraphCancelled(self.peer, graph)))
             return error
@@ -202,6 +214,8 @@ class Session:
             if isinstance(instruction, do.ExecuteNodeTask):
                 dispatch = instruction.dispatch
                 reply = self._run_task[dispatch.name](dispatch)
+                if os.getpid() != self._pid:
+                    raise MpgradError(_FORKED.format(child=os.getpid(), parent=self._pid))
                 replies += self._handle(ev.NodeTaskFinished(reply))
             else:
                 replies.append(instruction)

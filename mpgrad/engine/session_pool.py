@@ -17,13 +17,13 @@ import numpy as np
 
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.engine.choice import HandoverCost
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.handles import Block
+from mpgrad.scheduler.tuning import measured_message_us
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -38,21 +38,22 @@ class SessionPool:
 
     Args:
         spawn: starts a coordinator.
+        on_start: is told what a message costs here whenever processes have started.
 
     Attributes:
-        handover_cost: what messages take here, measured whenever processes have started.
         refused_frames: how many of the coordinators' messages were refused here.
     """
 
-    def __init__(self, spawn: Callable[[], CoordinatorProcess]) -> None:
-        self._spawn = spawn
+    def __init__(
+        self, spawn: Callable[[], CoordinatorProcess], on_start: Callable[[float], None]
+    ) -> None:
+        self._spawn, self._on_start = spawn, on_start
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
         self._idle: list[Session] = []
         self._session_numbers = itertools.count(1)
         #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
-        self.handover_cost = HandoverCost()
         self.refused_frames = 0
 
     # ------------------------------------------------------------------ processes
@@ -99,7 +100,7 @@ class SessionPool:
             let_idle_threads_sleep()
             try:
                 session = self._open_session()
-                self.handover_cost = HandoverCost.measured(session.round_trip_us())
+                self._on_start(measured_message_us(session.round_trip_us()))
                 self._idle.append(session)
             except BaseException:
                 self._end(by_force=True)

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import Placed, reason
+from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan_tables import Plan
+
+
+class Counters:
+    """What an engine's workers have done so far. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.backwards = self.failed = self.recoveries = 0
+        self.handed_bytes = self.copied_bytes = self.through_host_bytes = 0
+        #: NodeTasks by who ran them.
+        self.tasks: Counter[str] = Counter()
+
+    def note(self, handover: Handover, outcome: CompleteGraph | FailGraph, tasks: int) -> None:
+        """One more backward, of so many ``tasks``, has ended."""
+        with self._lock:
+            self.handed_bytes += handover.handed_bytes
+            self.copied_bytes += handover.copied_bytes
+            if handover.devices is not None:
+                self.through_host_bytes += handover.devices.take_host_bytes()
+            if isinstance(outcome, FailGraph):
+                self.failed += 1
+                return
+            self.backwards += 1
+            for _, slot, _, copied, _ in outcome.ran:
+                self.tasks[f"worker {slot}"] += 1
+                self.copied_bytes += copied
+            if on_client := tasks - len(outcome.ran):
+                self.tasks["client"] += on_client
+
+    def note_recovery(self) -> None:
+        """A backward runs again."""
+        with self._lock:
+            self.recoveries += 1
 
 
 @dataclass(frozen=True)
@@ -37,6 +74,8 @@ class EngineStatistics:
         recoveries: backwards that were run again because the coordinator had died.
         protocol_errors: messages that were refused: malformed, or from a process that has not
             proved to belong to this engine, or with what their sender may not say.
+        compiled_graphs, compiled_nodes: graphs that this process keeps as source, which ``local``
+            runs, and the Nodes of all of them.
         client_arena, engine_arena: the arenas of this process's tensors and of workers' results
             (None while no process runs).
     """
@@ -52,6 +91,8 @@ class EngineStatistics:
     restarts: int = 0
     recoveries: int = 0
     protocol_errors: int = 0
+    compiled_graphs: int = 0
+    compiled_nodes: int = 0
     client_arena: ArenaStatistics | None = None
     engine_arena: ArenaStatistics | None = None
 
@@ -77,6 +118,8 @@ class Explanation:
         work_us: of all Nodes, one after another, in microseconds.
         critical_path_us: of the longest chain of NodeTasks; no number of workers beats it.
         nodes: in the order of the serial engine.
+        source: what ``local`` runs from the third backward of such a graph on, or why it runs a
+            loop over the Nodes; None unless it was asked for.
     """
 
     mode: str
@@ -84,6 +127,7 @@ class Explanation:
     work_us: float
     critical_path_us: float
     nodes: tuple[ExplainedNode, ...]
+    source: str | None = None
 
     def __str__(self) -> str:
         head = (
@@ -97,7 +141,7 @@ class Explanation:
             f"{node.cost_us:>10.1f} us  {node.reason}"
             for node in self.nodes
         ]
-        return "\n".join([head, *rows])
+        return "\n".join([head, *rows, *([] if self.source is None else ["", self.source])])
 
 
 def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:

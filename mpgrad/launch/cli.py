@@ -45,6 +45,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv")
     run.set_defaults(perform=_run)
 
+    compat = commands.add_parser("compat", help="run programs for PyTorch on mpgrad")
+    compat_commands = compat.add_subparsers(metavar="command", required=True)
+    compat_run = compat_commands.add_parser(
+        "run", help="run a script in which `import torch` gives mpgrad"
+    )
+    compat_run.add_argument("script", help="a Python file")
+    compat_run.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv"
+    )
+    compat_run.set_defaults(perform=_run_compat)
+
     replay = commands.add_parser(
         "replay", help="run the journal of a process again, and compare what its core decided"
     )
@@ -75,6 +86,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from mpgrad.launch import doctor
 
     return doctor.main()
+
+
+def _run_compat(options: argparse.Namespace) -> int:
+    from mpgrad.launch import script
+
+    return script.launch_for_torch(options.script, options.arguments)
 
 
 def _replay(options: argparse.Namespace) -> int:

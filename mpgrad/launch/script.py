@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import mpgrad
+from mpgrad.compat.stand_in import install
 
 #: What a shell reports for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
@@ -36,11 +37,9 @@ def launch(
     Returns:
         The exit code that ``python script.py`` would have had.
     """
-    try:
-        with open(script, "rb"):
-            pass
-    except OSError as error:
-        return _refuse(f"cannot read {script!r}: {error.strerror}")
+    unreadable = _why_unreadable(script)
+    if unreadable:
+        return _refuse(unreadable)
     chosen: dict[str, Any] = {
         name: value
         for name, value in (("cpu_workers", cpu_workers), ("gpus", gpus))
@@ -52,6 +51,19 @@ def launch(
         except (ValueError, RuntimeError) as error:
             return _refuse(str(error))
         return run(script, arguments)
+
+
+def launch_for_torch(script: str, arguments: Sequence[str]) -> int:
+    """Run ``script``, in which ``import torch`` gives mpgrad with its default engine.
+
+    Returns:
+        The exit code that ``python script.py`` would have had.
+    """
+    unreadable = _why_unreadable(script)
+    if unreadable:
+        return _refuse(unreadable)
+    install()
+    return run(script, arguments)
 
 
 def run(script: str, arguments: Sequence[str]) -> int:
@@ -88,6 +100,14 @@ def _without_our_frames(trace: TracebackType | None, script: str) -> TracebackTy
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     return trace
+
+
+def _why_unreadable(script: str) -> str | None:
+    try:
+        with open(script, "rb"):
+            return None
+    except OSError as error:
+        return f"cannot read {script!r}: {error.strerror}"
 
 
 def _refuse(message: str) -> int:

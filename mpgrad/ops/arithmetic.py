@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from mpgrad.dispatch import call
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import (
     as_operand,
     as_tensor_operand,
@@ -53,16 +52,12 @@ _add = operator(
     lambda xp, a, b: xp.add(a, b),
     a=lambda xp, grad, a_shape: xp.sum_to(grad, a_shape),
     b=lambda xp, grad, b_shape: xp.sum_to(grad, b_shape),
+    passes_on=True,
 )
 
-#: Operators whose inputs get the gradient itself, the very array, where none was broadcast.
-PASSING_ON = frozenset({_add.name})
 
-
-def add(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+def add(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """``input + alpha * other``."""
-    if out is not None:
-        return into(out, add, input, other, alpha=alpha)
     a, b = operands(input, other)
     return call(_add, a, b if alpha == 1 else scaled(a, b, alpha))
 
@@ -89,14 +84,12 @@ def refuse_subtraction(*values: Any) -> None:
             )
 
 
-def sub(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+def sub(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """``input - alpha * other``.
 
     Raises:
         RuntimeError: an operand is boolean.
     """
-    if out is not None:
-        return into(out, sub, input, other, alpha=alpha)
     refuse_subtraction(input, other)
     a, b = operands(input, other)
     return call(_sub, a, b if alpha == 1 else scaled(a, b, alpha))
@@ -110,10 +103,8 @@ _mul = operator(
 )
 
 
-def mul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
+def mul(input: Any, other: Any) -> Tensor:
     """``input * other``."""
-    if out is not None:
-        return into(out, mul, input, other)
     return call(_mul, *operands(input, other))
 
 
@@ -144,17 +135,13 @@ _div = operator(
 )
 
 
-def div(
-    input: Any, other: Any, *, rounding_mode: str | None = None, out: Tensor | None = None
-) -> Tensor:
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
     """``input / other``, true division; ``rounding_mode`` ``"floor"`` rounds down, ``"trunc"``
     towards zero.
 
     Raises:
         RuntimeError: an unknown ``rounding_mode``, or an integer is divided by 0.
     """
-    if out is not None:
-        return into(out, div, input, other, rounding_mode=rounding_mode)
     if rounding_mode == "floor":
         return floored_quotient(input, other)
     if rounding_mode == "trunc":

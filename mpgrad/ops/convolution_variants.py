@@ -92,6 +92,17 @@ def conv_transpose2d(
         return squeeze(conv_transpose2d(unsqueeze(input, 0), weight, *options), 0)
     steps, around, more, spread = (pair(x) for x in (stride, padding, output_padding, dilation))
     _check_transposed(input, weight, bias, groups, (steps, around, more, spread))
+    if any(extra >= step for extra, step in zip(more, steps, strict=True)):
+        # Such an image has room for more windows than there are: it is cut from a larger one.
+        image = conv_transpose2d(input, weight, None, steps, 0, 0, groups, spread)
+        beyond = [max(0, extra - edge) for extra, edge in zip(more, around, strict=True)]
+        image = pad(image, (0, beyond[1], 0, beyond[0]))
+        rows, columns = (
+            slice(edge, n + extra - edge - room)
+            for edge, n, extra, room in zip(around, image.shape[2:], more, beyond, strict=True)
+        )
+        image = image[:, :, rows, columns]
+        return image if bias is None else add(image, reshape(bias, (-1, 1, 1)))
     size = tuple(
         (n - 1) * step - 2 * edge + gap * (k - 1) + extra + 1
         for n, step, edge, gap, k, extra in zip(

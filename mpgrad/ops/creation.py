@@ -12,15 +12,17 @@ import numpy as np
 from mpgrad import storage
 from mpgrad.device import CPU
 from mpgrad.device_arrays import on, on_host, usable
-from mpgrad.ops.promotion import DEFAULT_FLOAT, stored
+from mpgrad.dtype import COMPLEX, DEFAULTS, FLOATING, default_float
+from mpgrad.ops.device_moves import to_device
+from mpgrad.ops.promotion import cast, stored
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
-#: What NumPy makes of Python's numbers, and what PyTorch does.
-_DOUBLE: dict[Any, Any] = {
-    np.dtype(np.float64): DEFAULT_FLOAT,
-    np.dtype(np.complex128): np.dtype(np.complex64),
+#: What NumPy makes of Python's numbers, and which of the defaults PyTorch does.
+_DOUBLE = {
+    np.dtype(np.float64): FLOATING,
+    np.dtype(np.complex128): COMPLEX,
 }
 
 
@@ -49,9 +51,6 @@ def tensor(
 def as_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """``data`` as a Tensor: itself if it is one already, no copy of an array that fits."""
     if isinstance(data, Tensor):
-        from mpgrad.ops.device_moves import to_device
-        from mpgrad.ops.promotion import cast
-
         data = data if device is None else to_device(data, usable(device))
         return data if dtype is None else cast(data, dtype)
     here = usable(device)
@@ -80,7 +79,7 @@ def empty(
     requires_grad: bool = False,
 ) -> Tensor:
     """Uninitialised, of that shape."""
-    array = storage.empty(shape_from(shape, size), dtype or DEFAULT_FLOAT, usable(device))
+    array = storage.empty(shape_from(shape, size), dtype or default_float(), usable(device))
     return Tensor(array).requires_grad_(requires_grad)
 
 
@@ -93,7 +92,7 @@ def zeros(
 ) -> Tensor:
     """Zeros of that shape."""
     return full(
-        shape_from(shape, size), 0, dtype=dtype or DEFAULT_FLOAT, device=device
+        shape_from(shape, size), 0, dtype=dtype or default_float(), device=device
     ).requires_grad_(requires_grad)
 
 
@@ -106,7 +105,7 @@ def ones(
 ) -> Tensor:
     """Ones of that shape."""
     return full(
-        shape_from(shape, size), 1, dtype=dtype or DEFAULT_FLOAT, device=device
+        shape_from(shape, size), 1, dtype=dtype or default_float(), device=device
     ).requires_grad_(requires_grad)
 
 
@@ -207,7 +206,7 @@ def arange(
         )
     if dtype is None:
         whole = all(isinstance(value, int) for value in (start, end, step))
-        dtype = np.int64 if whole else DEFAULT_FLOAT
+        dtype = np.int64 if whole else default_float()
     dtype = np.dtype(dtype)
     if dtype.kind not in "iuf":
         raise NotImplementedError(f"arange() is not implemented for {dtype}")
@@ -248,7 +247,7 @@ def linspace(
         raise RuntimeError(f"linspace(): number of steps must be non-negative, not {steps}")
     if dtype is None:
         is_complex = isinstance(start, complex) or isinstance(end, complex)
-        dtype = np.complex64 if is_complex else DEFAULT_FLOAT
+        dtype = DEFAULTS[COMPLEX if is_complex else FLOATING]
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         raise NotImplementedError("linspace() is not implemented for bool")
@@ -268,7 +267,7 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: An
     Raises:
         RuntimeError: ``steps`` is negative.
     """
-    dtype = np.dtype(options.pop("dtype", None) or DEFAULT_FLOAT)
+    dtype = np.dtype(options.pop("dtype", None) or default_float())
     exponents = linspace(start, end, steps, dtype=np.float64)
     values = np.power(float(base), on_host(exponents._array)).astype(dtype)
     return tensor(values, **options)
@@ -321,7 +320,7 @@ def eye(
     for name, length in (("n", n), ("m", n if m is None else m)):
         if length < 0:
             raise RuntimeError(f"eye(): {name} must be greater or equal to 0, got {length}")
-    values = np.eye(n, m, dtype=dtype or DEFAULT_FLOAT)
+    values = np.eye(n, m, dtype=dtype or default_float())
     return Tensor(storage.adopt(values, usable(device))).requires_grad_(requires_grad)
 
 
@@ -363,7 +362,7 @@ def _array_of(data: Any, dtype: Any) -> Array:
         return array.astype(dtype, copy=False)
     from_python = not isinstance(data, np.ndarray | np.generic)
     if from_python and array.dtype in _DOUBLE:
-        return array.astype(_DOUBLE[array.dtype])
+        return array.astype(DEFAULTS[_DOUBLE[array.dtype]], copy=False)
     return array
 
 

@@ -10,7 +10,6 @@ from mpgrad.dispatch import call, unrecorded
 from mpgrad.ops.choices import maximum, minimum
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import Dims, either, keep, one_dim, some_dims
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, refuse_complex, require_tensors
 from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import clone
@@ -52,15 +51,12 @@ def amax(
     keepdim: bool = False,
     *,
     axis: Any = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """The largest element over ``dim``; ties share the gradient.
 
     Raises:
         IndexError, RuntimeError: there is no element to choose from.
     """
-    if out is not None:
-        return into(out, amax, input, dim, keepdim, axis=axis)
     return _over(_amax, input, some_dims(dim, axis, _ndim(input)), keepdim)
 
 
@@ -70,15 +66,12 @@ def amin(
     keepdim: bool = False,
     *,
     axis: Any = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """The smallest element over ``dim``; ties share the gradient.
 
     Raises:
         IndexError, RuntimeError: there is no element to choose from.
     """
-    if out is not None:
-        return into(out, amin, input, dim, keepdim, axis=axis)
     return _over(_amin, input, some_dims(dim, axis, _ndim(input)), keepdim)
 
 

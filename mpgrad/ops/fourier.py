@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from mpgrad.dispatch import call
+from mpgrad.dtype import default_float
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.creation import arange
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import narrow
-from mpgrad.ops.promotion import DEFAULT_FLOAT, cast
+from mpgrad.ops.promotion import cast
 from mpgrad.ops.registry import operator
 from mpgrad.ops.selection import pad, roll
 from mpgrad.tensor import Tensor
@@ -84,8 +85,8 @@ def _whole_back(xp: Any, grad: Any, input_shape: Any, axes: Axes, scale: str) ->
 
 _complex = operator(
     "fft_c2c",
-    lambda xp, input, *, axes, forward, scale: xp.fourier(input, axes, forward, scale),
-    input=lambda xp, grad, axes, forward, scale: xp.fourier(grad, axes, not forward, scale),
+    lambda xp, input, *, axes, onward, scale: xp.fourier(input, axes, onward, scale),
+    input=lambda xp, grad, axes, onward, scale: xp.fourier(grad, axes, not onward, scale),
     wirtinger=True,
 )
 _real = operator(
@@ -104,7 +105,7 @@ _back = operator(
 
 def fourier(x: Tensor, axes: Axes, forward: bool, scale: str) -> Tensor:
     """The operator, for formulas."""
-    return call(_complex, x, axes=axes, forward=forward, scale=scale)
+    return call(_complex, x, axes=axes, onward=forward, scale=scale)
 
 
 def real_fourier(x: Tensor, axes: Axes, scale: str) -> Tensor:
@@ -125,7 +126,7 @@ def _scale(name: str, norm: str | None, forward: bool) -> str:
 def _checked(name: str, input: Tensor) -> Tensor:
     if input.dtype == np.float16:
         raise RuntimeError(f"Unsupported dtype {input.dtype}: {name} takes float32 and wider")
-    return input if input.dtype.kind in "fc" else cast(input, DEFAULT_FLOAT)
+    return input if input.dtype.kind in "fc" else cast(input, default_float())
 
 
 def _as_complex(input: Tensor) -> Tensor:
@@ -368,7 +369,7 @@ def fftfreq(
     n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """The frequencies that the elements of an ``fft`` of ``n`` samples belong to, ``d`` apart."""
-    values = np.fft.fftfreq(n, d).astype(dtype or DEFAULT_FLOAT)
+    values = np.fft.fftfreq(n, d).astype(dtype or default_float())
     return beside(arange(1, device=device), values).requires_grad_(requires_grad)
 
 
@@ -376,5 +377,5 @@ def rfftfreq(
     n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """The frequencies that the elements of an ``rfft`` of ``n`` samples belong to."""
-    values = np.fft.rfftfreq(n, d).astype(dtype or DEFAULT_FLOAT)
+    values = np.fft.rfftfreq(n, d).astype(dtype or default_float())
     return beside(arange(1, device=device), values).requires_grad_(requires_grad)

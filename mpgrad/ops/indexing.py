@@ -15,7 +15,6 @@ from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.index_checks import as_vector, check_bounds, check_covered, check_index_dtype
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import reshape
@@ -188,9 +187,7 @@ def take_along_axis(input: Tensor, indices: Tensor, dim: int) -> Tensor:
     return call(_take_along_axis, input, indices, dim=one_dim(dim, input.ndim))
 
 
-def gather(
-    input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None
-) -> Tensor:
+def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """The elements at ``index`` along ``dim``; ``index`` may be shorter in other dimensions.
 
     ``sparse_grad`` changes nothing: gradients are dense.
@@ -199,10 +196,10 @@ def gather(
         RuntimeError: ``index`` has another number of dimensions, another dtype than int32 and
             int64, or is out of range.
     """
-    if out is not None:
-        return into(out, gather, input, dim, index)
     dim = one_dim(dim, input.ndim)
     check_index_dtype("gather", index)
+    if not index._array.size and index.ndim != input.ndim:
+        return input.new_empty(index.shape)
     source, places = as_vector(input), as_vector(index)
     check_covered("gather", places, source, dim)
     check_bounds("gather", places, dim, source.shape[dim], RuntimeError)
@@ -225,15 +222,13 @@ def scatter_along_axis(input: Tensor, indices: Tensor, dim: int, size: int) -> T
     return call(_scatter_along_axis, input, indices, dim=dim, size=size)
 
 
-def index_select(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None) -> Tensor:
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices at ``index`` (1-d) along ``dim``.
 
     Raises:
         RuntimeError: ``index`` is no int32 or int64.
         IndexError: it is no vector, or out of range.
     """
-    if out is not None:
-        return into(out, index_select, input, dim, index)
     dim = one_dim(dim, input.ndim)
     check_index_dtype("index_select", index)
     if index.ndim > 1:

@@ -9,7 +9,6 @@ from mpgrad.dispatch import call
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.dimensions import one_dim
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, require_tensors, stored
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.registry import operator
@@ -90,7 +89,7 @@ _matmul = operator(
 )
 
 
-def matmul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
+def matmul(input: Any, other: Any) -> Tensor:
     """The matrix product; leading dimensions are batches and broadcast.
 
     A 1-d operand is a row on the left and a column on the right, and its dimension is dropped.
@@ -99,8 +98,6 @@ def matmul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
         RuntimeError: the shapes do not fit, an operand is 0-d, or the dtypes differ.
         NotImplementedError: they are boolean.
     """
-    if out is not None:
-        return into(out, matmul, input, other)
     a, b = as_tensor_operand(input), as_tensor_operand(other)
     _check_dtypes("matmul", a, b)
     if a.ndim == 0 or b.ndim == 0:
@@ -122,14 +119,12 @@ def matmul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     return reshape(product, batch + kept)
 
 
-def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """The product of two matrices.
 
     Raises:
         RuntimeError: an operand is no matrix.
     """
-    if out is not None:
-        return into(out, mm, input, mat2)
     require_tensors("mm", input=input, mat2=mat2)
     if input.ndim != 2 or mat2.ndim != 2:
         raise RuntimeError(f"mm: both must be matrices, got {input.ndim}D and {mat2.ndim}D tensors")
@@ -226,9 +221,9 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     # A dimension of length 1 is repeated, as in PyTorch.
     for d, other in zip(left, right, strict=True):
         if a.shape[d] == 1 and b.shape[other] != 1:
-            b = sum_over(b, other, True)
+            b = sum_over(b, other, True, dtype=b.dtype)
         elif b.shape[other] == 1 and a.shape[d] != 1:
-            a = sum_over(a, d, True)
+            a = sum_over(a, d, True, dtype=a.dtype)
     lengths = [a.shape[d] for d in left]
     if lengths != [b.shape[d] for d in right]:
         raise RuntimeError(
@@ -266,7 +261,7 @@ def _added(name: str, input: Tensor, product: Tensor, beta: float, alpha: float)
     """
     _check_dtypes(name, input, product)
     input = broadcast_to(input, product.shape)
-    beta, alpha = (stored(factor, product.dtype) for factor in (beta, alpha))
+    beta, alpha = (stored(factor, product._array.dtype) for factor in (beta, alpha))
     scaled = product if alpha == 1 else mul(product, alpha)
     if beta == 0:
         return scaled

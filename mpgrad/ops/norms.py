@@ -13,7 +13,6 @@ from mpgrad.ops.arithmetic import div, mul, sub
 from mpgrad.ops.choices import clamp
 from mpgrad.ops.dimensions import Dims, count, keep, some_dims
 from mpgrad.ops.joining import broadcast_tensors
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, promote_types
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -70,7 +69,6 @@ def norm(
     *,
     dtype: Any = None,
     axis: Any = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """``sum(abs(input) ** p) ** (1 / p)`` over ``dim``; the gradient at 0 is 0.
 
@@ -82,13 +80,10 @@ def norm(
         keepdim: keep the dimensions, with length 1.
         dtype: to convert the elements to first.
         axis: another name of ``dim``.
-        out: where to write the result.
 
     Raises:
         RuntimeError: another word for ``p``, integers, or no elements where a norm needs some.
     """
-    if out is not None:
-        return into(out, norm, input, p, dim, keepdim, dtype=dtype, axis=axis)
     tensor = as_tensor_operand(input)
     tensor = tensor if dtype is None else cast(tensor, dtype)
     if tensor.dtype.kind not in "fc":
@@ -126,7 +121,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     Raises:
         RuntimeError: neither input is floating, or they do not broadcast.
     """
-    dtype = promote_types(x1.dtype, x2.dtype)
+    dtype = promote_types(x1._array.dtype, x2._array.dtype)
     if dtype.kind != "f":
         raise RuntimeError(
             f"cosine_similarity: expected common dtype to be floating point, yet it is {dtype}"

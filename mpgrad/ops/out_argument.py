@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -15,27 +17,133 @@ from mpgrad.ops.promotion import check_cast
 from mpgrad.storage import empty
 from mpgrad.tensor import Tensor
 
+P = ParamSpec("P")
+
+_NAMES = """
+abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all amax amin aminmax angle any
+arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort asin asinh atan
+atan2 atanh baddbmm bernoulli bitwise_and bitwise_left_shift bitwise_not
+bitwise_or bitwise_right_shift bitwise_xor bmm bucketize cat ceil cholesky cholesky_inverse
+cholesky_solve clamp clamp_max clamp_min clip column_stack complex concat concatenate conj_physical
+copysign cos cosh cross cummax cummin cumprod cumsum deg2rad det diag diff digamma div divide dot
+dstack empty eq erf erfc erfinv exp exp2 expm1 eye fix float_power floor floor_divide fmax fmin
+fmod frac frexp full gather gcd ge geqrf ger greater greater_equal gt heaviside
+histc histogram hstack hypot i0 igamma igammac index_add index_copy index_reduce index_select inner
+inverse isin isneginf isposinf kron kthvalue lcm ldexp le lerp less less_equal lgamma
+linspace log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logdet logical_and
+logical_not logical_or logical_xor logit logspace logsumexp lt lu_solve lu_unpack
+masked_select matmul matrix_power max maximum mean median min minimum mm mode msort mul multinomial
+multiply mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum ne neg negative nextafter
+nonzero norm normal not_equal ones orgqr ormqr outer polar polygamma pow prod qr quantile rad2deg
+rand randint randn randperm range reciprocal remainder renorm round row_stack rsqrt scatter
+scatter_add scatter_reduce searchsorted sgn sigmoid sign signbit sin sinc sinh slice_scatter
+slogdet softmax sort sqrt square stack std sub subtract sum svd take
+take_along_dim tan tanh tensordot topk triangular_solve tril triu true_divide trunc var vdot vstack
+where xlogy zeros
+"""
+#: The functions of ``mpgrad`` that take ``out=``, as in PyTorch.
+TAKE_OUT = frozenset(_NAMES.split())
+
 #: Functions that pick elements: ``out`` has their dtype, and lies elsewhere.
 _PICKING = frozenset({"amax", "amin", "cat", "gather", "index_select", "masked_select", "take"})
+#: Functions that compute in the dtype of ``out`` where they are given no other.
+_IN_ITS_DTYPE = frozenset(
+    {
+        "arange",
+        "cumprod",
+        "cumsum",
+        "empty",
+        "eye",
+        "full",
+        "linspace",
+        "logcumsumexp",
+        "logspace",
+        "mean",
+        "nansum",
+        "normal",
+        "ones",
+        "prod",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "sum",
+        "zeros",
+    }
+)
 
 
-def into(out: Tensor, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """Write ``function(*args, **kwargs)`` into ``out``, whose shape changes if it does not fit.
+def with_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
+    """``function``, and with ``out=`` where the results are to be written; a name of ``module``.
+
+    Tensors' methods are the functions themselves: those take no ``out``.
+    """
+
+    @functools.wraps(function)
+    def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if out is None:
+            return function(*args, **kwargs)
+        return _into(out, function, args, kwargs)
+
+    # Code that travels to workers finds it there.
+    public.__module__ = module
+    return public
+
+
+def accept_out(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Let the functions of these names in a module take ``out=``."""
+    for name in names:
+        function = namespace.get(name)
+        if isinstance(function, FunctionType):
+            namespace[name] = with_out(function, namespace["__name__"])
+
+
+def public(function: Any, name: str) -> Any:
+    """What ``mpgrad`` hands out as its ``name``."""
+    return with_out(function, "mpgrad") if name in TAKE_OUT else function
+
+
+def _into(
+    out: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Write what ``function`` gives into ``out``, of several results into a tuple of Tensors.
 
     Raises:
         RuntimeError: an argument or ``out`` requires grad, or the dtype of ``out`` is too small;
             of functions that pick elements also: it is another one, or shares their memory.
-        TypeError: ``out`` is no Tensor.
+        TypeError: ``out`` is no Tensor, or not as many as there are results.
     """
     name = function.__name__
-    if not isinstance(out, Tensor):
-        raise TypeError(f"{name}(): argument 'out' must be Tensor, not {type(out).__name__}")
-    if is_grad_enabled() and any(_requires_grad(value) for value in (out, *args)):
+    several = isinstance(out, tuple | list)
+    outs = list(out) if several else [out]
+    for tensor in outs:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}(): argument 'out' must be Tensor, not {type(tensor).__name__}")
+    if is_grad_enabled() and any(_requires_grad(value) for value in (outs, *args)):
         raise RuntimeError(
             f"{name}(): functions with out=... arguments don't support automatic differentiation, "
             "but one of the arguments requires grad. Leave out= away, or use no_grad()."
         )
+    if name in _IN_ITS_DTYPE and kwargs.get("dtype") is None:
+        kwargs = {**kwargs, "dtype": outs[0].dtype}
     result = function(*args, **kwargs)
+    results = list(result) if isinstance(result, tuple | list) else [result]
+    if several != isinstance(result, tuple | list) or len(results) != len(outs):
+        raise TypeError(
+            f"{name}(): argument 'out' must be "
+            + (f"a tuple of {len(results)} Tensors" if len(results) > 1 else "Tensor")
+            + f", not {type(out).__name__}"
+        )
+    for tensor, value in zip(outs, results, strict=True):
+        _write(name, tensor, value, args)
+    if not several:
+        return out
+    return type(result)(*outs) if hasattr(result, "_fields") else tuple(outs)
+
+
+def _write(name: str, out: Tensor, result: Any, args: tuple[Any, ...]) -> None:
+    if not isinstance(result, Tensor):  # a bool, of equal()
+        result = Tensor(np.asarray(result))
     check_cast(result.dtype, out)
     if name in _PICKING:
         if name != "cat" and out.dtype != result.dtype:
@@ -48,10 +156,10 @@ def into(out: Tensor, function: Callable[..., Tensor], *args: Any, **kwargs: Any
                 "written-to tensor refer to a single memory location. Please clone() the tensor "
                 "before performing the operation."
             )
-    if out.shape != result.shape:
-        _resize(out, result.shape)
+    if out._array.shape != result._array.shape:
+        _resize(out, result._array.shape)
     with on(out.device):
-        return overwrite(out, (result,), lambda array, new: np.copyto(array, new, casting="unsafe"))
+        overwrite(out, (result,), lambda array, new: np.copyto(array, new, casting="unsafe"))
 
 
 def _overlap(value: Any, out: Tensor) -> bool:

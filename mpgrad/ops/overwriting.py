@@ -80,10 +80,10 @@ def masked_fill_operands(input: Tensor, mask: Any, value: Any) -> tuple[Tensor, 
                 f"{value.ndim} dimension(s)."
             )
         if value.dtype.kind == "c" and input.dtype.kind != "c":
-            stored(on_host(value._array).item(), input.dtype)
+            stored(on_host(value._array).item(), input._array.dtype)
         value = cast(value, input.dtype)
     else:
-        value = stored(value, input.dtype)
+        value = stored(value, input._array.dtype)
     return input, mask, value
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from mpgrad.dispatch import call
 from mpgrad.ops.dimensions import either, one_dim, some_dims
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, cast
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -122,11 +121,8 @@ def cumprod(
     *,
     dtype: Any = None,
     axis: Any = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """The running product along ``dim``, of elements converted to ``dtype`` first."""
-    if out is not None:
-        return into(out, cumprod, input, dim, dtype=dtype, axis=axis)
     tensor = as_tensor_operand(input)
     if dtype is not None:
         return cast(cumprod(cast(tensor, dtype), dim, axis=axis), dtype)

@@ -14,14 +14,11 @@ from typing import Any
 import numpy as np
 
 from mpgrad.dispatch import call
+from mpgrad.dtype import DEFAULTS, DType, default_float
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
 
-#: What Python floats become, and integers where an operator needs floating point.
-DEFAULT_FLOAT = np.dtype(np.float32)
-
 _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
-_DEFAULTS = (np.dtype(bool), np.dtype(np.int64), DEFAULT_FLOAT, np.dtype(np.complex64))
 
 
 def _in_dtype(xp: Any, x: Any, dtype: np.dtype[Any]) -> Any:
@@ -98,13 +95,13 @@ def as_tensor_operand(value: Any) -> Tensor:
     value = as_operand(value)
     if isinstance(value, Tensor):
         return value
-    return Tensor(np.asarray(value, _DEFAULTS[_scalar_category(value)]))
+    return Tensor(np.asarray(value, DEFAULTS[_scalar_category(value)]))
 
 
 def floating(input: Any) -> Tensor:
     """``input`` as a Tensor of floating dtype: integers become the default one."""
     tensor = as_tensor_operand(input)
-    return tensor if tensor._array.dtype.kind in "fc" else cast(tensor, DEFAULT_FLOAT)
+    return tensor if tensor._array.dtype.kind in "fc" else cast(tensor, default_float())
 
 
 def require_tensors(name: str, **arguments: Any) -> None:
@@ -173,7 +170,7 @@ def operands(a: Any, b: Any, *, float_result: bool = False) -> tuple[Any, Any]:
         raise TypeError(f"one of two operands must be a Tensor, not {a!r} and {b!r}")
     dtype = result_dtype(a, b)
     if float_result and dtype.kind not in "fc":
-        dtype = DEFAULT_FLOAT
+        dtype = default_float()
     return _convert(a, dtype), _convert(b, dtype)
 
 
@@ -197,7 +194,7 @@ def _by_weight(values: tuple[Any, ...]) -> tuple[list[np.dtype[Any]], ...]:
     dimensioned, zero_d, scalars = [], [], []
     for value in values:
         if not isinstance(value, Tensor):
-            scalars.append(_DEFAULTS[_scalar_category(value)])
+            scalars.append(DEFAULTS[_scalar_category(value)])
         elif value._array.ndim:
             dimensioned.append(value._array.dtype)
         else:
@@ -223,14 +220,20 @@ def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
     return cast(value, dtype) if isinstance(value, Tensor) else value
 
 
-def check_cast(dtype: np.dtype[Any], tensor: Tensor) -> None:
+def check_cast(dtype: DType | np.dtype[Any], tensor: Tensor) -> None:
     """Raise if a result of ``dtype`` may not be written into ``tensor``.
 
     Raises:
         RuntimeError: it is of a higher category (bool, integer, floating, complex).
     """
-    have = tensor._array.dtype
-    if dtype.kind == have.kind or have.kind == "c":
-        return
-    if have.kind == "b" or _CATEGORY[dtype.kind] > max(_CATEGORY[have.kind], 1):
+    dtype, have = np.dtype(dtype), tensor._array.dtype
+    if not can_cast(dtype, have):
         raise RuntimeError(f"result type {dtype} can't be cast to the desired output type {have}")
+
+
+def can_cast(dtype: np.dtype[Any], to: np.dtype[Any]) -> bool:
+    """Whether ``to`` is of the category of ``dtype`` or a higher one (bool, integer, floating,
+    complex)."""
+    if dtype.kind == to.kind or to.kind == "c":
+        return True
+    return to.kind != "b" and _CATEGORY[dtype.kind] <= max(_CATEGORY[to.kind], 1)

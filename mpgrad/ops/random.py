@@ -11,9 +11,10 @@ import numpy as np
 from mpgrad import storage
 from mpgrad.device_arrays import device_of, moved, on, on_host, usable
 from mpgrad.dispatch import call
+from mpgrad.dtype import default_float
 from mpgrad.ops.creation import shape_from
 from mpgrad.ops.overwriting import _bernoulli
-from mpgrad.ops.promotion import DEFAULT_FLOAT, stored
+from mpgrad.ops.promotion import stored
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -182,6 +183,8 @@ def normal(
         TypeError: there is neither a tensor nor a ``size``.
     """
     tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
+    if tensors and size is not None:
+        raise TypeError("normal() takes a size with two numbers only: tensors have their own")
     if not tensors:
         if size is None:
             raise TypeError("normal() of two numbers needs a size")
@@ -224,6 +227,10 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> T
         RuntimeError: ``input`` has other dimensions, weights are negative, not finite or zero in
             sum, or there are fewer than ``num_samples`` outcomes.
     """
+    if not input.dtype.is_floating_point:
+        raise RuntimeError(
+            f"multinomial only supports floating-point dtypes for input, got: {input.dtype}"
+        )
     weights = np.asarray(on_host(input._array), np.float64)
     if weights.ndim not in (1, 2):
         raise RuntimeError("prob_dist must be 1 or 2 dim")
@@ -328,7 +335,7 @@ def randperm(n: int, *, device: Any = None) -> Tensor:
 def _filled(
     fill: Any, shape: tuple[int, ...], dtype: Any, device: Any, requires_grad: bool
 ) -> Tensor:
-    array = storage.empty(shape, dtype or DEFAULT_FLOAT, usable(device))
+    array = storage.empty(shape, dtype or default_float(), usable(device))
     fill(array)
     return Tensor(array).requires_grad_(requires_grad)
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from mpgrad.dispatch import call, unrecorded
 from mpgrad.ops.dimensions import Dims, count, either, keep, one_dim, some_dims
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -261,11 +260,8 @@ def cumsum(
     *,
     dtype: Any = None,
     axis: Any = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """The running sum along ``dim``, of elements converted to ``dtype`` first."""
-    if out is not None:
-        return into(out, cumsum, input, dim, dtype=dtype, axis=axis)
     tensor = as_tensor_operand(input)
     if dtype is not None:
         return cast(cumsum(cast(tensor, dtype), dim, axis=axis), dtype)

@@ -57,7 +57,7 @@ def _along(name: str, input: Tensor, dim: int, index: Tensor, src: Any) -> tuple
     grids = np.ix_(*(np.arange(n) for n in index.shape))
     places = [index if d == dim else Tensor(grid) for d, grid in enumerate(grids)]
     if not isinstance(src, Tensor):
-        return places, stored(src, input.dtype)
+        return places, stored(src, input._array.dtype)
     if src.dtype != input.dtype:
         raise RuntimeError(
             f"{name}(): Expected self.dtype to be equal to src.dtype, not {input.dtype} and "
@@ -177,7 +177,7 @@ def index_add(
         RuntimeError: shapes or dtypes do not fit.
     """
     key = _slices("index_add", input, dim, index, source, RuntimeError)
-    scaled = source if alpha == 1 else mul(source, alpha)
+    scaled = source if alpha == 1 else mul(source, stored(alpha, input._array.dtype))
     return add(input, scatter_index(scaled, key, [index], input.shape))
 
 

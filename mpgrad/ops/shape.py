@@ -12,7 +12,6 @@ import numpy as np
 from mpgrad.dispatch import call
 from mpgrad.memory_formats import MemoryFormat, contiguous_format, preserve_format
 from mpgrad.ops.dimensions import either, one_dim
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import as_tensor_operand, cast, result_dtype
 from mpgrad.ops.registry import operator
 from mpgrad.tensor import Tensor
@@ -308,9 +307,7 @@ def _cat_grad(xp: Any, grad: Any, tensors_shape: Any, index: int, dim: int) -> A
 _cat = operator("cat", lambda xp, *tensors, dim: xp.concatenate(tensors, dim), tensors=_cat_grad)
 
 
-def cat(
-    tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None, out: Tensor | None = None
-) -> Tensor:
+def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
     """Join tensors along an existing dimension.
 
     Raises:
@@ -318,8 +315,6 @@ def cat(
         TypeError: it is a single tensor, or one of them is none.
         RuntimeError: their shapes differ elsewhere than in ``dim``.
     """
-    if out is not None:
-        return into(out, cat, tensors, dim, axis=axis)
     parts = _of_one_dtype("cat", tensors)
     # An empty vector fits to everything, for historical reasons.
     filled = [part for part in parts if part.shape != (0,)] or parts[:1]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.out_argument import into
 from mpgrad.ops.promotion import (
     as_tensor_operand,
     floating,
@@ -59,9 +58,7 @@ def _elementwise(
     """Register ``name`` and make its public function of one floating tensor."""
     op = operator(name, forward, input=derivative, elementwise=True)
 
-    def public(input: Any, *, out: Tensor | None = None) -> Tensor:
-        if out is not None:
-            return into(out, public, input)
+    def public(input: Any) -> Tensor:
         tensor = floating(input)
         if is_real:
             refuse_complex(name, tensor)

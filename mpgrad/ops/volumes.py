@@ -88,7 +88,7 @@ def conv3d(
             f"conv3d: Kernel size can't be greater than actual input size: {list(input.shape)} and "
             f"{list(weight.shape)}"
         )
-    n, channels, height, width = input.shape[0], weight.shape[1], *input.shape[3:]
+    n, channels, (height, width) = input.shape[0], weight.shape[1], input.shape[3:]
     # Each image of the result sees the images under the kernel, as further channels of its group.
     seen = np.add.outer(np.arange(depth) * steps[0], np.arange(kernel) * spread[0]).reshape(-1)
     taps = index_select(permute(input, 0, 2, 1, 3, 4), 1, beside(input, seen))

@@ -24,24 +24,10 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mpgrad.scheduler.fusion import CHAIN_MAX_US, Grouping
+from mpgrad.scheduler import tuning
+from mpgrad.scheduler.fusion import Grouping
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
 
-#: Less work than this is not worth a message of its own, even if a worker is free: it costs about
-#: as much time of the cores, which client, coordinator and workers share.
-WORTH_A_MESSAGE_US = 300.0
-#: A bundle may be twice as long as a chain: its parts are known to be of about the same cost, so
-#: that little is left over at the end. Of 16 branches of 2 ms on two cores, 16 tasks took 20.8 ms,
-#: 6 took 19.7, 4 took 19.4; of 8 chains of 9 ms of matrix products, 8 tasks 28.3 ms, 4 took 26.8.
-#: With more than two workers a long one leaves too many of them idle at the end, and many short
-#: ones fill the coordinator (``scripts/simulate`` with 0.6, 1.0 and 1.4 chains: simulators, 6 to 24
-#: workers, 95.0, 94.2 and 92.7 % of the bound; Nodes of 0.2 ms, 32 workers, coordinator busy in 87,
-#: 60 and 53 % of the time).
-BUNDLE_CHAINS, SHARED_BUNDLE_CHAINS = 2.0, 1.0
-#: One that takes three messages is never too long.
-SHARED_BUNDLE_MIN_US = 3.0 * WORTH_A_MESSAGE_US
-#: Adding up gradients: bytes per microsecond through memory.
-SUM_BYTES_PER_US = 4000.0
 #: No device: the client's bundles are not joined.
 NOBODY = -2
 
@@ -64,11 +50,11 @@ def bundle(spec: GraphSpec, grouping: Grouping) -> tuple[list[int], list[list[in
     return bundling.result()
 
 
-def bundle_limit_us(chain_us: float, workers: int) -> float:
-    """How long a bundle may become, where a chain may be ``chain_us``."""
-    if workers <= 2:
-        return min(BUNDLE_CHAINS * chain_us, CHAIN_MAX_US)
-    return min(max(SHARED_BUNDLE_CHAINS * chain_us, SHARED_BUNDLE_MIN_US), CHAIN_MAX_US)
+def bundle_limit_us(chain_us: float, workers: int, worth_us: float) -> float:
+    """How long a bundle may become, where a chain may be ``chain_us``: with more than two workers
+    a long one leaves too many of them idle at the end."""
+    limit_us = tuning.BUNDLE_CHAINS * chain_us if workers <= 2 else chain_us
+    return min(max(limit_us, tuning.WORTH_MESSAGES * worth_us), tuning.TASK_MAX_US)
 
 
 class _Bundling:
@@ -77,10 +63,11 @@ class _Bundling:
     def __init__(self, spec: GraphSpec, grouping: Grouping) -> None:
         self._spec, self._workers = spec, grouping.workers
         self._group_of, self._groups = grouping.group_of, grouping.groups
+        self._worth_us = tuning.worth_us(grouping.message_us)
         #: By device: the longest chain, and the longest bundle.
         self._chain_us = grouping.chain_limit_us
         self._limit_us = {
-            device: bundle_limit_us(self._chain_us[device], count)
+            device: bundle_limit_us(self._chain_us[device], count, self._worth_us)
             for device, count in self._workers.items()
         }
         heads = [nodes[0] for nodes in self._groups]
@@ -123,7 +110,7 @@ class _Bundling:
 
     def _sums_us(self, head: int, contributions: int) -> float:
         nbytes = self._spec.nodes[head].input_nbytes
-        return max(contributions - len(nbytes), 0) * max(nbytes, default=0) / SUM_BYTES_PER_US
+        return max(contributions - len(nbytes), 0) * max(nbytes, default=0) / tuning.BYTES_PER_US
 
     def levels(self) -> list[list[int]]:
         """The groups by level; groups are numbered in a topological order."""
@@ -172,7 +159,7 @@ class _Bundling:
             feeds = [feed for group in groups for feed in self._feeds[group]]
             home = self._only_home(feeds, device)
             cost = self._cost(groups)
-            if home >= 0 and len(parts) == 1 and self._joined_us[home] + cost < WORTH_A_MESSAGE_US:
+            if home >= 0 and len(parts) == 1 and self._joined_us[home] + cost < self._worth_us:
                 self._joined_us[home] += cost
                 self._join(home, groups)
             else:
@@ -186,7 +173,7 @@ class _Bundling:
         """
         workers = self._workers[device]
         least = 1 if device == ON_CPU else workers
-        return max(least, min(int(work_us // WORTH_A_MESSAGE_US), workers * rounds))
+        return max(least, min(int(work_us // self._worth_us), workers * rounds))
 
     def _only_home(self, feeds: Sequence[int], device: int) -> int:
         """The bundle that all of ``feeds`` are in, if groups of ``device`` may join it; or -1."""

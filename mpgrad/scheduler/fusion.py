@@ -1,10 +1,10 @@
 """group(): which Nodes share a NodeTask.
 
-A message costs about as much as a hundred microseconds of work and most Nodes a few, so Nodes are
-fused into the task of their producer. A Node joins a group only if *all* its contributions come
-from that group; so a group is entered at its first Node alone, and the graph of groups cannot have
-a cycle: a path that leaves the group could come back only through that first Node, which would then
-depend on its own descendant. (A -> B -> C with A -> C: C joins A's group only if B did.)
+Most Nodes cost less than a message, so Nodes are fused into the task of their producer. A Node
+joins a group only if *all* its contributions come from that group; so a group is entered at its
+first Node alone, and the graph of groups cannot have a cycle: a path that leaves the group could
+come back only through that first Node, which would then depend on its own descendant.
+(A -> B -> C with A -> C: C joins A's group only if B did.)
 
 Within that, a Node joins if it is cheap, or if nothing else waits for the group (a chain, where
 nothing could have run beside it; second halves of its Nodes get what they need on the way, see
@@ -12,6 +12,10 @@ nothing could have run beside it; second halves of its Nodes get what they need 
 if only cheap branches begin beside it: they are told before it runs. A cheap
 Node that begins a long branch stays with the branch: there it costs no message more, and it runs
 beside the other branches instead of before them all.
+
+A *trunk* is a chain of cheap Nodes at each of which a branch begins, such as the additions of
+``loss = loss + f(i)``. It is one task, which publishes what the branches wait for on its way:
+cut, its pieces would run one behind the other with a message between them.
 
 Nodes of the client stand alone, but for those whose saved tensors only have to be unpacked there.
 
@@ -23,38 +27,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec
 
-#: Nodes cheaper than this join while what has joined so far stays under the second figure.
-FUSE_NODE_BELOW_US = 100.0
-FUSE_GROUP_BELOW_US = 400.0
-#: Before a Node that takes longer, outputs that others wait for are published (``progress``).
-PUBLISH_BEFORE_US = 200.0
-#: What one task costs beside its work: handing it over and hearing of its end, with everybody
-#: asleep in between (measured as the round trip of one task, ``scripts/bench transport``).
-MESSAGE_US = 650.0
-#: The same where more than two workers share it: most of it passes while they run what they have
-#: prefetched (``scripts/simulate``: of 50, 100, 150 and 200, this was best on the whole).
-HIDDEN_MESSAGE_US = 100.0
-#: Bounds of the length of a chain that is one task, see chain_limit_us.
-CHAIN_MIN_US, CHAIN_MAX_US = MESSAGE_US, 20_000.0
-#: The same of a chain of Nodes whose other halves fill the other workers, so that cutting it would
-#: balance nothing: so much is run again when its worker dies.
-SPINE_MAX_US = 100_000.0
 
-
-def chain_limit_us(spec: GraphSpec, workers: int = 2) -> float:
+def chain_limit_us(spec: GraphSpec, workers: int, message_us: float) -> float:
     """How long a chain may become before it is cut.
 
     Cutting W of work into pieces of length b costs W / b messages; leaving them long costs, at the
-    end, about half a piece on a worker that has nothing else. The sum is least at sqrt(2 W m). More
-    workers have less work each, and messages that disturb them less.
+    end, about half a piece on a worker that has nothing else. The sum is least at sqrt(2 W m).
+
+    Two workers feel a cut as much as a whole backward, for all processes are asleep in between.
+    More have less work each, and what they have prefetched hides most of a message.
     """
     work_us = sum(node.cost_us for node in spec.nodes)
-    message_us = MESSAGE_US
+    least_us = tuning.BACKWARD_MESSAGES * message_us
+    cut_us = least_us
     if workers > 2:
-        work_us, message_us = work_us * 2 / workers, HIDDEN_MESSAGE_US
-    return min(max(math.sqrt(2.0 * work_us * message_us), CHAIN_MIN_US), CHAIN_MAX_US)
+        work_us, cut_us = work_us * 2 / workers, message_us
+    return min(max(math.sqrt(2.0 * work_us * cut_us), least_us), tuning.TASK_MAX_US)
 
 
 def workers_by_device(
@@ -78,9 +69,10 @@ def group(
     fuse: bool,
     workers: int = 2,
     gpu_workers: Mapping[int, int] | None = None,
+    message_us: float = tuning.MESSAGE_US,
 ) -> Grouping:
     """Assign each node to a group; groups and their nodes are in serial order."""
-    grouping = Grouping(spec, workers_by_device(spec, workers, gpu_workers))
+    grouping = Grouping(spec, workers_by_device(spec, workers, gpu_workers), message_us)
     for index in spec.order:
         grouping.place(index, grouping.home_for(index) if fuse else -1)
     return grouping
@@ -92,6 +84,7 @@ class Grouping:
     Args:
         spec: the graph.
         workers: how many each of its devices has.
+        message_us: what a message costs.
 
     Attributes:
         group_of: for each node its group.
@@ -100,12 +93,16 @@ class Grouping:
         producers: for each node those that feed it, once per edge.
         second: second halves and parts of Nodes, which are there to run beside the first.
         workers: how many each device of the graph has.
+        message_us: what a message costs.
         chain_limit_us: for each device what ``chain_limit_us()`` says.
     """
 
-    def __init__(self, spec: GraphSpec, workers: Mapping[int, int]) -> None:
-        self._spec, self.workers = spec, workers
-        self.chain_limit_us = {at: chain_limit_us(spec, count) for at, count in workers.items()}
+    def __init__(self, spec: GraphSpec, workers: Mapping[int, int], message_us: float) -> None:
+        self._spec, self.workers, self.message_us = spec, workers, message_us
+        self._worth_us = tuning.worth_us(message_us)
+        self.chain_limit_us = {
+            at: chain_limit_us(spec, count, message_us) for at, count in workers.items()
+        }
         self.producers: list[list[int]] = [[] for _ in spec.nodes]
         for index, node in enumerate(spec.nodes):
             for target in node.edges:
@@ -113,8 +110,10 @@ class Grouping:
                     self.producers[target[0]].append(index)
             for other in node.passes:
                 self.producers[other].append(index)
-        #: Nodes that follow a fork of which all other branches are cheap.
+        #: Nodes that follow a fork of which all other branches are cheap, and cheap ones that
+        #: follow another one and lead to the most work behind it.
         self._goes_on: set[int] = set()
+        self._trunk: set[int] = set()
         self._branch_us = self._branches()
         self.second = {other for node in spec.nodes for other in node.passes}
         self._seeded = {target[0] for target in spec.seeds}
@@ -123,6 +122,8 @@ class Grouping:
         self.total_us: list[float] = []
         #: Per group: cost of the cheap nodes that joined its first.
         self._joined_us: list[float] = []
+        #: Per group: the last Node of its longest chain.
+        self._tip: list[int] = []
         #: Per group: whether the other half of one of its nodes is elsewhere.
         self._passes: list[bool] = []
         #: The group of the client's latest Node.
@@ -137,8 +138,8 @@ class Grouping:
         """
         nodes = self._spec.nodes
         branch_us = [node.cost_us for node in nodes]
-        # With all that only the node leads to.
-        owned_us = branch_us.copy()
+        # Its most expensive node; and with all that only the node leads to.
+        dearest_us, owned_us = branch_us.copy(), branch_us.copy()
         lone = self._lone_producers()
         for index in reversed(self._spec.order):
             behind = {t[0]: None for t in nodes[index].edges if t is not None}
@@ -149,9 +150,14 @@ class Grouping:
                 continue
             long = own
             if len(behind) > 1:
-                long = [link for link in own if owned_us[link] > FUSE_GROUP_BELOW_US]
+                long = [link for link in own if owned_us[link] > self._worth_us]
+                onward = max(long, key=owned_us.__getitem__, default=-1)
+                is_fork = onward >= 0 and owned_us[onward] > branch_us[onward]
+                if is_fork and dearest_us[onward] < self.message_us:
+                    self._trunk.add(onward)
             if len(long) == 1:
                 branch_us[index] += branch_us[long[0]]
+                dearest_us[index] = max(dearest_us[index], dearest_us[long[0]])
                 if len(behind) > 1:
                     self._goes_on.add(long[0])
             owned_us[index] += sum([owned_us[link] for link in own])
@@ -177,20 +183,19 @@ class Grouping:
         if not self._may_share(home, node):
             return -1
         nothing_waits = self._waiting[home] == len(self.producers[index])
-        if nothing_waits or (index in self._goes_on and node.cost_us >= PUBLISH_BEFORE_US):
+        if nothing_waits or (index in self._goes_on and node.cost_us >= self.message_us):
             is_spine = node.passes or self._passes[home]
-            limit_us = SPINE_MAX_US if is_spine else self.chain_limit_us[node.device]
+            limit_us = tuning.TASK_MAX_US if is_spine else self.chain_limit_us[node.device]
             # What is not worth a message is no piece to cut off.
-            is_piece = self.total_us[home] >= FUSE_GROUP_BELOW_US
+            is_piece = self.total_us[home] >= self._worth_us
             if not is_piece or self.total_us[home] + node.cost_us <= limit_us:
                 return home
-        elif self._branch_us[index] > FUSE_GROUP_BELOW_US:
+        if index in self._trunk and self.producers[index][0] == self._tip[home]:
+            return home if self.total_us[home] + node.cost_us <= tuning.TASK_MAX_US else -1
+        if self._branch_us[index] >= self.message_us:
             return -1
-        is_cheap = (
-            node.cost_us < FUSE_NODE_BELOW_US
-            and self._joined_us[home] + node.cost_us <= FUSE_GROUP_BELOW_US
-        )
-        return home if is_cheap else -1
+        joined_us = self._joined_us[home] + self._branch_us[index]
+        return home if joined_us <= self._worth_us else -1
 
     def _may_share(self, home: int, node: NodeSpec) -> bool:
         """Whether ``node`` runs where group ``home`` does, and may run right behind it there."""
@@ -210,13 +215,17 @@ class Grouping:
             self.groups.append([])
             self.total_us.append(0.0)
             self._joined_us.append(0.0)
+            self._tip.append(index)
             self._waiting.append(0)
             self._passes.append(False)
-        else:
-            if node.cost_us < FUSE_NODE_BELOW_US:
+        elif not node.is_sink:
+            feeds = self.producers[index]
+            goes_on = index in self._trunk or self._waiting[home] == len(feeds)
+            if goes_on and feeds[0] == self._tip[home]:
+                self._tip[home] = index
+            elif node.cost_us < self.message_us:
                 self._joined_us[home] += node.cost_us
-            if not node.is_sink:
-                self._waiting[home] -= len(self.producers[index])
+            self._waiting[home] -= len(feeds)
         if node.on_client:
             self._last_on_client = home
         self.total_us[home] += node.cost_us

@@ -12,18 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.bundling import bundle
 from mpgrad.scheduler.critical_path import Paths, find_paths, needed_from
-from mpgrad.scheduler.fusion import MESSAGE_US, group
+from mpgrad.scheduler.fusion import group
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
 from mpgrad.scheduler.plan_tables import CAPTURE, Member, NodeTaskSpec, OutputSpec, Plan, Seed
 from mpgrad.scheduler.progress import Wired, publish_early
 from mpgrad.scheduler.split import has_branches_for, sharers_among, split
 from mpgrad.scheduler.wide_sums import Piece
 from mpgrad.scheduler.wiring import Wiring
-
-#: Tasks expected to be shorter than this are handed out and answered several at a time.
-SHORT_TASK_US = 150.0
 
 
 def plan(
@@ -33,6 +31,7 @@ def plan(
     bundles: bool = True,
     workers: int = 1,
     gpu_workers: Mapping[int, int] | None = None,
+    message_us: float = tuning.MESSAGE_US,
 ) -> Plan:
     """Group the nodes of ``spec`` into NodeTasks and wire them up.
 
@@ -43,19 +42,22 @@ def plan(
         workers: how many could run at once; where they are more than two, or the graph has too few
             branches for them, expensive Nodes are split.
         gpu_workers: how many there are on a GPU, by its number; 1 where it is not said.
+        message_us: what a message costs.
     """
-    halved, origin = split(spec)
+    halved, origin = split(spec, message_us=message_us)
     # Many workers are glad of second halves in every graph: short work to fill the end with (64
     # experts on 16 workers, one recording: 91 instead of 87 % of the bound).
     if workers <= 2 and has_branches_for(spec, workers):
         halved, origin = spec, ()
     elif not has_branches_for(halved, workers):
-        halved, origin = split(spec, sharers=sharers_among(workers))
-    grouping = group(halved, fuse=fuse, workers=workers, gpu_workers=gpu_workers)
+        halved, origin = split(spec, sharers=sharers_among(workers), message_us=message_us)
+    grouping = group(
+        halved, fuse=fuse, workers=workers, gpu_workers=gpu_workers, message_us=message_us
+    )
     group_of, groups = grouping.group_of, grouping.groups
     if fuse and bundles:
         group_of, groups = bundle(halved, grouping)
-    return _plan(halved, group_of, groups, origin, workers)
+    return _plan(halved, group_of, groups, origin, workers, message_us)
 
 
 def _plan(
@@ -64,6 +66,7 @@ def _plan(
     groups: list[list[int]],
     origin: tuple[int, ...],
     workers: int,
+    message_us: float,
 ) -> Plan:
     """The plan of ``spec``; where Nodes are halved, ``origin`` says which one each was part of.
 
@@ -78,10 +81,10 @@ def _plan(
         [sum(places) for places in wiring.places],
         Counter([task for task, _, _ in wiring.seeds]),
     )
-    leaves_us = publish_early(spec.nodes, wired, workers)
+    leaves_us = publish_early(spec.nodes, wired, workers, message_us)
     wide = wiring.split_wide_sums()
     paths = find_paths(costs, wiring.outputs, leaves_us, wide)
-    tasks = _task_specs(spec, groups, wiring, costs, paths, wide)
+    tasks = _task_specs(spec, groups, wiring, costs, paths, wide, message_us)
     tasks += [
         _piece_spec(tasks[consumer], piece, nbytes, paths, len(groups) + number)
         for number, (consumer, nbytes, piece) in enumerate(wide)
@@ -93,7 +96,7 @@ def _plan(
         tuple([tuple(sorted(joined)) for joined in wiring.joins]),
         tuple(group_of),
         wiring.seeds,
-        opens_alone=_opens_alone(tasks, costs, wiring.seeds),
+        opens_alone=_opens_alone(tasks, costs, wiring.seeds, message_us),
         work_us=sum(costs),
         critical_path_us=max((task.priority for task in tasks), default=0.0),
     )
@@ -110,13 +113,17 @@ def _originals(groups: list[list[Member]], origin: tuple[int, ...]) -> Iterator[
         ]
 
 
-def _opens_alone(tasks: list[NodeTaskSpec], costs: list[float], seeds: Sequence[Seed]) -> bool:
+def _opens_alone(
+    tasks: list[NodeTaskSpec], costs: list[float], seeds: Sequence[Seed], message_us: float
+) -> bool:
     """Whether the client should run task 0 itself, before it submits the others.
 
     Several tasks wait for it, nothing runs beside it, it takes less time than to hand it over, and
     what it gives travels inside messages anyway.
     """
-    if not tasks or tasks[0].on_client or tasks[0].device != ON_CPU or costs[0] > MESSAGE_US:
+    if not tasks or tasks[0].on_client or tasks[0].device != ON_CPU:
+        return False
+    if costs[0] > tuning.BACKWARD_MESSAGES * message_us:
         return False
     first = tasks[0]
     return (
@@ -133,6 +140,7 @@ def _task_specs(
     costs: list[float],
     paths: Paths,
     wide: list[tuple[int, int, Piece]],
+    message_us: float,
 ) -> list[NodeTaskSpec]:
     position = {node: at for at, node in enumerate(spec.order)}
     client_tasks = [g for g, nodes in enumerate(groups) if spec.nodes[nodes[0]].on_client]
@@ -151,7 +159,7 @@ def _task_specs(
             places=tuple(wiring.places[g]),
             outputs=tuple(wiring.outputs[g]),
             unlocks=(successor[g],) if g in successor else (),
-            is_short=costs[g] < SHORT_TASK_US,
+            is_short=costs[g] < message_us,
             inner_positions=tuple(position[m.node] for m in wiring.members[g][1:]),
             behind=paths.behind[g],
             publications=sum([member.publishes for member in wiring.members[g]]),

@@ -14,14 +14,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import Plan
 
 #: Plans that are kept, those used last.
 PLANS_MAX = 64
-#: A plan serves while the costs of all Nodes together differ by no more than this part of the work
-#: from those that it was made for.
-DRIFT_MAX = 0.25
 
 
 class PlanCache:
@@ -87,4 +85,4 @@ def _costs(spec: GraphSpec) -> list[float]:
 
 def _are_near(now_us: list[float], then_us: list[float]) -> bool:
     moved = sum([abs(now - then) for now, then in zip(now_us, then_us, strict=True)])
-    return moved <= DRIFT_MAX * min(sum(now_us), sum(then_us))
+    return moved <= tuning.DRIFT_MAX * min(sum(now_us), sum(then_us))

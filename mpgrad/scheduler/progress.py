@@ -19,13 +19,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpgrad.scheduler.critical_path import find_paths
-from mpgrad.scheduler.fusion import PUBLISH_BEFORE_US
 from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
 from mpgrad.scheduler.plan_tables import Member, OutputSpec
-
-#: While workers are idle, what lets one begin is told after so long. Telling the coordinator more
-#: often would only keep it busy: what one message makes ready takes it as long to hand out.
-PUBLISH_EVERY_US = 50.0
 
 
 class Wired(NamedTuple):
@@ -39,7 +34,9 @@ class Wired(NamedTuple):
     seeded: Counter[int]
 
 
-def publish_early(nodes: Sequence[NodeSpec], wired: Wired, workers: int) -> list[list[float]]:
+def publish_early(
+    nodes: Sequence[NodeSpec], wired: Wired, workers: int, message_us: float
+) -> list[list[float]]:
     """Mark those members before which the outputs so far are published.
 
     Returns:
@@ -50,7 +47,8 @@ def publish_early(nodes: Sequence[NodeSpec], wired: Wired, workers: int) -> list
     ]
     if workers < 2:
         return at_end
-    publisher = _Publisher(nodes, wired, find_paths(wired.costs, wired.outputs, at_end).longest)
+    longest_us = find_paths(wired.costs, wired.outputs, at_end).longest
+    publisher = _Publisher(nodes, wired, longest_us, message_us)
     publisher.idle = workers - sum(
         [wired.waits[task] == count for task, count in wired.seeded.items()]
     )
@@ -75,9 +73,14 @@ class _Publisher:
     """
 
     def __init__(
-        self, nodes: Sequence[NodeSpec], wired: Wired, longest_us: Sequence[float]
+        self,
+        nodes: Sequence[NodeSpec],
+        wired: Wired,
+        longest_us: Sequence[float],
+        message_us: float,
     ) -> None:
         self._nodes, self._wired, self._longest_us = nodes, wired, longest_us
+        self._message_us = message_us
         self.idle = 0
 
     def visit(self, task: int, members: list[Member], left_us: list[float]) -> list[float]:
@@ -94,14 +97,14 @@ class _Publisher:
             waiting += [output for _, output in member.captures if outputs[output].task >= 0]
             useful = starts.intersection(waiting)
             rest_us = self._wired.costs[task] - ran_us
-            if node_us >= PUBLISH_BEFORE_US:
+            if node_us >= self._message_us:
                 is_due = bool(useful) or any(
                     output in complete and self._longest_us[outputs[output].task] > rest_us
                     for output in waiting
                 )
             else:
                 is_due = bool(useful) and self.idle > 0
-                is_due = is_due and min(ran_us - told_us, rest_us) >= PUBLISH_EVERY_US
+                is_due = is_due and min(ran_us - told_us, rest_us) >= self._message_us
             if is_due:
                 members[at] = member._replace(publishes=True)
                 for output in waiting:
@@ -119,7 +122,7 @@ class _Publisher:
     def _starts(self, consumer: int, count: int) -> bool:
         """Whether ``consumer`` waits for so many contributions only, and is worth a message."""
         wired = self._wired
-        return wired.waits[consumer] == count and wired.costs[consumer] >= PUBLISH_BEFORE_US
+        return wired.waits[consumer] == count and wired.costs[consumer] >= self._message_us
 
 
 def _completing(outputs: Sequence[OutputSpec]) -> dict[int, int]:

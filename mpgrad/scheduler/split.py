@@ -18,16 +18,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target
 
-#: A Node of which both halves cost the same is split from here on: the second half must be worth a
-#: message and a gradient that is read by another core.
-SPLIT_ABOVE_US = 800.0
-#: A share of a product costs a message, and waits for one of its own.
-CUT_ABOVE_US = 300.0
+
+def split_above_us(message_us: float) -> float:
+    """A Node of which both halves cost the same is split from here on: the second must be worth a
+    message and a gradient that is read by another core."""
+    return 2.0 * tuning.worth_us(message_us)
 
 
-def split(spec: GraphSpec, *, sharers: int = 1) -> tuple[GraphSpec, tuple[int, ...]]:
+def split(
+    spec: GraphSpec, *, sharers: int = 1, message_us: float = tuning.MESSAGE_US
+) -> tuple[GraphSpec, tuple[int, ...]]:
     """``spec`` with its expensive Nodes divided, and for each of its Nodes which one it was.
 
     Nodes keep their numbers; what was part of them comes behind.
@@ -35,16 +38,17 @@ def split(spec: GraphSpec, *, sharers: int = 1) -> tuple[GraphSpec, tuple[int, .
     Args:
         spec: the graph.
         sharers: how many workers may share a product; with 1, none is cut.
+        message_us: what a message costs.
     """
     nodes, origin = list(spec.nodes), list(range(len(spec.nodes)))
     lone = _lone_targets(spec) if sharers > 1 else frozenset()
     for index, node in enumerate(spec.nodes):
         is_rest = [target is not None and spec.nodes[target[0]].is_sink for target in node.edges]
         divided = [node]
-        if _is_worth_it(node, is_rest):
+        if _is_worth_it(node, is_rest, split_above_us(message_us)):
             divided = [_half(node, is_rest, False), _half(node, is_rest, True)]
         if _can_be_cut(divided[0], lone):
-            divided[:1] = _cut(divided[0], sharers)
+            divided[:1] = _cut(divided[0], sharers, tuning.worth_us(message_us))
         others = range(len(nodes), len(nodes) + len(divided) - 1)
         nodes[index] = divided[0]._replace(passes=tuple(others))
         nodes += divided[1:]
@@ -76,12 +80,12 @@ def sharers_among(workers: int) -> int:
     return workers // 2 + 1 if workers > 2 else 1
 
 
-def _is_worth_it(node: NodeSpec, is_rest: list[bool]) -> bool:
+def _is_worth_it(node: NodeSpec, is_rest: list[bool], above_us: float) -> bool:
     """Whether both halves have something to do and no sum mixes them."""
     # A GPU runs both halves one after the other anyway.
     if not node.is_splittable or node.on_client or node.device != ON_CPU:
         return False
-    if node.cost_us * node.second_half_share < SPLIT_ABOVE_US / 2:
+    if node.cost_us * node.second_half_share < above_us / 2:
         return False
     rest = {target for target, late in zip(node.edges, is_rest, strict=True) if late}
     urgent = {target for target in node.edges if target is not None} - rest
@@ -117,10 +121,10 @@ def _can_be_cut(node: NodeSpec, lone: frozenset[Target]) -> bool:
     return node.edges[0] in lone and not any(node.edges[1:])
 
 
-def _cut(node: NodeSpec, sharers: int) -> list[NodeSpec]:
+def _cut(node: NodeSpec, sharers: int, above_us: float) -> list[NodeSpec]:
     """``node`` as several, which compute some of its parts each; itself where that is no use."""
     count = len(node.part_nbytes)
-    shares = min(sharers, count, int(node.cost_us / CUT_ABOVE_US))
+    shares = min(sharers, count, int(node.cost_us / above_us))
     # Others wait for the largest share: no more of them than its size asks for.
     shares = math.ceil(count / math.ceil(count / max(shares, 1)))
     if shares < 2:

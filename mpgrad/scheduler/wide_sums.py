@@ -12,14 +12,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
-from mpgrad.scheduler.bundling import SUM_BYTES_PER_US
+from mpgrad.scheduler import tuning
 
 #: Contributions that one task adds up: few where they are large, so that memory comes back soon and
 #: the work is spread; many where they are small, because each task costs a message.
 WIDTH_LARGE, WIDTH_SMALL = 8, 64
 LARGE_BYTES = 64 * 1024
-#: Handing the sum over to the next piece, which the critical path has to know.
-HAND_OVER_US = 200.0
 
 
 class Piece(NamedTuple):
@@ -33,7 +31,7 @@ class Piece(NamedTuple):
 
 def piece_us(piece: Piece, nbytes: int) -> float:
     """Expected time from the last contribution of ``piece`` to the beginning of what is next."""
-    return HAND_OVER_US + piece.places * nbytes / SUM_BYTES_PER_US
+    return tuning.MESSAGE_US + piece.places * nbytes / tuning.BYTES_PER_US
 
 
 class WideSum:

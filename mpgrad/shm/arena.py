@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import mmap
 import os
@@ -71,7 +70,9 @@ class Arena(MappedArena):
     ) -> None:
         limit = default_limit_bytes() if limit_bytes is None else limit_bytes
         super().__init__(_create_segment(limit, capacity_bytes, name), number)
-        self._free_list = FreeList(self.segment.nbytes, limit, name, mmap.PAGESIZE)
+        self._free_list = FreeList.within(self.segment.nbytes, limit, name, mmap.PAGESIZE)
+        #: Whether this process may map less than it may hold.
+        self.is_cramped = capacity_bytes is None and self.segment.nbytes < limit
         self._backing = Backing(self.segment, self._free_list)
         # Re-entrant, so that a thread that enters twice is noticed instead of waiting for itself.
         self._lock = threading.RLock()
@@ -173,14 +174,7 @@ def _create_segment(limit: int, capacity: int | None, name: str) -> Segment:
     if capacity is not None:
         return Segment.create(capacity, name)
     capacity = min(max(SMALLEST_CAPACITY_BYTES, 16 * limit), LARGEST_CAPACITY_BYTES)
-    while True:
-        try:
-            return Segment.create(capacity, name)
-        except OSError as error:
-            # `ulimit -v` or `ulimit -f` may forbid a sparse terabyte; then take what is allowed.
-            if error.errno not in (errno.ENOMEM, errno.EFBIG) or capacity <= limit:
-                raise
-            capacity //= 2
+    return Segment.create_sparse(capacity, name)
 
 
 _client_arena: Arena | None = None

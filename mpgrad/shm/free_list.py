@@ -78,6 +78,13 @@ class FreeList:
         # Warm blocks that are worth punching, over all classes, least recently freed first.
         self._aging: dict[int, int] = {}
 
+    @classmethod
+    def within(cls, capacity: int, limit: int, name: str, page_bytes: int = 4096) -> FreeList:
+        """A list whose limit is what was asked for, or less where the process may not map it."""
+        if capacity < limit:
+            limit, name = capacity, f"{name} (kept small by `ulimit -v` or `ulimit -f`)"
+        return cls(capacity, limit, name, page_bytes)
+
     def allocate(self, nbytes: int) -> tuple[int, int]:
         """Take a block for ``nbytes``: the one of its class freed last, else fresh space.
 

@@ -15,6 +15,7 @@ import os
 import weakref
 from collections.abc import Callable
 
+from mpgrad import machine
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
 from mpgrad.standard_streams import occupy_standard_streams
 
@@ -55,6 +56,7 @@ class Segment:
         with contextlib.suppress(OSError):
             self._mapping.madvise(mmap.MADV_DONTDUMP)
         self.fd, self.nbytes, self.name = fd, nbytes, name
+        self._inode = os.fstat(fd).st_ino
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         self.buffer = memoryview(self._mapping)
         self.is_private = False
@@ -79,6 +81,23 @@ class Segment:
             raise
 
     @classmethod
+    def create_sparse(cls, nbytes: int, name: str) -> Segment:
+        """A new segment of ``nbytes``, or of as many as the limits of this process allow.
+
+        Raises:
+            OSError: they do not even allow one page.
+        """
+        nbytes = min(nbytes, machine.mappable_bytes() or nbytes)
+        while True:
+            try:
+                return cls.create(nbytes, name)
+            except OSError as error:
+                # Many sparse terabytes fill 47 bits of addresses.
+                if error.errno != errno.ENOMEM or nbytes <= mmap.PAGESIZE:
+                    raise
+                nbytes //= 2
+
+    @classmethod
     def attach(cls, fd: int, name: str = "segment") -> Segment:
         """Map a segment that another process created; ``fd`` belongs to the result.
 
@@ -94,6 +113,24 @@ class Segment:
             with contextlib.suppress(OSError):
                 os.close(fd)
             raise
+
+    def require_open(self) -> None:
+        """Make sure that ``fd`` is still this segment's: another process is to be given it.
+
+        Raises:
+            OSError: other code has closed it.
+        """
+        try:
+            is_own = os.fstat(self.fd).st_ino == self._inode
+        except OSError:
+            is_own = False
+        if not is_own:
+            raise OSError(
+                errno.EBADF,
+                f"the descriptor of this process's {self.name} has been closed by other code "
+                "(os.closerange?), so no worker can be given it. Close only what is your own; "
+                'Engine(mode="local") needs no descriptors',
+            )
 
     def reserve(self, offset: int, nbytes: int) -> None:
         """Give the range physical pages now, so that no later access can run out of memory.

@@ -41,6 +41,9 @@ def to(
     Raises:
         RuntimeError: there is no such device.
     """
+    if args and isinstance(args[-1], bool):  # non_blocking, and copy
+        flags = [flag for flag in args if isinstance(flag, bool)]
+        copy = flags[1] if len(flags) > 1 else copy
     for argument in args:
         if isinstance(argument, Tensor):
             dtype, device = argument.dtype, argument.device
@@ -84,8 +87,49 @@ def type_as(self: Tensor, other: Tensor) -> Tensor:
     return cast(self, other.dtype)
 
 
+#: The names of the types of PyTorch's old classes (``FloatTensor``) by NumPy's names of dtypes.
+_TYPE_NAMES = {
+    "float16": "Half",
+    "float32": "Float",
+    "float64": "Double",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+    "uint8": "Byte",
+    "uint16": "UInt16",
+    "uint32": "UInt32",
+    "uint64": "UInt64",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "bool": "Bool",
+}
+
+
+def type_(self: Tensor, dtype: Any = None) -> Any:
+    """In ``dtype``; without it, the name of the tensor's type: ``"mpgrad.FloatTensor"``.
+
+    Args:
+        self: the tensor.
+        dtype: a dtype, a class such as ``FloatTensor``, or the name of one.
+
+    Raises:
+        ValueError: there is no type of that name.
+    """
+    if dtype is None:
+        place = "cuda." if self.device.type == "cuda" else ""
+        return f"mpgrad.{place}{_TYPE_NAMES[self._array.dtype.name]}Tensor"
+    if isinstance(dtype, str):
+        name = dtype.rpartition(".")[2].removesuffix("Tensor")
+        found = next((known for known, named in _TYPE_NAMES.items() if named == name), None)
+        if found is None:
+            raise ValueError(f"invalid type: {dtype!r}; one is 'mpgrad.FloatTensor'")
+        dtype = found
+    return cast(self, dtype)
+
+
 def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
-    def method(self: Tensor) -> Tensor:
+    def method(self: Tensor, memory_format: MemoryFormat = preserve_format) -> Tensor:
         return cast(self, dtype)
 
     method.__doc__ = f"In {np.dtype(dtype)} (differentiable where that is a floating dtype)."
@@ -94,7 +138,7 @@ def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
 
 METHODS: dict[str, Callable[..., Any]] = {
     "to": to,
-    "type": cast,
+    "type": type_,
     "type_as": type_as,
     "cpu": cpu,
     "cuda": cuda,

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 
 from mpgrad.device_arrays import on_host
-from mpgrad.ops.promotion import DEFAULT_FLOAT
+from mpgrad.dtype import DEFAULTS, DTYPES
 from mpgrad.tensor import Tensor
 
 #: PyTorch's defaults: above this many elements the middle is left out, this many kept at each end.
 _THRESHOLD, _EDGE_ITEMS, _DIGITS, _LINE_WIDTH = 1000, 3, 4, 80
-
-#: Dtypes that a reader expects, so that they are not printed.
-_SILENT_DTYPES = (DEFAULT_FLOAT, np.dtype(np.complex64), np.dtype(np.int64), np.dtype(bool))
 
 
 def represent(tensor: Tensor) -> str:
@@ -38,8 +35,8 @@ def represent(tensor: Tensor) -> str:
     else:
         text = "[]" if array.shape == (0,) else f"[], size={array.shape}"
     notes = [f"device='{tensor.device}'"] if tensor.device.type != "cpu" else []
-    if array.dtype not in _SILENT_DTYPES:
-        notes.append(f"dtype={array.dtype}")
+    if array.dtype not in DEFAULTS:  # a reader expects those
+        notes.append(f"dtype={DTYPES[array.dtype]}")
     history = _history(tensor)
     if history:
         notes.append(history)

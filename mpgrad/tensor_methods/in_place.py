@@ -316,7 +316,7 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
 
 def _held(tensor: Tensor, number: Any) -> Tensor:
     """``number`` without dimensions, as ``tensor`` holds it."""
-    return beside(tensor, np.asarray(stored(number, tensor.dtype), tensor.dtype))
+    return beside(tensor, np.asarray(stored(number, tensor._array.dtype), tensor._array.dtype))
 
 
 def _shape_of_part(tensor: Tensor, key: tuple[Any, ...], indices: list[Tensor]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from mpgrad.tensor import Tensor
 
 def size(self: Tensor, dim: int | None = None) -> Any:
     """The shape, or the length of one dimension."""
-    return self.shape if dim is None else self.shape[dim]
+    return self.shape if dim is None else self._array.shape[dim]
 
 
 def numel(self: Tensor) -> int:

@@ -10,16 +10,18 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from mpgrad import standard_streams
 from mpgrad.wire.remote_error import decode_error
 
 STDOUT, STDERR, LOG, WARNING = "stdout", "stderr", "log", "warning"
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Part of a stream."""
+    """Part of a stream, and whether it begins a line."""
 
     slot: int
     text: str
+    begins: bool = True
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -56,14 +58,11 @@ def encode_output(output: Output) -> bytes:
 def show_output(kind: str, data: bytes) -> None:
     """Print or log in this process what a worker did, saying which worker it was.
 
-    Without the stream it goes nowhere, as ``print`` does.
+    Without the stream it goes nowhere, as ``print`` does without one.
     """
     output = _decoder.decode(data)
     if isinstance(output, Text):
-        stream = sys.stderr if kind == STDERR else sys.stdout
-        if stream is not None:
-            stream.write(_prefixed(output))
-            stream.flush()
+        standard_streams.write(sys.stderr if kind == STDERR else sys.stdout, _prefixed(output))
     elif isinstance(output, Record):
         record = logging.LogRecord(
             output.name,
@@ -78,6 +77,17 @@ def show_output(kind: str, data: bytes) -> None:
         logger = logging.getLogger(output.name)
         if logger.isEnabledFor(output.level):
             logger.handle(record)
+
+
+def text_of(data: bytes) -> str:
+    """What a worker says while it works for nobody: a thread of user code that went on."""
+    output = _decoder.decode(data)
+    if isinstance(output, Text):
+        return _prefixed(output)
+    if isinstance(output, Record):
+        return f"[worker {output.slot}] {output.message}\n"
+    warning = decode_error(output.warning, with_traceback=False)
+    return f"{output.path}:{output.line}: {type(warning).__name__}: {warning}\n"
 
 
 def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> None:
@@ -112,5 +122,6 @@ _registries: dict[str, dict[Any, Any]] = {}
 
 
 def _prefixed(output: Text) -> str:
-    lines = output.text.splitlines(keepends=True)
-    return "".join(f"[worker {output.slot}] {line}" for line in lines)
+    prefix = f"[worker {output.slot}] "
+    text = prefix.join(output.text.splitlines(keepends=True))
+    return prefix + text if output.begins else text

@@ -7,6 +7,7 @@ than ``args``. It trusts its own workers, which run nothing but the client's own
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 import traceback
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from mpgrad.errors import ProtocolError, RemoteTraceback
+from mpgrad.errors import ProtocolError, RemoteTraceback, add_note
 
 #: Longest pickle of an exception's arguments and attributes (it is left out where it is longer),
 #: and longest text: a message has to hold all of it.
@@ -43,7 +44,7 @@ def encode_error(error: BaseException, where: str) -> bytes:
     try:
         # The builtin class knows what it keeps outside __dict__ (OSError its file name).
         reduced: Any = _builtin_base(kind).__reduce__(error)
-        state = _bounded(cloudpickle.dumps((reduced[1], reduced[2] if len(reduced) > 2 else {})))
+        state = _bounded(_pickled((reduced[1], reduced[2] if len(reduced) > 2 else {})))
     except Exception:
         state = b""
     by_value = b""
@@ -76,8 +77,8 @@ def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
         return ProtocolError(f"a task failed, and its error cannot be read: {failure}")
     error = _rebuild(remote)
     if with_traceback:
-        error.add_note(f"raised in {remote.where}")
-        error.__cause__ = RemoteTraceback(remote.traceback)
+        add_note(error, f"raised in {remote.where}")
+        object.__setattr__(error, "__cause__", RemoteTraceback(remote.traceback))
     return error
 
 
@@ -90,10 +91,32 @@ def _rebuild(remote: RemoteError) -> BaseException:
         error = kind.__new__(kind, *args)
         builtin = _builtin_base(kind)
         builtin.__init__(error, *args)
-        builtin.__setstate__(error, attributes)
+        try:
+            builtin.__setstate__(error, attributes)
+        except AttributeError:
+            vars(error).update(attributes)  # a frozen dataclass refuses to be changed by setattr
     except Exception:
         return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
     return error
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Exceptions inside (members of a group, say) travel as the outer one does."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, BaseException):
+            return _decode_inner, (encode_error(obj, ""),)
+        return super().reducer_override(obj)
+
+
+def _decode_inner(data: bytes) -> BaseException:
+    return decode_error(data, with_traceback=False)
+
+
+def _pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def _bounded(data: bytes) -> bytes:

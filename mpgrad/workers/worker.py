@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeAlias
+import sys
+from typing import Any, NoReturn, TypeAlias
 
+from mpgrad import standard_streams
 from mpgrad.autograd import engine_slot
-from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.membership import SHORT_CREDIT
@@ -14,6 +15,7 @@ from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.environment import WorkerEnvironment
+from mpgrad.wire.output import STDOUT, text_of
 from mpgrad.wire.schema import PROTOCOL_VERSION, TO_WORKER, Hello
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.wire.transport import WORKER_LANES
@@ -43,10 +45,12 @@ class Worker:
         self._dealer = setup.endpoint.worker(setup.peer)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
-        #: The graph whose task runs, for what it prints.
+        #: The graph whose task runs, for what it prints; -1 between tasks.
         self._graph = -1
         self._output = OutputForwarder(setup.slot, self._emit_output)
         self._output.install(environment.log_level)
+        self._dealer.watch(self._output.waiting_fd)
+        self._pid = os.getpid()
 
     def run(self) -> None:
         """Until the coordinator says ShutDown (or dies, which kills this process)."""
@@ -57,8 +61,8 @@ class Worker:
         while True:
             # Between two tasks only look, else sleep until something comes. What has come is heard
             # before the next task is chosen, so that a cancellation or urgent work overtakes it.
-            if finished is None:
-                self._dealer.wait(None)
+            if finished is None and self._dealer.wait(None):
+                self._output.flush()  # of a thread that outlived its task
             instructions: list[Any] = []
             for frame in self._dealer.receive():
                 instructions += self._state.handle_event(decode(frame, TO_WORKER))
@@ -96,6 +100,8 @@ class Worker:
         self._board.begin(self._setup.slot, dispatch.graph, dispatch.task, dispatch.attempt)
         self._graph, self._output.task = dispatch.graph, dispatch.task
         reply, released = self._runner.run(dispatch)
+        if os.getpid() != self._pid:
+            _end_forked_child(self._pid)
         self._output.flush()
         self._graph = -1
         if released:
@@ -108,12 +114,21 @@ class Worker:
         self._flush()
 
     def _emit_output(self, kind: str, data: bytes) -> None:
-        try:
-            message = encode(ev.OutputEmitted(self._setup.peer, self._graph, kind, data))
-        except ProtocolError:
-            return  # one print of more than a message may hold
-        self._held.append(message)
+        if self._graph < 0:
+            stream = sys.__stdout__ if kind == STDOUT else sys.__stderr__
+            standard_streams.write(stream, text_of(data))
+            return
+        self._held.append(encode(ev.OutputEmitted(self._setup.peer, self._graph, kind, data)))
         self._flush()
+
+
+def _end_forked_child(worker_pid: int) -> NoReturn:
+    """User code has forked and returned in the child, too, which is not this worker."""
+    standard_streams.say(
+        f"process {os.getpid()}, forked by a backward in worker process {worker_pid}, has returned "
+        "from it and ends here; end it with os._exit() yourself"
+    )
+    os._exit(1)
 
 
 def _memory_of(setup: WorkerSetup) -> tuple[WorkerMemory, Any]:

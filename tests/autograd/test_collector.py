@@ -12,7 +12,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.engine.execution import HELD_ABOVE_NODES
+from mpgrad.engine.local import HELD_ABOVE_NODES
 
 
 @pytest.fixture(autouse=True)

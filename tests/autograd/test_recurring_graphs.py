@@ -14,10 +14,11 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.recurring_graphs import NODES_MAX, VARIANTS_MAX, YOUNG_USES, Memory
+from mpgrad.autograd.recurring_graphs import NODES_MAX, VARIANTS_MAX, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results
 from mpgrad.scheduler.cost_model import CostModel
-from mpgrad.scheduler.split import SPLIT_ABOVE_US
+from mpgrad.scheduler.split import split_above_us
+from mpgrad.scheduler.tuning import MESSAGE_US, YOUNG_USES
 from mpgrad.tensor import gradient_edge
 from tests.random_programs import random_program
 
@@ -316,7 +317,7 @@ def test_costs_are_looked_up_while_a_graph_is_young_and_now_and_then() -> None:
     def cost(_: Node) -> float:
         return figures[0]
 
-    for number in range(3 * recurring_graphs.LOOK_UP_EVERY):
+    for number in range(3 * YOUNG_USES):
         if number >= YOUNG_USES:
             figures[0] = 50.0
         a = leaf()
@@ -324,7 +325,7 @@ def test_costs_are_looked_up_while_a_graph_is_young_and_now_and_then() -> None:
         seen.append(max(spec.cost_us for spec in graph.spec.nodes))
     assert seen[0] == 10.0
     assert seen[-1] == 50.0
-    assert seen.index(50.0) <= YOUNG_USES + recurring_graphs.LOOK_UP_EVERY
+    assert seen.index(50.0) <= YOUNG_USES + YOUNG_USES
 
 
 def test_small_changes_of_cost_keep_the_tables() -> None:
@@ -334,7 +335,7 @@ def test_small_changes_of_cost_keep_the_tables() -> None:
     def cost(_: Node) -> float:
         return figure[0]
 
-    for _ in range(2 * recurring_graphs.LOOK_UP_EVERY):
+    for _ in range(2 * YOUNG_USES):
         specs.append(frozen(mg.relu(leaf()).sum(), cost=cost).spec)
         figure[0] *= 1.001
     assert all(spec is specs[0] for spec in specs)
@@ -342,9 +343,10 @@ def test_small_changes_of_cost_keep_the_tables() -> None:
 
 def test_another_share_of_a_half_is_a_change_of_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "model", CostModel())
+    above_us = split_above_us(MESSAGE_US)
 
     def cost(_: Node) -> float:
-        return 2.0 * SPLIT_ABOVE_US
+        return 2.0 * above_us
 
     def product() -> FrozenGraph:
         x = leaf(7, 3) * 2.0
@@ -356,7 +358,7 @@ def test_another_share_of_a_half_is_a_change_of_cost(monkeypatch: pytest.MonkeyP
 
     first = product()
     (node,) = [node for node in first.nodes if node.name() == "MmBackward0"]
-    costs.observe_halves(node, 1.8 * SPLIT_ABOVE_US, 0.2 * SPLIT_ABOVE_US)
+    costs.observe_halves(node, 1.8 * above_us, 0.2 * above_us)
     assert share(first) == 0.5
     assert share(product()) == pytest.approx(0.1)
 

@@ -497,11 +497,13 @@ class TestChanges:
         module.SCALE = after
         assert code_id(module.Custom) != first
 
-    @pytest.mark.parametrize("value", ["float('nan')", "10**30", "(1.5, 'a b')", "np.float32(2)"])
+    @pytest.mark.parametrize(
+        "value", ["float('nan')", "10**30", "(1.5, 'a b')", "np.float32(2)", "mg.zeros(2).shape"]
+    )
     def test_the_same_in_a_new_object(self, custom, value):
         module = custom("value = 1.0 if SCALE else 2.0", f"SCALE = {value}")
         before = decide(module.Custom)
-        module.SCALE = eval(value)
+        module.SCALE = eval(value, {**vars(module)})
         assert decide(module.Custom) is before
 
     def test_module_constant(self, user_module, custom):

@@ -14,11 +14,12 @@ from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine import placement
-from mpgrad.engine.choice import choose, too_small
+from mpgrad.engine.choice import Experience, predict, too_small
 from mpgrad.engine.placement import place
 from mpgrad.errors import PerformanceWarning
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.tuning import MESSAGE_US
 from mpgrad.tensor import gradient_edge
 
 
@@ -71,9 +72,10 @@ def frozen(loss: mg.Tensor) -> FrozenGraph:
 def test_functions_of_the_client_are_not_counted_as_parallel() -> None:
     """Each was never measured, and so counts as expensive."""
     graph = frozen(loss_of(16))
-    assert too_small(graph, 2) is None
-    assert choose(plan(graph.spec), 8).mode == "process"
-    assert choose(plan(place(graph).frozen.spec), 8).mode == "local"
+    assert too_small(graph, 2, MESSAGE_US) is None
+    for found, mode in ((graph, "process"), (place(graph).frozen, "local")):
+        predicted = predict(plan(found.spec), 8, MESSAGE_US)
+        assert Experience().choose(predicted, has_workers=False).mode == mode
     explanation = mg.Engine("auto", cpu_workers=8).explain(loss_of(16))
     assert explanation.mode == "local"
     assert {node.where for node in explanation.nodes} == {"client"}
@@ -163,3 +165,47 @@ def test_classes_are_looked_at_once_even_where_saved_tensors_are_gone(
         with pytest.raises(RuntimeError, match="second time"):
             Pure.apply(y).sum().backward()
     assert looked == [Pure]
+
+
+class Reshaped(mg.Function):
+    """Keeps on ctx what most Functions keep of an input: its shape, its dtype, its device."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> mg.Tensor:
+        ctx.shape, ctx.dtype, ctx.device = x.shape, x.dtype, x.device
+        return x.reshape(-1) * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> mg.Tensor:
+        two = mg.full(ctx.shape, 2, dtype=ctx.dtype)
+        return grad.reshape(ctx.shape) * two
+
+
+class MadeThere(mg.Function):
+    """Makes a number in backward, whose dtype is the default."""
+
+    forward = staticmethod(lambda ctx, x: x * 2)
+    backward = staticmethod(lambda ctx, grad: grad * mg.tensor(1 / 3).double() * 6)
+
+
+@pytest.mark.process
+def test_shapes_and_dtypes_on_ctx_go_to_workers() -> None:
+    with mg.Engine("process", cpu_workers=1) as engine:
+        x = mg.ones(2, 3, requires_grad=True)
+        loss = Reshaped.apply(x).sum()
+        assert {n.where for n in engine.explain(loss).nodes if "Reshaped" in n.name} == {"worker"}
+        loss.backward()
+    assert x.grad.tolist() == [[2, 2, 2]] * 2
+
+
+@pytest.mark.process
+def test_another_default_dtype_holds_in_functions() -> None:
+    mg.set_default_dtype(mg.float64)
+    try:
+        with mg.Engine("process", cpu_workers=1):
+            x = mg.ones(3, requires_grad=True)
+            MadeThere.apply(x).sum().backward()
+    finally:
+        mg.set_default_dtype(mg.float32)
+    assert x.grad.dtype == mg.float64
+    assert x.grad.tolist() == [2.0] * 3

@@ -12,11 +12,13 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES, Memory
+from mpgrad.autograd.recurring_graphs import Memory
 from mpgrad.engine import prepared
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs, wiring_of
+from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
+from mpgrad.engine.wiring import wiring_of
 from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.tuning import YOUNG_USES
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensor import gradient_edge
 from mpgrad.wire.programs import (
@@ -26,6 +28,7 @@ from mpgrad.wire.programs import (
     TaskProgram,
     decode_program,
     decode_wiring,
+    encode_wiring,
 )
 
 
@@ -89,7 +92,7 @@ def test_programs_are_those_of_the_graph() -> None:
     for graph in (small, large):
         found = PreparedGraph(graph.spec, plan(graph.spec))
         for task, members in enumerate(found.plan.groups):
-            expected = tuple(wiring_of(graph, member) for member in members)
+            expected = tuple(encode_wiring(wiring_of(graph, member)) for member in members)
             programs = found.programs(graph, task)
             wirings = [p if isinstance(p, bytes) else p.wiring for p in programs]
             assert tuple(wirings) == expected
@@ -115,9 +118,8 @@ OTHERWISE: dict[str, Callable[[mg.Tensor, int], mg.Tensor]] = {
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_what_differs_between_two_steps_is_never_taken_from_the_first(name: str) -> None:
     def packed(graph: FrozenGraph, known: PreparedGraph) -> list[TaskProgram]:
-        handover = Handover()
-        tasks = range(len(known.plan.tasks))
-        places = handover.programs(graph, known, tasks, {})
+        handover = Handover(graph, known, {})
+        places = handover.programs(range(len(known.plan.tasks)))
         programs = [client_arena().segment.buffer[at : at + size] for at, size in places]
         decoded = [decode_program(bytes(program)) for program in programs]
         handover.close()
@@ -154,7 +156,7 @@ def contents(rule: Rule) -> Any:
 def test_every_use_teaches_at_first_and_then_now_and_then() -> None:
     graph = frozen()
     found = PreparedGraph(graph.spec, plan(graph.spec))
-    learned = [found.learns() for _ in range(YOUNG_USES + 4 * LEARN_EVERY)]
+    learned = [found.learns() for _ in range(YOUNG_USES + 4 * YOUNG_USES)]
     assert all(learned[:YOUNG_USES])
     assert sum(learned[YOUNG_USES:]) == 4
 

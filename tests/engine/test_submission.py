@@ -14,7 +14,6 @@ from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.submission import Submission
 from mpgrad.scheduler import chunks
 from mpgrad.scheduler.chunks import SMALL_GRAPH, TASKS_PER_MESSAGE
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
@@ -29,12 +28,12 @@ def sent(
     frozen: FrozenGraph, planned: Plan, workers: int = 2
 ) -> tuple[GraphSubmitted, list[GraphExtended]]:
     """All messages of one submission."""
-    handover = Handover()
+    handover = Handover(frozen, PreparedGraph(frozen.spec, planned), {})
     arena = client_arena()
-    client = ClientWorker(frozen, planned, handover, arena, nullcontext)  # type: ignore[arg-type]
-    made = Submission(frozen, PreparedGraph(frozen.spec, planned), {}, handover)
-    first = made.begin("c1.1", 7, 0, client, workers=workers, blas_threads=1)
-    return first, list(made.rest("c1.1", 7))
+    client = ClientWorker(frozen, planned, handover, arena, nullcontext, 1)  # type: ignore[arg-type]
+    ahead = client.run_ahead() if planned.opens_alone else None
+    first, *rest = handover.messages("c1.1", 7, 0, workers, ahead)
+    return first, rest  # type: ignore[return-value]
 
 
 def frozen_of(root: mg.Tensor) -> FrozenGraph:

@@ -42,8 +42,10 @@ def _class_of(error: Exception) -> str:
 
 
 def described(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float):
         return value
+    if isinstance(value, str):
+        return value.replace("mpgrad.", "").replace("torch.", "")
     if isinstance(value, complex):
         return [value.real, value.imag]
     if hasattr(value, "detach"):
@@ -52,7 +54,7 @@ def described(value: Any) -> Any:
         return {"dtype": str(array.dtype), "shape": list(array.shape), "values": values}
     if isinstance(value, tuple | list):
         return [described(item) for item in value]
-    return str(value).removeprefix("torch.")
+    return described(str(value))
 
 
 def agree(here: Any, there: Any) -> bool:

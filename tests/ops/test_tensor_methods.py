@@ -47,7 +47,7 @@ def test_prints_what_is_not_the_default() -> None:
     x = leaf(1.0)
     assert repr(x) == "tensor([1.], requires_grad=True)"
     assert repr(x * 2) == "tensor([2.], grad_fn=<MulBackward0>)"
-    assert repr(x.detach().double()) == "tensor([1.], dtype=float64)"
+    assert repr(x.detach().double()) == "tensor([1.], dtype=mpgrad.float64)"
 
 
 def test_long_tensors_are_summarized() -> None:

@@ -11,7 +11,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import mpgrad as mg
-from mpgrad.engine import process_engine
+from mpgrad.engine import preparation
 from mpgrad.scheduler import chunks
 from mpgrad.scheduler.plan import plan
 from tests.random_programs import random_program
@@ -65,7 +65,7 @@ def test_random_programs(workers: int, serial: list[list[str]]) -> None:
 @pytest.mark.slow
 def test_every_node_a_task(serial: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     # What is fused with what must not show in the bits; here nothing is, and all workers share.
-    monkeypatch.setattr(process_engine, "plan", partial(plan, fuse=False))
+    monkeypatch.setattr(preparation, "plan", partial(plan, fuse=False))
     with mg.Engine("process", cpu_workers=2) as engine:
         assert differing(range(0, PROGRAMS, 4), serial) == []
         assert {"worker 0", "worker 1"} <= set(engine.statistics().tasks)

@@ -59,7 +59,7 @@ def needs_much_memory(engine: mg.Engine) -> None:
 
 
 def breaks_the_protocol(engine: mg.Engine) -> None:
-    with engine._process.sessions.session() as session:
+    with engine._execution.sessions.session() as session:
         session._send(GraphCancelled("c0.0", 1))
         session.processes()
 

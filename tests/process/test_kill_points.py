@@ -13,7 +13,7 @@ import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.engine.placement import place
-from mpgrad.scheduler import bundling, fusion
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.tensor import gradient_edge
 from tests.leftovers import wait_until
@@ -43,9 +43,8 @@ def one_node_per_task() -> Iterator[None]:
     """The same NodeTasks in every backward, whatever their costs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "model", Unteachable())
-        for bound in ("FUSE_NODE_BELOW_US", "CHAIN_MIN_US", "CHAIN_MAX_US"):
-            patch.setattr(fusion, bound, 0.0)
-        patch.setattr(bundling, "SHARED_BUNDLE_MIN_US", 0.0)
+        patch.setattr(tuning, "WORTH_MESSAGES", 0.01)
+        patch.setattr(tuning, "TASK_MAX_US", 0.0)
         yield
 
 
@@ -77,7 +76,7 @@ def undisturbed() -> bytes:
 def tasks_of_workers(engine: mg.Engine) -> list[int]:
     """Numbers, from 1, of the tree's NodeTasks that workers run."""
     frozen = freeze([gradient_edge(tree(leaf()))], [None], keep_graph=True, cost=costs.estimate)
-    planned = engine._process.prepare(place(frozen).frozen).plan
+    planned = engine._execution.preparation.plan_of(place(frozen).frozen).plan
     return [number + 1 for number in range(int(planned.opens_alone), len(planned.tasks))]
 
 

@@ -50,7 +50,7 @@ def test_workers_that_cannot_start(
 @pytest.fixture
 def stranger(engine: mg.Engine) -> Iterator[Callable[..., Dealer]]:
     """Somebody with access to the sockets who was never given the token, unless it is stolen."""
-    coordinator = engine._process.sessions._coordinator
+    coordinator = engine._execution.sessions._coordinator
     assert coordinator is not None
     dealers: list[Dealer] = []
 
@@ -96,7 +96,7 @@ def test_noise(engine: mg.Engine, stranger: Connect, frame: bytes, has_token: bo
 
 
 def test_one_session_may_not_speak_for_another(engine: mg.Engine, stranger: Connect) -> None:
-    own = next(iter(engine._process.sessions._idle)).peer
+    own = next(iter(engine._execution.sessions._idle)).peer
     dealer = stranger("c1.55", has_token=True)
     dealer.send([encode(GraphCancelled(own, 1)), encode(BlocksReleased(own, ()))])
     dealer.send([encode(StopEngine(own))])
@@ -111,6 +111,6 @@ def test_a_session_that_breaks_the_protocol_is_refused() -> None:
 
 
 def speak_for_another(engine: mg.Engine) -> None:
-    with engine._process.sessions.session() as session:
+    with engine._execution.sessions.session() as session:
         session._send(GraphCancelled("c0.0", 1))
         session.processes()

@@ -10,7 +10,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.nn import functional as F
-from mpgrad.scheduler import split
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
 from tests.leftovers import wait_until
 from tests.process.kill_points import kill_at
@@ -26,7 +26,7 @@ LAYERS = 3
 def costs_of_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a machine is fast enough for is cut all the same, and nothing is learned elsewhere."""
     monkeypatch.setattr(costs, "model", CostModel())
-    monkeypatch.setattr(split, "CUT_ABOVE_US", 1.0)
+    monkeypatch.setattr(tuning, "WORTH_MESSAGES", 0.01)
 
 
 def tensors(dtype: type) -> tuple[mg.Tensor, list[mg.Tensor]]:

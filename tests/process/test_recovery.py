@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import mpgrad as mg
-from mpgrad.engine import process_engine
-from mpgrad.engine.recovery import RECOVERIES_MAX, repeat_after_loss
+from mpgrad.engine import preparation
+from mpgrad.engine.recovery import RECOVERIES_MAX, Recovery
 from mpgrad.errors import CoordinatorLost
 from mpgrad.scheduler.plan import plan
 from mpgrad.wire.transport import ROUTER_LANES
@@ -65,7 +65,7 @@ def test_with_recover_all_the_backward_is_run_again(undisturbed: bytes, phase: s
 
 
 def test_in_the_middle_of_many_tasks(monkeypatch: pytest.MonkeyPatch, undisturbed: bytes) -> None:
-    monkeypatch.setattr(process_engine, "plan", partial(plan, fuse=False))
+    monkeypatch.setattr(preparation, "plan", partial(plan, fuse=False))
     with doomed("coordinator:answered:3:SEGV", "all") as engine:
         assert gradient() == undisturbed
         assert engine.statistics().recoveries == 1
@@ -99,16 +99,9 @@ def test_user_code_never_runs_twice() -> None:
 
 
 def test_it_is_not_repeated_for_ever() -> None:
-    attempts: list[int] = []
-
-    def run() -> None:
-        attempts.append(0)
-        raise CoordinatorLost("again")
-
-    noted: list[int] = []
-    with pytest.raises(CoordinatorLost, match="again"):
-        repeat_after_loss(run, lambda: noted.append(0))
-    assert (len(attempts), len(noted)) == (RECOVERIES_MAX + 1, RECOVERIES_MAX)
+    recovery = Recovery("all")
+    allowed = [recovery.allows(CoordinatorLost("again")) for _ in range(RECOVERIES_MAX + 2)]
+    assert allowed == [True] * RECOVERIES_MAX + [False] * 2
 
 
 # ---------------------------------------------------------------------- the client

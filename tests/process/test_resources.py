@@ -15,7 +15,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.engine.session import Session
-from mpgrad.scheduler import fusion
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.events import BlocksReleased, GraphCancelled
 
@@ -238,9 +238,8 @@ def test_a_gradient_that_is_two_results_is_given_back_whole(
     own_engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An addition alone in its task passes one block on to both leaves."""
-    monkeypatch.setattr(fusion, "FUSE_NODE_BELOW_US", 0.0)
-    monkeypatch.setattr(fusion, "CHAIN_MIN_US", 0.0)
-    monkeypatch.setattr(fusion, "CHAIN_MAX_US", 0.0)
+    monkeypatch.setattr(tuning, "WORTH_MESSAGES", 0.01)
+    monkeypatch.setattr(tuning, "TASK_MAX_US", 0.0)
     x, y = (mg.ones(200, 200, requires_grad=True) for _ in range(2))
     for _ in range(3):
         mg.exp(x + y).sum().backward()

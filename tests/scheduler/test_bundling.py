@@ -7,11 +7,12 @@ from random import Random
 
 import pytest
 
-from mpgrad.scheduler.bundling import BUNDLE_CHAINS, WORTH_A_MESSAGE_US, bundle
-from mpgrad.scheduler.fusion import CHAIN_MAX_US, MESSAGE_US, chain_limit_us, group
+from mpgrad.scheduler.bundling import bundle
+from mpgrad.scheduler.fusion import chain_limit_us, group
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
+from mpgrad.scheduler.tuning import BUNDLE_CHAINS, MESSAGE_US, worth_us
 from mpgrad.testing.random_graphs import random_graph
 
 
@@ -63,8 +64,8 @@ def test_bundles_of_any_graph_are_sound(seed: int) -> None:
         groups = {grouping.group_of[node] for node in nodes}
         largest = max(grouping.total_us[group] for group in groups)
         total = sum(spec.nodes[node].cost_us for node in nodes)
-        limit = min(BUNDLE_CHAINS * chain_limit_us(spec), CHAIN_MAX_US)
-        assert total <= max(1.5 * limit, largest) + WORTH_A_MESSAGE_US
+        limit = BUNDLE_CHAINS * chain_limit_us(spec, 2, MESSAGE_US)
+        assert total <= max(1.5 * limit, largest) + worth_us(MESSAGE_US)
     for producer, node in enumerate(spec.nodes):
         for target in node.edges:
             # Bundles are numbered in a topological order: no cycle.
@@ -107,9 +108,9 @@ def test_two_workers_get_one_bundle_each_where_the_second_would_come_with_it() -
 
 
 def test_no_task_is_made_that_is_not_worth_a_message() -> None:
-    planned = plan(fan(16, WORTH_A_MESSAGE_US / 17), workers=8)
+    planned = plan(fan(16, worth_us(MESSAGE_US) / 17), workers=8)
     assert len(planned.tasks) == 1
-    planned = plan(fan(16, WORTH_A_MESSAGE_US / 2), workers=64)
+    planned = plan(fan(16, worth_us(MESSAGE_US) / 2), workers=64)
     assert [len(nodes) for nodes in nodes_of(planned)] == [1] + [2] * 8
 
 
@@ -134,13 +135,13 @@ def test_branches_on_two_devices_share_nothing() -> None:
 
 
 def test_expensive_branches_stay_apart() -> None:
-    planned = plan(fan(8, 20.0 * MESSAGE_US), workers=2)
+    planned = plan(fan(8, 200.0 * MESSAGE_US), workers=2)
     assert [len(nodes) for nodes in nodes_of(planned)] == [1] + [1] * 8
 
 
 def test_the_most_urgent_of_a_level_is_numbered_first() -> None:
     """Tasks are handed over by number: workers begin with what most depends on."""
-    spec = graph({0: [1, 2, 3], 2: [4, 5]}, [1.0, *[20.0 * MESSAGE_US] * 5])
+    spec = graph({0: [1, 2, 3], 2: [4, 5]}, [1.0, *[200.0 * MESSAGE_US] * 5])
     first, *level = nodes_of(plan(spec, workers=2))
     assert (first, level[0]) == ([0], [2])
     assert [nodes[0] for nodes in level] == [2, 1, 3, 4, 5]

@@ -9,13 +9,17 @@ from random import Random
 import pytest
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
-from mpgrad.scheduler.fusion import FUSE_GROUP_BELOW_US, MESSAGE_US, chain_limit_us, group
+from mpgrad.scheduler.fusion import chain_limit_us, group
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE, InnerTarget, Plan
+from mpgrad.scheduler.tuning import BACKWARD_MESSAGES, MESSAGE_US, worth_us
 from mpgrad.testing.path_counts import TracedGraph, Value, add, join, run_members, run_serially
 from mpgrad.testing.random_graphs import random_graph
+
+#: What a cut of a chain costs.
+CUT_US = BACKWARD_MESSAGES * MESSAGE_US
 
 
 def node(*targets: int, cost: float = 1.0, nbytes: int = 8, **flags: bool) -> NodeSpec:
@@ -162,9 +166,9 @@ def test_a_branch_goes_on_where_all_beside_it_are_cheap() -> None:
     another = plan(graph(root, long, long, node(cost=120.0)), workers=4)
     assert groups(another) == [[0], [1], [2], [3]]
     # Nothing is published before a short Node.
-    begin, rest = node(4, cost=150.0), node(cost=500.0)
+    begin, rest = node(4, cost=90.0), node(cost=500.0)
     short = plan(graph(root, node(3), begin, node(cost=120.0), rest), workers=4)
-    assert groups(short)[0] == [0, 1]
+    assert groups(short)[0] == [0]
 
 
 def test_a_cheap_node_begins_the_branch_of_its_expensive_consumer() -> None:
@@ -175,6 +179,32 @@ def test_a_cheap_node_begins_the_branch_of_its_expensive_consumer() -> None:
     assert groups(planned) == [[0], [1, 3], [2, 4], [5]]
 
 
+def added_up(branches: int, addition_us: float = 3.0, each_us: float = 2000.0) -> GraphSpec:
+    """The graph of ``loss = f(0)``, then ``loss = loss + f(i)``: additions, then what is added."""
+    last = branches - 1
+    additions = [node(at + 1, last + at, cost=addition_us) for at in range(last - 1)]
+    additions.append(node(2 * last - 1, 2 * last, cost=addition_us))
+    return graph(*additions, *(node(cost=each_us) for _ in range(branches)))
+
+
+@pytest.mark.parametrize("addition_us", [3.0, 22.0, 65.0])
+@pytest.mark.parametrize("each_us", [200.0, 2000.0])
+def test_a_chain_of_additions_is_as_parallel_as_a_stack(addition_us: float, each_us: float) -> None:
+    """Whatever an addition was measured to take: one short task, and one for each worker."""
+    planned = plan(added_up(16, addition_us, each_us), workers=2)
+    assert [len(nodes) for nodes in groups(planned)] == [15, 8, 8]
+    consumers = {output.task for output in planned.tasks[0].outputs}
+    assert consumers == {1, 2}
+    assert not any(output.task >= 0 for task in planned.tasks[1:] for output in task.outputs)
+
+
+def test_of_a_tree_of_cheap_nodes_only_one_path_goes_on() -> None:
+    """A chain of cheap Nodes has no parallel parts; a tree has."""
+    nodes = [node(2 * at + 1, 2 * at + 2, cost=60.0) for at in range(63)]
+    planned = plan(graph(*nodes, *(node(cost=500.0) for _ in range(64))), workers=8)
+    assert len(groups(planned)[0]) < 12
+
+
 def test_the_links_of_a_chain_are_one_task() -> None:
     """Nothing could run beside them; a sink on the way does not change that."""
     sink = node(is_sink=True)
@@ -183,27 +213,27 @@ def test_the_links_of_a_chain_are_one_task() -> None:
 
 
 def test_a_chain_has_a_bound() -> None:
-    cost = 2.0 * MESSAGE_US
+    cost = 2.0 * CUT_US
     spec = graph(*(node(at + 1, cost=cost) for at in range(3)), node(cost=cost))
-    limit = chain_limit_us(spec)  # sqrt(2 * 8 m * m) = 4 m, two links
+    limit = chain_limit_us(spec, 2, MESSAGE_US)  # sqrt(2 * 8 m * m) = 4 m, two links
     assert limit == pytest.approx(2.0 * cost)
     assert groups(plan(spec)) == [[0, 1], [2, 3]]
     four_times = spec._replace(nodes=tuple(n._replace(cost_us=4 * cost) for n in spec.nodes))
-    assert chain_limit_us(four_times) == pytest.approx(2.0 * limit)
+    assert chain_limit_us(four_times, 2, MESSAGE_US) == pytest.approx(2.0 * limit)
 
 
 def test_what_is_not_worth_a_message_is_not_cut_off() -> None:
-    cost = 20.0 * MESSAGE_US
-    assert chain_limit_us(graph(node(1), node(cost=cost))) < cost
+    cost = 20.0 * CUT_US
+    assert chain_limit_us(graph(node(1), node(cost=cost)), 2, MESSAGE_US) < cost
     assert groups(plan(graph(node(1), node(cost=cost)))) == [[0, 1]]
-    assert groups(plan(graph(node(1, cost=FUSE_GROUP_BELOW_US), node(cost=cost)))) == [[0], [1]]
+    assert groups(plan(graph(node(1, cost=worth_us(MESSAGE_US)), node(cost=cost)))) == [[0], [1]]
 
 
 def test_a_group_has_a_bound() -> None:
     cost = 90.0
     root = node(*range(1, 21))
     spec = graph(root, *(node(cost=cost) for _ in range(20)))
-    assert len(group(spec, fuse=True).groups[0]) == 1 + FUSE_GROUP_BELOW_US // cost
+    assert len(group(spec, fuse=True).groups[0]) == 1 + worth_us(MESSAGE_US) // cost
 
 
 def test_the_seeds_of_a_node_come_before_what_its_own_task_adds() -> None:
@@ -323,7 +353,7 @@ def test_a_short_fork_opens_alone() -> None:
     branch = node(cost=2000.0)
     assert plan(graph(node(1, 2), branch, branch), workers=2).opens_alone
     # Not what takes longer than to hand it over, ...
-    assert not plan(graph(node(1, 2, cost=2.0 * MESSAGE_US), branch, branch)).opens_alone
+    assert not plan(graph(node(1, 2, cost=2.0 * CUT_US), branch, branch)).opens_alone
     # ... what only the next task waits for, nor what would have to be copied to a block, ...
     assert not plan(graph(node(1), node(2, cost=15_000.0), branch)).opens_alone
     large = node(cost=2000.0, nbytes=INLINE_LIMIT_BYTES + 1)

@@ -6,7 +6,8 @@ from random import Random
 
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
 from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_cache import DRIFT_MAX, PLANS_MAX, PlanCache, structure
+from mpgrad.scheduler.plan_cache import PLANS_MAX, PlanCache, structure
+from mpgrad.scheduler.tuning import DRIFT_MAX
 from mpgrad.testing.random_graphs import random_graph
 
 

@@ -8,10 +8,10 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.fusion import PUBLISH_BEFORE_US
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
+from mpgrad.scheduler.tuning import MESSAGE_US
 from tests.scheduler.test_coordinator_state import CLIENT, KIB, Core, kinds, task, to
 from tests.scheduler.test_plan import graph, groups, node
 from tests.scheduler.test_split import layers
@@ -145,12 +145,12 @@ def test_the_halves_of_a_chain_are_one_task_that_publishes() -> None:
 
 
 def test_nothing_is_published_before_a_short_node() -> None:
-    short = layers(4, cost_us=PUBLISH_BEFORE_US / 2)
+    short = layers(4, cost_us=MESSAGE_US / 2)
     planned = plan(short, workers=2)
     assert not any(member.publishes for group in planned.groups for member in group)
 
 
-def spine(count: int, link_us: float = 30.0, branch_us: float = 3000.0) -> GraphSpec:
+def spine(count: int, link_us: float = 60.0, branch_us: float = 3000.0) -> GraphSpec:
     """A chain of cheap Nodes; each begins an expensive branch."""
     links = [node(at + 1, count + at, cost=link_us) for at in range(count - 1)]
     links.append(node(2 * count - 1, cost=link_us))
@@ -162,7 +162,7 @@ def test_a_spine_publishes_until_every_worker_has_something(workers: int) -> Non
     planned = plan(spine(12), workers=workers)
     first = planned.tasks[0]
     published = [member.publishes for member in planned.groups[0]]
-    # Every 60 us, when two branches wait; one worker runs the spine.
+    # Every 120 us, when two branches wait; one worker runs the spine.
     assert first.publications == sum(published) == workers // 2
     assert not any(task.publications for task in planned.tasks[1:])
     alone = plan(spine(12), workers=1)
@@ -170,8 +170,11 @@ def test_a_spine_publishes_until_every_worker_has_something(workers: int) -> Non
 
 
 def test_branches_that_are_not_worth_a_message_are_not_published() -> None:
-    planned = plan(spine(12, branch_us=0.9 * PUBLISH_BEFORE_US), bundles=False, workers=8)
-    assert len(planned.tasks) == 13
+    spec = spine(12, branch_us=0.9 * MESSAGE_US)
+    # On a GPU, so that they do not join the spine.
+    nodes = [n._replace(device=0) if n.cost_us > 60.0 else n for n in spec.nodes]
+    planned = plan(spec._replace(nodes=tuple(nodes)), bundles=False, workers=8)
+    assert len(planned.tasks) > 12
     assert not any(task.publications for task in planned.tasks)
 
 
@@ -216,6 +219,6 @@ def test_half_of_what_a_task_waits_for_is_no_use_to_it(link: NodeSpec, publishes
 
 
 def test_results_of_the_caller_are_not_waited_for() -> None:
-    planned = plan(layers(3, is_splittable=False, cost_us=2 * PUBLISH_BEFORE_US))
+    planned = plan(layers(3, is_splittable=False, cost_us=2 * MESSAGE_US))
     assert [output.task for output in planned.tasks[0].outputs] == [CAPTURE] * 3
     assert planned.tasks[0].publications == 0

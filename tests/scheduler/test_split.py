@@ -5,8 +5,10 @@ from __future__ import annotations
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, check_spec, serial_order
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE, Plan
-from mpgrad.scheduler.split import CUT_ABOVE_US, SPLIT_ABOVE_US, parts_of, split
+from mpgrad.scheduler.split import parts_of, split, split_above_us
+from mpgrad.scheduler.tuning import MESSAGE_US, worth_us
 
+SPLIT_ABOVE_US = split_above_us(MESSAGE_US)
 DEAR_US = 2.0 * SPLIT_ABOVE_US
 
 
@@ -116,7 +118,7 @@ def cuttable(count: int, parts: int = 4) -> GraphSpec:
 
     (The input of a layer is where its own halves and parts get their gradient from.)
     """
-    spec = layers(count, cost_us=2 * CUT_ABOVE_US * parts)
+    spec = layers(count, cost_us=2 * worth_us(MESSAGE_US) * parts)
     nodes = tuple(
         node if node.is_sink else node._replace(part_nbytes=((1 << 20) // parts,) * parts)
         for node in spec.nodes

@@ -85,9 +85,6 @@ TO_CLIENT = {
     "half of it": ("CompleteGraph frame[:len(frame) // 2]", "malformed CompleteGraph"),
     "what workers are told": ("CompleteGraph do.ShutDown(peer)", "not expected here"),
     "another graph": ("CompleteGraph message._replace(graph=77)", "graph 77 ended twice"),
-    "too few results": ("CompleteGraph message._replace(captures=())", "0 results"),
-    "a task beyond the last": (
-        "CompleteGraph message._replace(ran=((999, 0, 1, 0, None),))", "tasks 999 to 999"),
     "a block of no arena": (
         "CompleteGraph message._replace(captures=(Block(7, 64, 32000, 1),))", "7"),
     "a block beyond the arena": (
@@ -96,16 +93,7 @@ TO_CLIENT = {
         "CompleteGraph message._replace(captures=(message.captures[0]._replace(generation=99),))",
         "generation"),
     "too few bytes": ("CompleteGraph message._replace(captures=(b'123',))", "3 bytes"),
-    "a failure of no task": (
-        "CompleteGraph do.FailGraph(peer, message.graph, 'error', 99, b'')", "task 99"),
-    "a failure of no Node": (
-        "CompleteGraph do.FailGraph(peer, message.graph, 'error', 0, b'', 99)", "Node 99"),
-    "an unknown end": ("CompleteGraph do.FailGraph(peer, message.graph, 'bliss', 0, b'')", "bliss"),
-    "figures that are none": (
-        "CompleteGraph do.FailGraph(peer, message.graph, 'memory', 0, b'much')", "much"),
     "a task of another graph": ("DispatchNodeTask message._replace(name=99)", "graph 99"),
-    "a task that there is not": ("DispatchNodeTask message._replace(task=-1)", "task -1"),
-    "a task without inputs": ("DispatchNodeTask message._replace(inputs=())", "with 0 inputs"),
 }  # fmt: skip
 
 

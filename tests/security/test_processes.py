@@ -34,7 +34,7 @@ def engine() -> Iterator[mg.Engine]:
 
 
 def coordinator_of(engine: mg.Engine) -> Any:
-    return engine._process.sessions._coordinator
+    return engine._execution.sessions._coordinator
 
 
 def pids_of(engine: mg.Engine) -> list[int]:
@@ -80,7 +80,7 @@ def words_of(spoken: str) -> list[bytes]:
 def test_a_stranger_is_counted_and_ignored(engine: mg.Engine) -> None:
     """One who speaks as itself, as a living worker, as a dead one, and as a session."""
     before = engine.statistics().protocol_errors
-    session = next(iter(engine._process.sessions._idle)).peer
+    session = next(iter(engine._execution.sessions._idle)).peer
     guess, dealers = coordinator_of(engine).endpoint._replace(token=b"guess"), []
     for peer in ("w0.1", "w0.2", "w1.1", "w77.1"):
         dealers.append(guess.worker(peer))
@@ -132,7 +132,7 @@ def test_a_second_hello_ends_the_session() -> None:
 
 
 def say_hello_again(engine: mg.Engine) -> None:
-    with engine._process.sessions.session() as session:
+    with engine._execution.sessions.session() as session:
         session._send(Hello(session.peer, session.coordinator.endpoint.token, PROTOCOL_VERSION))
         session.processes()
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpgrad.engine.handover import Handover
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.device import CPU, Device
+from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import TensorHandle
 from mpgrad.shm.arena import client_arena
@@ -20,12 +22,11 @@ from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
     InlineArray,
-    Metadata,
     NodeProgram,
-    NodeWiring,
     OperatorRule,
     SharedArray,
     TaskProgram,
+    Wiring,
     decode_plain,
     decode_program,
     decode_wiring,
@@ -114,9 +115,13 @@ def test_long_tasks_are_named_by_their_ends() -> None:
 
 
 def test_wirings() -> None:
-    meta = Metadata((2, 3), "<f4")
-    wiring = NodeWiring("MulBackward0", (meta,), (meta, None), ((1, 0), 2, None), ((0, 1),))
-    assert decode_wiring(encode_wiring(wiring)) == wiring
+    meta = InputMetadata((2, 3), np.dtype("<f4"))
+    there = meta._replace(device=Device("cuda:1"))
+    wiring = Wiring("MulBackward0", (meta,), (meta, None, there), ((1, 0), 2, None), ((0, 1),))
+    decoded = decode_wiring(encode_wiring(wiring))
+    assert decoded == wiring
+    assert decoded.needs == (True, True, False)
+    assert decoded.inputs[0].device is CPU  # not only equal to it
     with pytest.raises(ProtocolError, match="malformed wiring"):
         decode_wiring(b"\xc1")
 
@@ -154,7 +159,7 @@ def test_arrays(memory: WorkerMemory, name: str, shape: tuple[int, int], place: 
         block[...] = whole
         whole = block
     view = VIEWS[name](whole)
-    handover = Handover()
+    handover = PackedArrays()
     opened = memory.open_packed(handover.array(view))
     assert (opened.shape, opened.dtype) == (view.shape, view.dtype)
     assert opened.strides == view.strides
@@ -168,14 +173,14 @@ def test_arrays(memory: WorkerMemory, name: str, shape: tuple[int, int], place: 
 def test_gaps_travel_too(memory: WorkerMemory) -> None:
     # Only then are the strides the same, and with them the order in which BLAS adds.
     whole = np.arange(20_000, dtype=np.float64).reshape(100, 200)
-    packed = Handover().array(whole[:, ::40])
+    packed = PackedArrays().array(whole[:, ::40])
     assert isinstance(packed, SharedArray)
     assert packed.handle.strides == (1600, 320)
 
 
 def test_the_same_array_is_packed_once() -> None:
     array = np.ones((300, 300))
-    handover = Handover()
+    handover = PackedArrays()
     assert handover.array(array) is handover.array(array)
     assert handover.copied_bytes == handover.handed_bytes == array.nbytes
 
@@ -200,7 +205,7 @@ def test_an_inline_array_that_leaves_its_bytes(packed: InlineArray) -> None:
 
 def test_a_stale_handle_is_refused(memory: WorkerMemory) -> None:
     array = client_arena().empty((100, 100), np.float64)
-    packed = Handover().array(array)
+    packed = PackedArrays().array(array)
     del array
     fresh = client_arena().empty((100, 100), np.float64)  # the same block, in its next use
     with pytest.raises(ProtocolError):
@@ -212,6 +217,6 @@ def test_no_byte_beyond_the_array_is_read() -> None:
     # A view at the very end of its memory: one byte more would not exist.
     buffer = ctypes.create_string_buffer(64)
     array = np.frombuffer(buffer, np.float32)[::-3]
-    packed = Handover().array(array)
+    packed = PackedArrays().array(array)
     assert isinstance(packed, InlineArray)
     assert len(packed.data) == (len(array) - 1) * 12 + 4

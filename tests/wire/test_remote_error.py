@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -115,3 +116,32 @@ def test_a_class_that_is_not_to_be_found_becomes_a_runtime_error() -> None:
     found = travelled(gone("x"))
     assert type(found) is RuntimeError
     assert str(found) == "no.such.module.Gone: x"
+
+
+class WithCode(Exception):
+    """Cannot be made from its ``args``."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(f"{code}: {why}")
+        self.code = code
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+def test_members_of_a_group() -> None:
+    inner = ExceptionGroup("inner", [WithCode(1, "first"), Frozen(2)])
+    found = decode_error(encode_error(ExceptionGroup("outer", [inner, KeyError("k")]), "here"))
+    assert isinstance(found, ExceptionGroup)
+    assert repr(found) == (
+        "ExceptionGroup('outer', [ExceptionGroup('inner', [WithCode('1: first'), Frozen(code=2)]), "
+        "KeyError('k')])"
+    )
+    assert found.exceptions[0].exceptions[0].code == 1  # type: ignore[union-attr]
+
+
+def test_one_that_may_not_be_changed() -> None:
+    found = decode_error(encode_error(Frozen(3), "here"))
+    assert (found, type(found.__cause__)) == (Frozen(3), RemoteTraceback)

@@ -32,6 +32,7 @@ from mpgrad.autograd.validate_outputs import validate_output
 from mpgrad.device import CPU
 from mpgrad.device_arrays import cuda_namespace, on, zeros
 from mpgrad.dispatch import OperatorNode, call, cpu, record_call
+from mpgrad.errors import add_note
 from mpgrad.ops import differentiable
 from mpgrad.ops.registry import Operator
 from mpgrad.scheduler.graph_spec import Target
@@ -131,7 +132,7 @@ class _Recorder:
                 arrays = [None if output is None else output._array for output in outputs]
                 refuse_nan(node.subject.name(), arrays)
         except Exception as error:
-            error.add_note(f"in the backward graph at {spec.name}, with create_graph=True")
+            add_note(error, f"in the backward graph at {spec.name}, with create_graph=True")
             explain_failure(node)
             raise
         if self._profile is not None:
@@ -151,6 +152,8 @@ class _Recorder:
         parts = self._parts.pop(target, [])
         if not parts:
             return None
+        if self._captured is not None and self._captured[target] is None:
+            return None  # the formula left it undefined
         if len(parts) == 1:
             ((total, has_value),) = parts
             if self._captured is not None and not has_value:

@@ -45,8 +45,7 @@ class SavedTensor:
         "packed",
     )
 
-    def __init__(self, tensor: Tensor, *, is_output: bool) -> None:
-        self.packed: Packed | None = None
+    def __init__(self, tensor: Tensor, is_output: bool = False) -> None:
         counter = tensor._version_counter
         if counter is INFERENCE:
             raise RuntimeError(
@@ -55,6 +54,7 @@ class SavedTensor:
                 "can make a clone to get a normal tensor and use it in autograd, or use "
                 "`no_grad()` instead of `inference_mode()`."
             )
+        self.packed: Packed | None = None
         self._version = counter.value
         if is_output:
             self._tensor = None

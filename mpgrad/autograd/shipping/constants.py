@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.device import CPU
+from mpgrad.dtype import DType
 from mpgrad.hash_seed import fixed_hash_seed
+from mpgrad.size import Size
 
 #: Stands for a name that is not bound.
 MISSING: Any = object()
@@ -36,10 +39,12 @@ _IMMUTABLE_TYPES = frozenset(
         re.Pattern,
         datetime.date,
         datetime.timedelta,
+        DType,
+        Size,
     }
 )
 #: Equal values of these types are interchangeable; a float needs its bits compared.
-_EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range})
+_EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range, DType, Size})
 
 
 def is_constant(value: Any) -> bool:
@@ -51,6 +56,8 @@ def is_constant(value: Any) -> bool:
         return all(is_constant(item) for item in value)
     if isinstance(value, np.generic):
         return value.dtype.kind not in "OV"
+    if value is CPU:
+        return True
     return isinstance(value, np.dtype) and not value.hasobject
 
 

@@ -60,7 +60,8 @@ _MPGRAD_CLIENT = _words(
     "backward queue_callback Variable detect_anomaly set_detect_anomaly register_multi_grad_hook "
     "current_autograd_node current_graph_task_id current_graph_task_keep_graph "
     "current_graph_task_execution_order will_engine_execute_node record_function "
-    "set_default_device get_default_device set_device current_device memory_allocated"
+    "set_default_device get_default_device set_device current_device memory_allocated "
+    "set_default_dtype get_default_dtype"
 )
 
 #: Attributes of objects that could not be followed, but that nearly always mean this:
@@ -98,7 +99,7 @@ def _installed_roots() -> tuple[str, ...]:
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
     # Not pathlib: it would take as long to load as all of this folder.
-    roots.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../.."))
+    roots.append(os.path.dirname(str(sys.modules["mpgrad"].__file__)))
     return tuple(sorted({os.path.realpath(root) + os.sep for root in roots}))
 
 
@@ -123,10 +124,11 @@ def is_installed_namespace(namespace: Any) -> bool:
 
 
 def is_installed_module(name: str) -> bool:
-    """The same for a module's name, loaded or not."""
+    """The same for a module's name, loaded or not; not where one of mpgrad's stands for it."""
     module = sys.modules.get(name)
     if module is not None:
-        return is_installed_namespace(vars(module))
+        is_alias = module.__name__.startswith("mpgrad.") and not name.startswith("mpgrad.")
+        return is_installed_namespace(vars(module)) and not is_alias
     try:
         # Only the package is looked up: finding a submodule would import its parents.
         spec = importlib.util.find_spec(name.partition(".")[0])

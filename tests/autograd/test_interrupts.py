@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from mpgrad.engine.interrupts import GRACE_MS, PATIENCE_MS, Interrupts
+from mpgrad.autograd.running.interrupts import GRACE_MS, PATIENCE_MS, Interrupts
 
 
 def ctrl_c() -> None:
@@ -133,26 +133,26 @@ def test_it_is_said_once_until_all_has_ended(capsys: pytest.CaptureFixture[str])
     outer, inner = Interrupts(), Interrupts()
     assert outer.patience_ms is None
     with outer.deferred(), inner.deferred():
-        assert 0 < inner.begin_to_stop() <= GRACE_MS
+        assert 0 < inner.begin_to_stop(KeyboardInterrupt()) <= GRACE_MS
         assert GRACE_MS < (inner.patience_ms or 0) <= PATIENCE_MS
         inner.forget()
-    assert 0 < outer.begin_to_stop() <= GRACE_MS
+    assert 0 < outer.begin_to_stop(KeyboardInterrupt()) <= GRACE_MS
     assert capsys.readouterr().err.count("stopping") == 1
     outer.forget()
     assert outer.patience_ms is None
-    outer.begin_to_stop()
+    outer.begin_to_stop(KeyboardInterrupt())
     assert capsys.readouterr().err.count("stopping") == 1
 
 
 def test_the_time_runs_from_ctrl_c_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late it is dealt with, and however many graphs it ends one after another."""
     now_s = [50.0]
-    monkeypatch.setattr("mpgrad.engine.interrupts.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("mpgrad.autograd.running.interrupts.time.monotonic", lambda: now_s[0])
     interrupts = Interrupts()
     left: list[int | None] = []
 
     def look() -> None:
-        left.extend((interrupts.begin_to_stop(), interrupts.patience_ms))
+        left.extend((interrupts.begin_to_stop(KeyboardInterrupt()), interrupts.patience_ms))
 
     def run() -> None:
         with interrupts.deferred():
@@ -164,3 +164,71 @@ def test_the_time_runs_from_ctrl_c_and_ends(monkeypatch: pytest.MonkeyPatch) -> 
 
     struck(run)
     assert left == [GRACE_MS - 250, PATIENCE_MS - 250, 0, 0]
+
+
+class TimeoutOfTheUser(Exception):
+    pass
+
+
+@pytest.fixture
+def alarm() -> Iterator[list[str]]:
+    """A handler of SIGALRM that notes that it was called, and raises."""
+    called: list[str] = []
+
+    def handler(*_: object) -> None:
+        called.append("alarm")
+        raise TimeoutOfTheUser
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield called
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_other_signals_wait_until_a_message_is_dealt_with(alarm: list[str]) -> None:
+    with pytest.raises(TimeoutOfTheUser):
+        run(
+            awake=lambda: (signal.raise_signal(signal.SIGALRM), alarm.append("message")),
+            asleep=lambda: alarm.append("slept"),
+        )
+    assert alarm == ["message", "alarm"]
+
+
+def test_one_that_does_not_raise_may_come_again_in_the_same_sleep() -> None:
+    called: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: called.append(number))
+    try:
+        run(
+            awake=lambda: None,
+            asleep=lambda: [signal.raise_signal(signal.SIGALRM) for _ in range(3)],
+        )
+        assert len(called) == 3
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_only_ctrl_c_breaks_the_wait_for_the_end(alarm: list[str]) -> None:
+    interrupts = Interrupts()
+
+    def stop() -> None:
+        with interrupts.deferred():
+            interrupts.begin_to_stop(TimeoutOfTheUser())
+            with interrupts.allowed():
+                signal.raise_signal(signal.SIGALRM)
+                alarm.append("slept")
+            with interrupts.allowed():
+                struck(ctrl_c)
+                alarm.append("stopped")
+            interrupts.forget()
+
+    with pytest.raises(TimeoutOfTheUser):
+        stop()
+    assert alarm == ["slept", "stopped", "alarm"]
+
+
+def test_a_handler_of_ours_that_user_code_puts_back_calls_the_users(alarm: list[str]) -> None:
+    interrupts = Interrupts()
+    with interrupts.deferred():
+        found = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, found)
+    with pytest.raises(TimeoutOfTheUser):
+        signal.raise_signal(signal.SIGALRM)

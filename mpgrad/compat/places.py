@@ -1,0 +1,92 @@
+"""Where mpgrad keeps what is in one of PyTorch's modules, for paths that differ."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from types import ModuleType
+
+#: Paths below ``torch`` -> the modules that have their names, in the order of search.
+_PLACES = (
+    ("_tensor", "mpgrad.tensor"),
+    ("tensor functional serialization", "mpgrad"),
+    ("random", "mpgrad mpgrad.ops.random"),
+    ("types", "mpgrad.compat.types"),
+    ("multiprocessing", "multiprocessing"),
+    ("autograd.{variable gradcheck grad_mode anomaly_mode}", "mpgrad.autograd"),
+    ("cuda.random", "mpgrad.cuda"),
+    ("nn.modules.utils", "mpgrad.compat.tuples"),
+    ("nn.modules nn.parameter", "mpgrad.nn"),
+    (
+        "nn.modules.{activation adaptive batchnorm channelshuffle container conv distance dropout "
+        "flatten fold instancenorm lazy linear loss module normalization padding pixelshuffle "
+        "pooling rnn sparse transformer upsampling}",
+        "mpgrad.nn mpgrad.nn.module",
+    ),
+    (
+        "nn.utils.{clip_grad convert_parameters fusion init parametrizations parametrize prune rnn "
+        "spectral_norm stateless weight_norm}",
+        "mpgrad.nn.utils",
+    ),
+    (
+        "optim.{adadelta adagrad adam adamax adamw asgd lbfgs nadam optimizer radam rmsprop rprop "
+        "sgd swa_utils}",
+        "mpgrad.optim mpgrad.optim.optimizer",
+    ),
+    (
+        "utils.data.{_utils _utils.collate dataloader dataset distributed sampler}",
+        "mpgrad.data mpgrad.utils.data",
+    ),
+    (
+        "distributions.{bernoulli beta binomial categorical cauchy chi2 constraints dirichlet "
+        "distribution exp_family exponential gamma geometric gumbel half_cauchy half_normal "
+        "independent kl laplace log_normal mixture_same_family multinomial multivariate_normal "
+        "negative_binomial normal one_hot_categorical pareto poisson relaxed_bernoulli studentT "
+        "transformed_distribution transforms uniform utils von_mises weibull}",
+        "mpgrad.distributions",
+    ),
+)
+
+
+def modules(path: str) -> tuple[ModuleType, ...]:
+    """What has the names of ``torch.<path>``; nothing if mpgrad has no such module.
+
+    Args:
+        path: below ``torch``: ``nn.modules.linear``; empty for ``torch`` itself.
+    """
+    own = _public(path)
+    if own is not None:
+        return (own,)
+    found = (_loaded(name) for name in _table().get(path, "").split())
+    return tuple(module for module in found if module is not None)
+
+
+@cache
+def _table() -> dict[str, str]:
+    """``_PLACES`` by single paths: ``a.{b c}`` is ``a.b`` and ``a.c``."""
+    table = {}
+    for paths, names in _PLACES:
+        before, brace, inside = paths.partition("{")
+        for path in inside.removesuffix("}").split() if brace else before.split():
+            table[before + path if brace else path] = names
+    return table
+
+
+def _public(path: str) -> ModuleType | None:
+    """``mpgrad.<path>`` where every step is a public name and a module."""
+    module = importlib.import_module("mpgrad")
+    for name in path.split(".") if path else ():
+        value = getattr(module, name, None)
+        if not isinstance(value, ModuleType) or name not in dir(module):
+            return None
+        module = value
+    return module
+
+
+def _loaded(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None

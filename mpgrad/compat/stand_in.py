@@ -1,0 +1,116 @@
+"""Modules that stand for PyTorch's: each finds its names in mpgrad, and says which it lacks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from mpgrad.compat import places
+from mpgrad.missing_names import missing
+
+#: The modules' own place, by which every process can import them.
+ROOT = "mpgrad.compat.torch"
+#: The PyTorch whose names these are, for programs that look at ``torch.__version__``.
+VERSION = "2.13.0+mpgrad"
+
+
+class StandIn(ModuleType):
+    """A module of PyTorch's names, which are looked up in mpgrad when they are used.
+
+    Args:
+        path: below ``torch``: ``nn.functional``; empty for ``torch``.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._targets = places.modules(path)
+        super().__init__(f"{ROOT}.{path}".rstrip("."), self._targets[0].__doc__)
+        self._path = path
+        self.__path__: list[str] = []
+        self.__file__ = __file__
+
+    def __getattr__(self, name: str) -> Any:
+        value = self._found(name)
+        # Kept, so that the next use does not come by here.
+        vars(self)[name] = value
+        return value
+
+    def _found(self, name: str) -> Any:
+        if name == "__version__" and not self._path:
+            return VERSION
+        for target in self._targets:
+            value = getattr(target, name, self)
+            if isinstance(value, ModuleType):
+                break
+            if value is not self:
+                return value
+        below = f"{self._path}.{name}".lstrip(".")
+        if not name.startswith("__") and places.modules(below):
+            return importlib.import_module(f"{ROOT}.{below}")
+        raise AttributeError(
+            f"module 'torch{self._path and '.'}{self._path}' has no attribute {name!r}"
+            f"{_why(self._path, name)}",
+            name=name,
+        )
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *(name for target in self._targets for name in dir(target))})
+
+
+def _why(path: str, name: str) -> str:
+    """What mpgrad says of a name that it lacks, from the colon on; empty for nobody's name."""
+    said = str(missing(f"mpgrad.{path}".rstrip("."), name))
+    return "".join(said.partition(": ")[1:])
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes a :class:`StandIn` of every module below ``root``.
+
+    Args:
+        root: the name that stands for ``torch``. Below any other than ROOT are ROOT's modules.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self.root and not name.startswith(f"{self.root}."):
+            return None
+        below = self._below(name)
+        if not places.modules(below):
+            # Python also looks for a module after `from torch import name`. The error has no
+            # `name`: Python would take it for a module that need not be there, and say less.
+            parent, _, last = below.rpartition(".")
+            why = _why(parent, last) or ": mpgrad has no such name"
+            raise ModuleNotFoundError(f"cannot import torch.{below}{why}")
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        if self.root == ROOT:
+            return StandIn(self._below(spec.name))
+        module = importlib.import_module(f"{ROOT}.{self._below(spec.name)}".rstrip("."))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None and spec.loader_state is not None:
+            module.__spec__ = spec.loader_state  # that of its own name
+
+    def _below(self, name: str) -> str:
+        return name.removeprefix(self.root).lstrip(".")
+
+
+def install() -> None:
+    """Let ``import torch`` give mpgrad, for the rest of this process."""
+    if not any(isinstance(it, _Finder) and it.root == "torch" for it in sys.meta_path):
+        sys.meta_path.insert(0, _Finder("torch"))
+
+
+sys.meta_path.insert(0, _Finder(ROOT))

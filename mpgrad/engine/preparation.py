@@ -1,0 +1,126 @@
+"""Preparation: makes of a frozen graph what runs: place, plan, choose, each once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from functools import partial
+from typing import NamedTuple
+
+from mpgrad.autograd import engine_slot
+from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.running.collector import collector_held
+from mpgrad.device_arrays import CUDA
+from mpgrad.engine.choice import (
+    Choice,
+    Experience,
+    Experiences,
+    Mode,
+    gpus_of,
+    predict,
+    too_small,
+)
+from mpgrad.engine.options import EngineOptions
+from mpgrad.engine.placement import Placed, keep_unreadable, place
+from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
+from mpgrad.scheduler import tuning
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_cache import PlanCache
+
+
+class Ready(NamedTuple):
+    """A graph before it runs: where, and as far as that was asked, who runs its Nodes, and how."""
+
+    choice: Choice
+    placed: Placed | None = None
+    graph: PreparedGraph | None = None
+
+
+class Preparation:
+    """Thread-safe. What it finds out about a graph that comes again it keeps.
+
+    Args:
+        options: of the Engine.
+
+    Attributes:
+        message_us: what a message costs, in microseconds.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._experiences = Experiences()
+        self.message_us = tuning.MESSAGE_US
+        self._graphs = self._new_graphs()
+
+    def expect_message_us(self, message_us: float) -> None:
+        """What a message costs from now on; plans are made anew where that is far from before."""
+        with self._lock:
+            if abs(message_us - self.message_us) > tuning.DRIFT_MAX * self.message_us:
+                self.message_us = message_us
+                self._graphs = self._new_graphs()
+
+    def _new_graphs(self) -> PreparedGraphs:
+        make_plan = partial(
+            plan,
+            workers=self._options.cpu_workers,
+            gpu_workers=Counter(self._options.gpus),
+            message_us=self.message_us,
+        )
+        return PreparedGraphs(PlanCache(make_plan).plan)
+
+    def ready(self, frozen: FrozenGraph, *, has_workers: bool) -> Ready:
+        """Place, plan and choose, only as far as it takes to know the mode.
+
+        Args:
+            frozen: the graph.
+            has_workers: whether they run.
+        """
+        choice = self._choice_without_plan(frozen)
+        if choice is not None and choice.mode == "local":
+            return Ready(choice)
+        placed = place(frozen)
+        graph = self.plan_of(placed.frozen)
+        if choice is None:
+            predicted = predict(graph.plan, self._options.cpu_workers, self.message_us)
+            choice = self._experience(graph).choose(predicted, has_workers=has_workers)
+        return Ready(choice, placed, graph)
+
+    def _choice_without_plan(self, frozen: FrozenGraph) -> Choice | None:
+        mode = self.mode()
+        if CUDA.in_use and (gpus := gpus_of(frozen)):
+            missing = [gpu for gpu in gpus if gpu not in self._options.gpus]
+            if mode != "process" or missing:
+                why = f"it has Nodes on GPU {gpus[0]}"
+                return Choice("local", f"{why}, which has no worker" if missing else why)
+        if mode != "auto":
+            return Choice(mode, f'Engine(mode="{self._options.mode}")')
+        return too_small(frozen, self._options.cpu_workers, self.message_us)
+
+    def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
+        """``auto`` learns what a backward took; not one that runs here until the workers are up."""
+        if ready.graph is not None and ready.choice.mode == mode:
+            self._experience(ready.graph).note(mode, took_us, ready.choice)
+
+    def _experience(self, graph: PreparedGraph) -> Experience:
+        if graph.experience is None:
+            with self._lock:
+                graph.experience = self._experiences.of(graph.spec)
+        return graph.experience
+
+    def mode(self) -> str:
+        """The mode that is in force on this thread now."""
+        return "local" if engine_slot.is_local() or sys.platform != "linux" else self._options.mode
+
+    @collector_held()
+    def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
+        """The plan of a placed graph, and what else was made of its tables now or in an earlier
+        step."""
+        with self._lock:
+            return self._graphs.of(frozen.spec, may_recur=frozen.may_recur)
+
+    def without_unreadable(self, placed: Placed) -> tuple[Placed, PreparedGraph]:
+        """The same graph, where Nodes whose saved tensors cannot be read stay in the client."""
+        placed = keep_unreadable(placed)
+        return placed, self.plan_of(placed.frozen)

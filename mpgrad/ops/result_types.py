@@ -1,0 +1,37 @@
+"""Questions about dtypes: what a result will have, what can become what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpgrad.dtype import DTYPES, DType
+from mpgrad.ops import promotion
+from mpgrad.tensor import Tensor
+
+
+def result_type(tensor1: Any, tensor2: Any) -> DType:
+    """The dtype of an elementwise result of two Tensors or Python numbers."""
+    values = (promotion.as_operand(tensor1), promotion.as_operand(tensor2))
+    return DTYPES[promotion.result_dtype(*values)]
+
+
+def promote_types(type1: Any, type2: Any) -> DType:
+    """The smallest dtype that holds the numbers of both (float32 for int64 and float32)."""
+    return DTYPES[promotion.promote_types(np.dtype(type1), np.dtype(type2))]
+
+
+def can_cast(from_: Any, to: Any) -> bool:
+    """Whether a result of dtype ``from_`` may be written in place into a tensor of dtype ``to``."""
+    return promotion.can_cast(np.dtype(from_), np.dtype(to))
+
+
+def is_floating_point(input: Tensor) -> bool:
+    """Whether the dtype of ``input`` is a floating one."""
+    return bool(input._array.dtype.kind == "f")
+
+
+def is_signed(input: Tensor) -> bool:
+    """Whether the dtype of ``input`` has negative numbers."""
+    return input.dtype.is_signed

@@ -1,0 +1,139 @@
+"""A program that says ``import torch`` runs on mpgrad, and what is missing says so by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpgrad as mg
+import mpgrad.compat.torch as stand_in
+
+PROGRAM = """
+import sys
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+from torch.autograd import Variable
+from torch.nn.modules.loss import MSELoss
+from torch.nn.modules.utils import _pair
+from torch.nn.parameter import Parameter
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
+from torch.utils.data.dataset import TensorDataset
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+x = Variable(torch.ones(4, 2)).to(device)
+loss = MSELoss()(nn.Linear(2, 1)(x), F.relu(torch.ones(4, 1)))
+loss.backward()
+print(torch.__name__, sys.modules["torch.nn"] is nn, torch.__version__.split(".")[0])
+print(type(x).__module__, sys.argv[1:], _pair(3))
+"""
+
+
+def run(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "program.py"
+    path.write_text(source)
+    return subprocess.run(
+        [sys.executable, "-m", "mpgrad", "compat", "run", str(path), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_program_for_torch_runs_unchanged(tmp_path: Path) -> None:
+    done = run(tmp_path, PROGRAM, "--epochs", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "mpgrad.compat.torch True 2\nmpgrad ['--epochs', '3'] (3, 3)\n"
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mpgrad", "compat", "run", str(tmp_path / "none.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "cannot read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("torch.sparse_coo_tensor", "module 'torch' has no attribute 'sparse_coo_tensor': PyTorch"),
+        ("torch.nn.LPPool1d", "PyTorch's LPPool1d is not in mpgrad; nearest are MaxPool1d, Avg"),
+        ("from torch.nn import LPPool1d", "cannot import torch.nn.LPPool1d: PyTorch's LPPool1d"),
+        ("from torch import fx", "cannot import torch.fx: PyTorch's fx is not in mpgrad"),
+        ("import torch.fx.graph", "cannot import torch.fx: PyTorch's fx is not in mpgrad"),
+        ("import torch.no_such_module", "cannot import torch.no_such_module: mpgrad has no such"),
+    ],
+)
+def test_what_is_missing_says_so(tmp_path: Path, line: str, error: str) -> None:
+    done = run(tmp_path, f"import torch\n{line}\n")
+    assert done.returncode == 1
+    assert error in done.stderr.splitlines()[-1]
+
+
+def test_optional_imports_fall_back(tmp_path: Path) -> None:
+    source = (
+        "import torch\n"
+        "try:\n    from torch.fx import GraphModule\nexcept ImportError:\n    print('without')\n"
+        "print(hasattr(torch, 'compile'), hasattr(torch, 'relu'))\n"
+    )
+    assert run(tmp_path, source).stdout == "without\nFalse True\n"
+
+
+def test_the_module_gives_mpgrads_own_objects() -> None:
+    assert stand_in.Tensor is mg.Tensor
+    assert stand_in.nn.modules.linear.Linear is mg.nn.Linear
+    assert stand_in.nn.functional.relu is mg.nn.functional.relu
+    assert stand_in.__name__ == "mpgrad.compat.torch"
+    assert "randn" in dir(stand_in)
+    assert not hasattr(stand_in.nn, "fold_away")
+
+
+def test_a_module_that_mpgrad_only_uses_is_none_of_pytorchs() -> None:
+    assert not hasattr(stand_in.optim, "np")
+
+
+FUNCTION = """
+import torch
+from torch.nn import functional as F
+import mpgrad
+
+add = torch.add
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        %s
+        return F.relu(torch.add(grad, add(grad, 0 * grad)))
+
+with mpgrad.Engine(mode="process", cpu_workers=1) as engine:
+    x = torch.ones(3, requires_grad=True)
+    Double.apply(x).sum().backward()
+    print(x.grad.tolist())
+"""
+
+
+@pytest.mark.process
+def test_a_function_that_names_torch_runs_in_a_worker(tmp_path: Path) -> None:
+    done = run(tmp_path, FUNCTION % "pass")
+    # What stays in the client says so on stderr.
+    assert (done.stdout, done.stderr, done.returncode) == ("[2.0, 2.0, 2.0]\n", "", 0)
+
+
+@pytest.mark.process
+def test_a_function_that_imports_torch_stays_in_the_client(tmp_path: Path) -> None:
+    done = run(tmp_path, FUNCTION % "import torch")
+    assert (done.stdout, done.returncode) == ("[2.0, 2.0, 2.0]\n", 0)
+    assert "imports torch" in done.stderr

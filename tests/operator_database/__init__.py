@@ -1,0 +1,1 @@
+"""PyTorch's own database of operators, with its samples, as the oracle of mpgrad's."""

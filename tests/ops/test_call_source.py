@@ -1,0 +1,100 @@
+"""What is written out for an operator records what the plain way records."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.autograd.modes.operator_mode import OperatorMode
+from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.saved.saved_tensor import SavedTensor
+from mpgrad.dispatch import OperatorNode
+from mpgrad.ops import call_source
+from mpgrad.ops.registry import OPERATORS
+from tests.ops.cases import CASES, Case
+from tests.ops.test_operators import run
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_written_out_call_records_what_the_plain_one_does(case: Case) -> None:
+    arrays = case.arrays()
+    mg.manual_seed(0)
+    written_out, _ = run(case, arrays)
+    mg.manual_seed(0)
+    with OperatorMode():  # under a mode, nothing is written out
+        plain, _ = run(case, arrays)
+    assert written_out._array.tobytes() == plain._array.tobytes()
+    assert graph_of(written_out) == graph_of(plain)
+
+
+def graph_of(tensor: mg.Tensor) -> list[Any]:
+    """All that its Nodes hold, in the order in which they are found."""
+    pending: list[Node] = [tensor.grad_fn] if tensor.grad_fn else []
+    numbers = dict.fromkeys(pending, 0)
+    found = []
+    while pending:
+        node = pending.pop()
+        edges = []
+        for edge in node.next_edges:
+            if edge is not None and edge.function not in numbers:
+                numbers[edge.function] = len(numbers)
+                pending.append(edge.function)
+            edges.append(None if edge is None else (numbers[edge.function], edge.input_nr))
+        held: list[Any] = []
+        if isinstance(node, OperatorNode):
+            saved = {name: shown(value) for name, value in node.saved.items()}
+            held = [node.input_info, node.plain, list(saved.items()), node.has_packed]
+        found.append((type(node), node.input_metadata, edges, held, node.hooks, node._metadata))
+    return found
+
+
+def shown(saved: Any) -> Any:
+    if isinstance(saved, tuple):
+        return tuple(shown(item) for item in saved)
+    if not isinstance(saved, SavedTensor):
+        return saved
+    array = saved.array(None)
+    return saved.holds_input, saved.requires_grad, array.dtype, array.shape, array.tobytes()
+
+
+def test_numbers_that_are_equal_are_saved_as_they_are() -> None:
+    x = mg.tensor([1.0], requires_grad=True)
+    for value in (0.0, -0.0, 1, 1.0, True):
+        (saved,) = [v for k, v in (x * value).grad_fn.plain.items() if k == "b"]
+        assert repr(saved) == repr(value)
+
+
+def test_a_result_without_gradient_has_no_node() -> None:
+    x = mg.tensor([1.5], requires_grad=True)
+    assert (x > 0).grad_fn is None
+    assert x.to(mg.int64).grad_fn is None
+
+
+def test_a_traceback_shows_the_line_that_was_written() -> None:
+    def broken(xp: Any, a: Any) -> Any:
+        raise KeyError("this one")
+
+    operator = mg.dispatch.Operator("broken", broken, {}, None, 1)
+    with pytest.raises(KeyError) as caught:
+        mg.dispatch.call(operator, mg.tensor([1.0]))
+    assert "raw = forward(cpu, a_array)" in "".join(traceback.format_tb(caught.tb))
+
+
+def test_no_parameter_hides_what_the_source_needs() -> None:
+    for operator in OPERATORS.values():
+        if call_source.is_written_out(operator):
+            hidden = {*operator.inputs, *operator.attributes} & set(mg.dispatch._KNOWN)
+            assert not hidden | {*operator.inputs} & {"result", "raw", "needs", "record", "node"}
+
+
+def test_gradients_where_another_dtype_or_shape_comes() -> None:
+    random = np.random.default_rng(0)
+    for shape, dtype in [((3,), "f4"), ((3,), "f8"), ((2, 3), "f4"), ((3,), "f4")]:
+        x = mg.tensor(random.standard_normal(shape).astype(dtype), requires_grad=True)
+        y = mg.tensor(random.standard_normal(3).astype(dtype), requires_grad=True)
+        (x * y).sum().backward()
+        assert (x.grad.shape, x.grad.dtype, y.grad.shape) == (shape, np.dtype(dtype), (3,))

@@ -1,0 +1,75 @@
+"""Limits of the process (`ulimit`) that are below what an engine would like: it takes less."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+RunScript: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
+
+GRADIENT = """
+import resource, sys
+import numpy as np
+{limit}
+import mpgrad as mg
+
+if __name__ == "__main__":
+    with mg.Engine({mode!r}, cpu_workers=2):
+        x = mg.tensor(np.full((320, 320), 3.0), requires_grad=True)
+        mg.tanh(x * x).sum().backward()
+        y = x.detach().requires_grad_()
+        mg.tanh(y * y).sum().backward()
+        print((x.grad == y.grad).all().item(), x.grad.dtype)
+"""
+LIMITS = {
+    "address space": "resource.setrlimit(resource.RLIMIT_AS, (5 << 30, 5 << 30))",
+    "file size": "resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))",
+}
+
+
+@pytest.mark.parametrize("mode", ["local", "process"])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_low_limit(run_script: RunScript, limit: str, mode: str) -> None:
+    ended = run_script(GRADIENT.format(limit=LIMITS[limit], mode=mode))
+    assert (ended.stdout, ended.stderr) == ("True float64\n", "")
+
+
+def test_a_client_that_may_map_little_makes_its_arrays_on_the_heap(run_script: RunScript) -> None:
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+import mpgrad as mg
+held = [mg.ones(320, 320) * 2 for _ in range(20)]
+print(sum(one.sum().item() for one in held))
+"""
+    assert run_script(script).stdout == f"{20 * 2 * 320 * 320}.0\n"
+
+
+def test_workers_that_may_map_little_say_so(run_script: RunScript) -> None:
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+import mpgrad as mg
+if __name__ == "__main__":
+    with mg.Engine("process", cpu_workers=1):
+        x = mg.ones(1024, 1024, requires_grad=True)
+        try:
+            mg.tanh(x).sum().backward()
+        except mg.errors.SharedMemoryExhausted as error:
+            print("`ulimit -f`" in str(error), x.grad)
+"""
+    assert run_script(script).stdout == "True None\n"
+
+
+def test_more_arenas_than_addresses(run_script: RunScript) -> None:
+    script = """
+from mpgrad.shm.segment import Segment
+held = [Segment.create_sparse(1 << 40, "arena") for _ in range(140)]
+print(len(held), min(one.nbytes for one in held) < 1 << 40)
+"""
+    assert run_script(script).stdout == "140 True\n"
