@@ -108,6 +108,7 @@ _NAMES_OF = {
     "math": "e inf nan pi",
     "mpgrad.ops.matrices": "cholesky det inverse logdet matrix_power slogdet",
     "mpgrad.ops.linear_systems": ("cholesky_inverse cholesky_solve pinverse triangular_solve"),
+    "mpgrad.ops.special": "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc",
     "mpgrad.ops.lu": "lu_unpack",
     "mpgrad.ops.matrix_functions": "matrix_exp pca_lowrank qr svd svd_lowrank",
     "mpgrad.ops.norms": "norm dist cosine_similarity",
@@ -131,12 +132,14 @@ _SUBMODULES = (
     "backends",
     "cuda",
     "data",
+    "distributions",
     "errors",
     "fft",
     "linalg",
     "nn",
     "optim",
     "profiler",
+    "special",
     "utils",
 )
 

@@ -9,12 +9,14 @@ from mpgrad import autograd as autograd
 from mpgrad import backends as backends
 from mpgrad import cuda as cuda
 from mpgrad import data as data
+from mpgrad import distributions as distributions
 from mpgrad import errors as errors
 from mpgrad import fft as fft
 from mpgrad import linalg as linalg
 from mpgrad import nn as nn
 from mpgrad import optim as optim
 from mpgrad import profiler as profiler
+from mpgrad import special as special
 from mpgrad import utils as utils
 from mpgrad.autograd.anomaly_mode import (
     is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
@@ -317,6 +319,15 @@ from mpgrad.ops.shape import t as t
 from mpgrad.ops.shape import transpose as transpose
 from mpgrad.ops.shape import unflatten as unflatten
 from mpgrad.ops.shape import unsqueeze as unsqueeze
+from mpgrad.ops.special import digamma as digamma
+from mpgrad.ops.special import erfinv as erfinv
+from mpgrad.ops.special import i0 as i0
+from mpgrad.ops.special import igamma as igamma
+from mpgrad.ops.special import igammac as igammac
+from mpgrad.ops.special import lgamma as lgamma
+from mpgrad.ops.special import mvlgamma as mvlgamma
+from mpgrad.ops.special import polygamma as polygamma
+from mpgrad.ops.special import sinc as sinc
 from mpgrad.ops.statistics import aminmax as aminmax
 from mpgrad.ops.statistics import cummax as cummax
 from mpgrad.ops.statistics import cummin as cummin

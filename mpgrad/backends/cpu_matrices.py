@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import transforms
+from mpgrad.backends import special_functions, transforms
 
 Array = np.ndarray[Any, Any]
 
@@ -16,6 +16,11 @@ class Matrices:
 
     fourier, real_fourier = transforms.fourier, transforms.real_fourier
     fourier_of_real = transforms.fourier_of_real
+
+    def special(self, name: str, *operands: Any) -> Array:
+        """A function of ``backends.special_functions``."""
+        special = special_functions.scipy_special()
+        return special_functions.evaluated(np, special, name, operands)
 
     def inv(self, x: Array) -> Array:
         return np.linalg.inv(x)

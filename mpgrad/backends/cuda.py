@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import cpu_matrices, cpu_views, cuda_windows, transforms
+from mpgrad.backends import cpu_matrices, cpu_views, cuda_windows, special_functions, transforms
 from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of, total_dtype
 from mpgrad.backends.cuda_fusion import Fusion
 from mpgrad.backends.cuda_kernels import Kernels
@@ -398,6 +398,10 @@ class CudaBackend:
 
     def eliminated(self, x: Any) -> Any:
         return cpu_matrices.eliminated(self.arrays, x)
+
+    def special(self, name: str, *operands: Any) -> Any:
+        """A function of ``backends.special_functions``."""
+        return special_functions.evaluated(self.arrays, self._special, name, operands)
 
     fourier, real_fourier = transforms.fourier, transforms.real_fourier
     fourier_of_real = transforms.fourier_of_real

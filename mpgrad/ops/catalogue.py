@@ -27,6 +27,7 @@ from mpgrad.ops import (
     reduction,
     rounding,
     shape,
+    special,
     transcendental,
 )
 
@@ -56,5 +57,6 @@ FAMILIES = (
     reduction,
     rounding,
     shape,
+    special,
     transcendental,
 )

@@ -37,6 +37,7 @@ from mpgrad.ops import (
 from mpgrad.ops import fourier as fourier_transforms
 from mpgrad.ops import promotion as _promotion
 from mpgrad.ops import reduction as _reduction
+from mpgrad.ops import special as special_functions
 from mpgrad.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
@@ -140,6 +141,7 @@ solve = matrices.solve
 det = matrices.det
 fourier = fourier_transforms.fourier
 real_fourier = fourier_transforms.real_fourier
+special = special_functions.special
 eigh = factorizations.eigh
 eig = factorizations.eig
 conv2d_input_grad = convolution.conv2d_input_grad

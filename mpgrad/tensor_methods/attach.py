@@ -40,6 +40,7 @@ from mpgrad.ops import (
     scattering,
     selection,
     shape,
+    special,
     statistics,
     transcendental,
 )
@@ -239,6 +240,13 @@ _METHODS: dict[str, Callable[..., Any]] = {
         for name in ["cholesky_inverse", "cholesky_solve", "pinverse", "triangular_solve"]
     },
     **{name: getattr(matrix_functions, name) for name in ["matrix_exp", "qr", "svd"]},
+    **{
+        name: getattr(special, name)
+        for name in (
+            *("digamma", "erfinv", "i0", "igamma", "igammac", "lgamma", "mvlgamma", "polygamma"),
+            "sinc",
+        )
+    },
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,

@@ -13,10 +13,11 @@ LAYERS = (
     (
         9,
         "entry points",
-        "__init__ __main__ _C/* cuda fft linalg profiler launch/* utils/* compat/*",
+        "__init__ __main__ _C/* cuda fft linalg special profiler launch/* utils/* compat/*",
     ),
     (8, "serialization", "serialization"),
     (8, "nn", "nn/*"),
+    (8, "distributions", "distributions/*"),
     (8, "optim", "optim/*"),
     (8, "data", "data/*"),
     (8, "checkpointing", "checkpointing/*"),

@@ -14,7 +14,7 @@ from mpgrad.missing_names import INSTEAD, PYTORCH
     ("name", "message"),
     [
         ("sparse_coo_tensor", "PyTorch's sparse_coo_tensor is not in mpgrad; https://pytorch.org"),
-        ("nn.LPPool1d", "nearest are MaxPool1d, AvgPool1d; https://pytorch.org"),
+        ("nn.SyncBatchNorm", "nearest are BatchNorm3d, BatchNorm2d, BatchNorm1d; https://pyt"),
         ("compile", "PyTorch's compile is not in mpgrad; use the function itself"),
         (
             "nn.LazyLinear",
