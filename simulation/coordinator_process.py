@@ -133,7 +133,7 @@ class CoordinatorProcess:
     def begin(self) -> None:
         """As ``bootstrap.main``."""
         workers, failure = start_workers(self._supervisor)
-        self._shell.begin(CLIENT_PIDFD, workers, failure)
+        self._shell.begin((CLIENT_PIDFD,), workers, failure)
 
     # ------------------------------------------------------------------ its loop
 

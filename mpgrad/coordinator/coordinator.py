@@ -69,7 +69,7 @@ class Coordinator:
     ) -> None:
         self._setup, self._router, self._supervisor = setup, router, supervisor
         self._arena, self._clock = arena, clock
-        self._client = -1
+        self._client: tuple[int, ...] = ()
         # Its journal empties it from time to time; without one it would only grow.
         recorder = None if setup.journal.mode == "off" else AllocatorRecorder(arena)
         self.state = state = CoordinatorState(recorder or arena)
@@ -89,17 +89,20 @@ class Coordinator:
         self._stopping = False
 
     def begin(
-        self, client: int, workers: list[WorkerProcess], failure: OSError | None = None
+        self,
+        client: tuple[int, ...],
+        workers: list[WorkerProcess],
+        failure: OSError | None = None,
     ) -> None:
         """Look after the first processes.
 
         Args:
-            client: pidfd of the client.
+            client: pidfd of the client, and the lifeline.
             workers: those that have been started.
             failure: what the system said to the next one, if it refused it.
         """
         self._client = client
-        for descriptor in (client, *[worker.child.pidfd for worker in workers]):
+        for descriptor in (*client, *[worker.child.pidfd for worker in workers]):
             self._router.watch(descriptor)
         if failure is not None:
             self._on_no_process(len(workers), failure)
@@ -297,7 +300,7 @@ class Coordinator:
         )
 
     def _on_death(self, descriptor: int) -> None:
-        if descriptor == self._client:
+        if descriptor in self._client:
             self._stopping = True
             return
         self._router.unwatch(descriptor)

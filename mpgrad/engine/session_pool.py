@@ -147,7 +147,9 @@ class SessionPool:
             self._leased.clear()
 
     def abandon(self) -> None:
-        """Forget everything without touching it: this is a forked child."""
+        """Forget everything, and touch nothing but the lifeline: this is a forked child."""
+        if self._coordinator is not None:
+            self._coordinator.let_go()
         self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()

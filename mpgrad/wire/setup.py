@@ -55,6 +55,9 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
     #: Inherited descriptor of the DeviceBoard, or -1 without GPU workers.
     device_board_fd: int = -1
+    #: Inherited end of a pipe whose other end the client closes when another program takes its
+    #: place (``os.execv``): its pidfd says nothing of that.
+    lifeline_fd: int = -1
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Signals that go to the whole group, and children that nobody waits for: the client's affair."""
+"""Signals of the group, SIGCHLD, and a client that becomes another program."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+
+from tests.leftovers import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -72,6 +74,22 @@ with mg.Engine("process", cpu_workers=2) as engine:
             print(type(error).__name__, error)
 """
 
+#: Another program takes the client's place; a child that it forked before lives on.
+REPLACED = """
+import os, sys
+import mpgrad as mg
+
+x = mg.ones(3000, requires_grad=True)
+engine = mg.Engine("process", cpu_workers=2)
+with engine:
+    mg.tanh(x * 3).sum().backward()
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+    print(engine.coordinator_pid, *engine.worker_pids(), flush=True)
+    os.execv(sys.executable, [sys.executable, "-c", "import sys; sys.stdin.read()"])
+"""
+
 
 def run(script: str) -> list[str]:
     """What ``script`` prints, in a session and a group of its own."""
@@ -98,3 +116,28 @@ def test_deaths_where_sigchld_is_ignored() -> None:
     assert coordinator.startswith("CoordinatorLost")
     assert "status 0" not in coordinator
     assert "SIGCHLD" in coordinator
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; nobody may have waited for it."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_client_that_becomes_another_program() -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-c", REPLACED],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with client:
+        assert client.stdout is not None
+        pids = [int(pid) for pid in client.stdout.readline().split()]
+        assert len(pids) == 3
+        wait_until(lambda: all(is_gone(pid) for pid in pids))
+        client.kill()
