@@ -156,7 +156,7 @@ class Remembered:
     @property
     def is_young(self) -> bool:
         """Whether its costs are still being found out."""
-        return self.uses <= tuning.YOUNG_USES
+        return self.uses <= tuning.SAMPLES
 
     def teaches(self, took_us: float) -> bool:
         """Note what the ``local`` engine took; whether the cost model should hear of it.
@@ -169,7 +169,7 @@ class Remembered:
 
     def learns(self) -> bool:
         """Whether the cost model should hear of this use."""
-        return self.is_young or self.uses % tuning.YOUNG_USES == 0
+        return self.is_young or self.uses % tuning.SAMPLES == 0
 
     def is_surprised_by(self, took_us: float) -> bool:
         """Note what its tasks took in the workers; whether that is far from what was usual."""
@@ -185,7 +185,7 @@ class Remembered:
     def looks_up_costs(self) -> bool:
         """Count one use; whether costs should be looked up again this time."""
         self.uses += 1
-        return self.is_young or self.uses % tuning.YOUNG_USES == 0
+        return self.is_young or self.uses % tuning.SAMPLES == 0
 
 
 class Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from mpgrad.ops.shape import stack
 from mpgrad.tensor import Tensor
 
 
-def default_collate(samples: list[Any]) -> Any:
+def default_collate(samples: Sequence[Any]) -> Any:
     """Stack tensors, arrays and numbers along a new first dimension, keeping their structure.
 
     Args:
-        samples: of one structure: Tensors, arrays, numbers, strings (kept as a list), or tuples,
+        samples: of one structure: Tensors, arrays, numbers, strings (kept as they are), or tuples,
             lists and dicts of these.
 
     Raises:
@@ -31,7 +31,7 @@ def default_collate(samples: list[Any]) -> Any:
         return _stack_arrays(samples)
     if isinstance(first, bool | int | float | np.generic):
         # As PyTorch: a Python float keeps its precision in a batch.
-        return tensor(samples, dtype=np.float64 if isinstance(first, float) else None)
+        return tensor(list(samples), dtype=np.float64 if isinstance(first, float) else None)
     if isinstance(first, str | bytes):
         return samples
     if isinstance(first, Mapping):
@@ -44,7 +44,7 @@ def default_collate(samples: list[Any]) -> Any:
     )
 
 
-def _stack_arrays(samples: list[Any]) -> Tensor:
+def _stack_arrays(samples: Sequence[Any]) -> Tensor:
     shapes = {sample.shape for sample in samples}
     if len(shapes) != 1:
         raise RuntimeError(f"stack expects each array to be equal size, but got {sorted(shapes)}")
@@ -52,11 +52,11 @@ def _stack_arrays(samples: list[Any]) -> Tensor:
     return Tensor(np.stack(samples, out=batch))
 
 
-def _collate_rows(samples: list[Any]) -> Any:
+def _collate_rows(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if any(len(sample) != len(first) for sample in samples):
         raise RuntimeError("each element in list of batch should be of equal size")
-    columns = [default_collate(list(column)) for column in zip(*samples, strict=True)]
+    columns = [default_collate(column) for column in zip(*samples, strict=True)]
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*columns)
     return columns

@@ -63,7 +63,7 @@ class PreparedGraph:
     def learns(self) -> bool:
         """Count one use; whether the cost model should hear what its tasks took."""
         self._uses += 1
-        return self._uses <= tuning.YOUNG_USES or self._uses % tuning.YOUNG_USES == 0
+        return self._uses <= tuning.SAMPLES or self._uses % tuning.SAMPLES == 0
 
     def wiring(self, frozen: FrozenGraph, member: Member) -> Wiring:
         """What surrounds the rule of a task's Node, in a graph with these tables."""

@@ -19,7 +19,7 @@ from mpgrad.engine.preparation import Preparation
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.wiring import wiring_of
 from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.tuning import YOUNG_USES
+from mpgrad.scheduler.tuning import SAMPLES
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensor import gradient_edge
 from mpgrad.wire.programs import (
@@ -179,9 +179,9 @@ def contents(rule: Rule) -> Any:
 def test_every_use_teaches_at_first_and_then_now_and_then() -> None:
     graph = frozen()
     found = PreparedGraph(graph.spec, plan(graph.spec))
-    learned = [found.learns() for _ in range(YOUNG_USES + 4 * YOUNG_USES)]
-    assert all(learned[:YOUNG_USES])
-    assert sum(learned[YOUNG_USES:]) == 4
+    learned = [found.learns() for _ in range(SAMPLES + 4 * SAMPLES)]
+    assert all(learned[:SAMPLES])
+    assert sum(learned[SAMPLES:]) == 4
 
 
 def test_only_a_sudden_change_is_a_surprise() -> None:
