@@ -100,7 +100,8 @@ class Preparation:
 
     def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
         """``auto`` learns what a backward took; not one that runs here until the workers are up."""
-        if ready.graph is not None and ready.choice.mode == mode:
+        is_auto = ready.choice.predicted is not None
+        if is_auto and ready.graph is not None and ready.choice.mode == mode:
             self._experience(ready.graph).note(mode, took_us, ready.choice)
 
     def _experience(self, graph: PreparedGraph) -> Experience:
