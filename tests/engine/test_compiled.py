@@ -184,6 +184,19 @@ def _second_derivative(step: int) -> list[Any]:
     return [first, second]
 
 
+def _third_derivative_that_is_zero(step: int) -> list[Any]:
+    x = leaf(3)
+    (first,) = mg.grad(x.sign().sum() + (x * x).sum(), x, create_graph=True)
+    (second,) = mg.grad(first.sum(), x, create_graph=True)
+    (third,) = mg.grad(second.sum(), x, allow_unused=True)
+    return [first, second, third]
+
+
+def _nothing_runs(step: int) -> list[Any]:
+    x, y = leaf(3), leaf(3)
+    return list(mg.grad(x.sum(), [y], allow_unused=True))
+
+
 def _given_gradient(step: int) -> list[Any]:
     x = leaf(3)
     (x * 2).backward(mg.tensor([1.0, float(step), -0.0]))
@@ -201,7 +214,8 @@ def _accumulated(step: int) -> list[Any]:
 COMPILED = [
     _digits, _number_that_changes, _number_or_tensor, _dim_that_changes, _dtype_that_changes,
     _complex_numbers, _layout_that_changes, _views_and_in_place, _sums_of_many, _several_outputs,
-    _grad_of_inner, _inputs, _twice, _second_derivative, _given_gradient, _accumulated,
+    _grad_of_inner, _inputs, _twice, _second_derivative, _third_derivative_that_is_zero,
+    _given_gradient, _accumulated,
 ]  # fmt: skip
 
 
@@ -257,7 +271,7 @@ def _profiled(step: int) -> list[Any]:
 
 
 #: Run by the plain loop, always.
-PLAIN = [_hook, _retained, _function, _checkpoint, _packed, _anomaly, _profiled]
+PLAIN = [_nothing_runs, _hook, _retained, _function, _checkpoint, _packed, _anomaly, _profiled]
 
 
 @pytest.mark.parametrize("step", [*COMPILED, *PLAIN], ids=lambda step: step.__name__)
