@@ -16,7 +16,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.engine import compiled, local
 from mpgrad.nn import functional
-from mpgrad.scheduler.tuning import YOUNG_USES
+from mpgrad.scheduler.tuning import SAMPLES
 from tests.random_programs import random_program
 
 freeze_module = importlib.import_module("mpgrad.autograd.freeze")
@@ -280,7 +280,7 @@ def test_steps_of_a_loop(
     ran: list[compiled.Compiled],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    steps = range(1, 2 * STEPS + YOUNG_USES)
+    steps = range(1, 2 * STEPS + SAMPLES)
     found = [bits(*step(number)) for number in steps]
     assert bool(ran) == (step in COMPILED)
     monkeypatch.setattr(local, "_run_compiled", lambda *_: None)
