@@ -95,6 +95,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
     times: list[float] = []
+    grads: Any = None
     outputs: Any = None
     for at in frozen.spec.order:
         grads = inflow.take(at)
@@ -127,6 +128,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         outputs = grad = None
         if not frozen.keep_graph:
             node.release_saved()
+    del grads  # of the last Node, which may be a leaf: its result would have two holders
     _note_times(frozen, times)
     return claim(results)
 
