@@ -51,9 +51,12 @@ _NAMES_OF = {
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "
         "tril_indices triu_indices is_tensor numel"
     ),
+    "mpgrad.ops.generators": (
+        "Generator manual_seed seed initial_seed get_rng_state set_rng_state"
+    ),
     "mpgrad.ops.random": (
-        "manual_seed get_rng_state set_rng_state "
-        "rand randn rand_like randn_like randint randperm bernoulli normal multinomial poisson"
+        "rand randn rand_like randn_like randint randint_like randperm bernoulli normal "
+        "multinomial poisson"
     ),
     "mpgrad.ops.typed_tensors": (
         "HalfTensor FloatTensor DoubleTensor ByteTensor CharTensor ShortTensor IntTensor "

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.node import InputMetadata, Node
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
 

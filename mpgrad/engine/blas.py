@@ -10,16 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
 _lock = threading.Lock()
 #: How often each thread is inside.
-_holders: Counter[int] = Counter()
+_holders: dict[int, int] = {}
 _controllers: list[Any] = []
 #: How many modules there were when the libraries were looked for: SciPy brings one of its own.
 _modules = 0
@@ -27,25 +24,30 @@ _modules = 0
 _before: list[tuple[Any, int]] = []
 
 
-@contextmanager
-def blas_limit(threads: int) -> Iterator[None]:
+class blas_limit:
     """Hold BLAS to ``threads`` threads in this process while any holder is inside."""
-    thread = threading.get_ident()
-    with _lock:
-        if not _holders:
-            for library in _libraries():
-                count = library.num_threads
-                if count != threads:
-                    _before.append((library, count))
-                    _set(library, threads)
-        _holders[thread] += 1
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_thread", "_threads")
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
         with _lock:
-            _holders[thread] -= 1
-            if not _holders[thread]:
-                del _holders[thread]
+            if not _holders:
+                for library in _libraries():
+                    count = library.num_threads
+                    if count != self._threads:
+                        _before.append((library, count))
+                        _set(library, self._threads)
+            _holders[self._thread] = _holders.get(self._thread, 0) + 1
+
+    def __exit__(self, *exc: object) -> None:
+        with _lock:
+            left = _holders.pop(self._thread) - 1
+            if left:
+                _holders[self._thread] = left
             if not _holders:
                 _restore()
 
@@ -78,7 +80,7 @@ def _leave_others_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     thread, was_limited = threading.get_ident(), bool(_holders)
-    own = _holders[thread]
+    own = _holders.get(thread, 0)
     _holders.clear()
     if own:
         _holders[thread] = own

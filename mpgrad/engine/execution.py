@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mpgrad import config
 from mpgrad.autograd import costs
@@ -42,6 +42,9 @@ from mpgrad.wire.schema import Processes
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Execution:
@@ -77,8 +80,10 @@ class Execution:
         if placed is not None:
             warn_of_serial_functions(placed)
         if placed is None or graph is None or not self._goes_to_workers(ready):
-            with self._counted_locally(), self._timed("local", ready):
-                return run_local(frozen)
+            if graph is None:
+                return self._here(run_local, frozen)
+            with self._timed("local", ready):
+                return self._here(run_local, frozen)
         recovery = Recovery(self._options.recover)
         with self._timed("process", ready):
             while True:
@@ -95,13 +100,13 @@ class Execution:
                     self._counters.note_recovery()
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
-        return self.preparation.ready(frozen, has_workers=self.sessions.is_running)
+        return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
 
     def _goes_to_workers(self, ready: Ready) -> bool:
         """Whether a graph runs in workers now: `auto` does not wait for them to start."""
         if ready.choice.mode != "process":
             return False
-        if self.preparation.mode() == "process" or self.sessions.is_running:
+        if self.preparation.mode() == "process" or self.sessions.is_ready:
             return True
         self._start_in_background()
         return False
@@ -119,16 +124,14 @@ class Execution:
             arrays = [array for array, _ in self.execute(watched)]
             captured = dict(zip(watched.spec.captures, arrays, strict=True))
             return record(frozen, seeds, captured)
-        with self._counted_locally():
-            return record(frozen, seeds)
+        return self._here(record, frozen, seeds)
 
-    @contextmanager
-    def _counted_locally(self) -> Iterator[None]:
-        """A backward of this process: with as many BLAS threads as a worker has."""
+    def _here(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a backward in this process: with as many BLAS threads as a worker has."""
         self._local_count += 1
         try:
             with blas_limit(self._options.blas_threads):
-                yield
+                return run(*args, **kwargs)
         except BaseException:
             self._local_failed += 1
             raise

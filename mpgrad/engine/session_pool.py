@@ -50,6 +50,8 @@ class SessionPool:
         self._spawn, self._on_start = spawn, on_start
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
+        #: The last one whose workers were ready.
+        self._started: CoordinatorProcess | None = None
         self._idle: list[Session] = []
         self._session_numbers = itertools.count(1)
         #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
@@ -62,6 +64,11 @@ class SessionPool:
     def is_running(self) -> bool:
         coordinator = self._coordinator
         return coordinator is not None and coordinator.is_alive()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a backward could begin at once: the workers have started."""
+        return self.is_running and self._started is self._coordinator
 
     @property
     def coordinator(self) -> CoordinatorProcess:
@@ -102,6 +109,7 @@ class SessionPool:
                 session = self._open_session()
                 self._on_start(measured_message_us(session.round_trip_us()))
                 self._idle.append(session)
+                self._started = spawned
             except BaseException:
                 self._end(by_force=True)
                 raise
@@ -125,6 +133,7 @@ class SessionPool:
     def _end(self, *, by_force: bool = False) -> None:
         with self._lock:
             coordinator, self._coordinator = self._coordinator, None
+            self._started = None
             if coordinator is None:
                 return
             if by_force or not self._idle:
@@ -139,7 +148,7 @@ class SessionPool:
 
     def abandon(self) -> None:
         """Forget everything without touching it: this is a forked child."""
-        self._coordinator = None
+        self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()
 

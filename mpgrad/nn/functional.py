@@ -7,11 +7,9 @@ from mpgrad.ops.activation import (
     elu,
     gelu,
     leaky_relu,
-    log_softmax,
     logsigmoid,
     relu,
     silu,
-    softmax,
     softplus,
 )
 from mpgrad.ops.activation_variants import (
@@ -25,7 +23,6 @@ from mpgrad.ops.activation_variants import (
     prelu,
     relu6,
     selu,
-    softmin,
     softshrink,
     softsign,
     tanhshrink,
@@ -53,6 +50,7 @@ from mpgrad.ops.dropout_variants import (
 from mpgrad.ops.embedding import embedding, one_hot
 from mpgrad.ops.grid_sample import affine_grid, grid_sample
 from mpgrad.ops.group_norm import group_norm, instance_norm
+from mpgrad.ops.implied_dim import log_softmax, softmax, softmin
 from mpgrad.ops.interpolation import interpolate, pixel_shuffle, pixel_unshuffle
 from mpgrad.ops.linalg import linear
 from mpgrad.ops.loss import (

@@ -58,6 +58,7 @@ from mpgrad.tensor_methods import (
     layout,
     new_tensors,
     numpy_functions,
+    random_in_place,
     shape_in_place,
     values,
 )
@@ -232,6 +233,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "backward": backward,
     "softmax": activation.softmax,
     "bernoulli": random.bernoulli,
+    "multinomial": random.multinomial,
     "log_softmax": activation.log_softmax,
     "where": _where,
     "view_as": _view_as,
@@ -302,6 +304,7 @@ def _attach() -> None:
         copies.METHODS,
         numpy_functions.METHODS,
         in_place.METHODS,
+        random_in_place.METHODS,
         in_place_composed.METHODS,
         new_tensors.METHODS,
         shape_in_place.METHODS,

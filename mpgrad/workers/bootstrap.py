@@ -56,9 +56,12 @@ def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
     from mpgrad.hook_for_tests import hooked
+    from mpgrad.shm.status_board import StatusBoard
+    from mpgrad.workers.process import ProcessExecutor
     from mpgrad.workers.worker import Worker
 
-    return hooked("worker", Worker)(setup, environment)
+    executor, board = ProcessExecutor(setup, environment), StatusBoard.attach(setup.board_fd)
+    return hooked("worker", Worker)(setup.endpoint, setup.peer, setup.slot, board, executor)
 
 
 def die_with_parent() -> None:

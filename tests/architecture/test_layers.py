@@ -21,11 +21,10 @@ LAYERS = (
     (8, "optim", "optim/*"),
     (8, "data", "data/*"),
     (8, "checkpointing", "checkpointing/*"),
-    (8, "testing", "testing/*"),
     (7, "engine", "engine/*"),
     (6, "coordinator", "coordinator/*"),
     (6, "workers", "workers/*"),
-    (4, "dispatch", "dispatch autograd/views/view"),
+    (4, "dispatch", "dispatch operator_node autograd/views/view"),
     (3, "wire", "wire/*"),
     (3, "tensor", "tensor"),
     (3, "tensor", "autograd/engine_slot autograd/modes/operator_mode"),
@@ -65,7 +64,9 @@ FOREIGN = {
     "ray": "distributed/*",
     "torch": "",
     # The product is not to lean on what is beside it, nor on what only that needs.
-    **dict.fromkeys(("benchmarks", "examples", "stress", "tests", "psutil", "rich"), ""),
+    **dict.fromkeys(
+        ("benchmarks", "examples", "simulation", "stress", "tests", "psutil", "rich"), ""
+    ),
 }
 
 #: What the scheduler's purity allows (see CONTRIBUTING.md).

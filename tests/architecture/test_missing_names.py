@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
 import mpgrad as mg
 from mpgrad.missing_names import INSTEAD, PYTORCH
+
+LINES = Path(PYTORCH).read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,9 @@ def test_what_is_named_instead_is_here_and_what_it_replaces_is_not(name: str) ->
     assert _found(name) is None, f"{name} is here: take it out of INSTEAD"
     place, _, last = name.rpartition(".")
     (line,) = (
-        line for line in PYTORCH.read_text().splitlines() if f"mpgrad{line.split()[0][5:]}" == place
+        line
+        for line in Path(PYTORCH).read_text().splitlines()
+        if f"mpgrad{line.split()[0][5:]}" == place
     )
     assert last in line.split()
     instead = INSTEAD[name].split()[0].partition("(")[0]
@@ -75,7 +80,7 @@ def test_the_list_is_what_pytorch_has() -> None:
     from tests.pytorch_names import MODULES, names_of
 
     assert len(names_of("torch")) > 900
-    for line, module in zip(PYTORCH.read_text().splitlines(), MODULES, strict=True):
+    for line, module in zip(LINES, MODULES, strict=True):
         listed, *names = line.split()
         # What torch imports later belongs to it as well.
         assert (listed, set(names) - names_of(module)) == (module, set())

@@ -10,7 +10,7 @@ from mpgrad.autograd.saved.saved_tensor import SavedTensor as _Saved
 from mpgrad.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mpgrad.dispatch import OperatorNode
+    from mpgrad.operator_node import OperatorNode
     from mpgrad.ops.registry import Operator
 
 _SAVED, _RAW = "_saved_", "_raw_saved_"
