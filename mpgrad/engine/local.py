@@ -113,7 +113,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
             if is_watched:
                 _refuse_nan(frozen, at, outputs)
             # A rule may change in place what nobody else holds: this frame lets go what it passes.
-            del grads
+            grads = None
             for number, edge in enumerate(edges):
                 grad = outputs[number]
                 if edge is not None and grad is not None:
@@ -128,7 +128,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         outputs = grad = None
         if not frozen.keep_graph:
             node.release_saved()
-    del grads  # of the last Node, which may be a leaf: its result would have two holders
+    grads = None  # of the last Node, which may be a leaf: its result would have two holders
     _note_times(frozen, times)
     return claim(results)
 
