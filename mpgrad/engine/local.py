@@ -103,6 +103,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
             for input_nr, number in wanted[at]:
                 results[number] = grads[input_nr]
         if not runs[at]:
+            del grads  # a result has one holder
             continue
         node, name, edges = nodes[at], specs[at].name, specs[at].edges
         started = perf_counter()
