@@ -14,6 +14,9 @@ Array = np.ndarray[Any, Any]
 class Matrices:
     """Linear maps, and functions of the last two dimensions: a part of ``backends.cpu``."""
 
+    copysign, fmod, heaviside = np.copysign, np.fmod, np.heaviside
+    gcd, lcm, signbit = np.gcd, np.lcm, np.signbit
+
     fourier, real_fourier = transforms.fourier, transforms.real_fourier
     fourier_of_real = transforms.fourier_of_real
 

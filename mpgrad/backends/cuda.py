@@ -399,6 +399,9 @@ class CudaBackend:
     def eliminated(self, x: Any) -> Any:
         return cpu_matrices.eliminated(self.arrays, x)
 
+    copysign, fmod, heaviside = _same("copysign"), _same("fmod"), _same("heaviside")
+    gcd, lcm, signbit = _same("gcd"), _same("lcm"), _same("signbit")
+
     def special(self, name: str, *operands: Any) -> Any:
         """A function of ``backends.special_functions``."""
         return special_functions.evaluated(self.arrays, self._special, name, operands)

@@ -34,12 +34,15 @@ from mpgrad.ops import (
     overwriting,
     piecewise,
     products,
+    quantiles,
     random,
+    rearrangements,
     reduction,
     rounding,
     scattering,
     selection,
     shape,
+    signs,
     special,
     statistics,
     transcendental,
@@ -219,6 +222,9 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (counting, "bucketize isin searchsorted"),
     (piecewise, ""),
     (statistics, "std_mean"),
+    (signs, "rsub"),
+    (rearrangements, "block_diag broadcast_shapes column_stack dstack"),
+    (quantiles, "cumulative_trapezoid trapezoid trapz"),
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.ops import fourier_cases, layer_cases, matrix_cases, special_cases
+from tests.ops import fourier_cases, layer_cases, matrix_cases, rearrangement_cases, special_cases
 
 Shape = tuple[int, ...]
 
@@ -506,7 +506,7 @@ _REAL = [
     *_networks,
     *(
         Case(*entry)
-        for cases in (matrix_cases, layer_cases, fourier_cases, special_cases)
+        for cases in (matrix_cases, layer_cases, fourier_cases, special_cases, rearrangement_cases)
         for entry in cases.ENTRIES
     ),
 ]
