@@ -25,6 +25,8 @@ from mpgrad.scheduler.graph_spec import GraphSpec, Target
 #: Nodes of all graphs that are remembered, and graphs of the same edges that differ otherwise.
 NODES_MAX = 200_000
 VARIANTS_MAX = 16
+#: Different engines for which a graph is kept prepared.
+ENGINES_MAX = 4
 
 #: In ``Walk.edges``: no edge, and the Node of index i begins (NODE - i).
 NO_EDGE, NODE = -1, -2
@@ -116,6 +118,7 @@ class Remembered:
         "_usual_here",
         "_usual_in_workers",
         "placed",
+        "prepared",
         "program",
         "spec",
         "template",
@@ -125,12 +128,20 @@ class Remembered:
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
+        #: What engines have made of ``spec``, by what that depends on (``engine.prepared``).
+        self.prepared: dict[Any, Any] = {}
         #: What runs it in ``local`` as one function; or why nothing does; None: it is too young.
         self.program: Any = None
         #: What placing made of ``spec`` the last time: (``spec``, Nodes moved, the tables then).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # Of the graph, not of its tables: these are renewed when a cost changes.
         self._usual_here, self._usual_in_workers = UsualTime(), UsualTime()
+
+    def keep_prepared(self, by: Any, made: Any) -> None:
+        """Keep what an engine has made of the tables."""
+        self.prepared[by] = made
+        if len(self.prepared) > ENGINES_MAX:
+            del self.prepared[next(iter(self.prepared))]
 
     def is_like(self, nodes: list[Node]) -> bool:
         """Whether ``nodes``, of the same kinds and edges, give the same tables."""
@@ -145,7 +156,7 @@ class Remembered:
     @property
     def is_young(self) -> bool:
         """Whether its costs are still being found out."""
-        return self.uses <= tuning.YOUNG_USES
+        return self.uses <= tuning.SAMPLES
 
     def teaches(self, took_us: float) -> bool:
         """Note what the ``local`` engine took; whether the cost model should hear of it.
@@ -158,7 +169,7 @@ class Remembered:
 
     def learns(self) -> bool:
         """Whether the cost model should hear of this use."""
-        return self.is_young or self.uses % tuning.YOUNG_USES == 0
+        return self.is_young or self.uses % tuning.SAMPLES == 0
 
     def is_surprised_by(self, took_us: float) -> bool:
         """Note what its tasks took in the workers; whether that is far from what was usual."""
@@ -174,7 +185,7 @@ class Remembered:
     def looks_up_costs(self) -> bool:
         """Count one use; whether costs should be looked up again this time."""
         self.uses += 1
-        return self.is_young or self.uses % tuning.YOUNG_USES == 0
+        return self.is_young or self.uses % tuning.SAMPLES == 0
 
 
 class Memory:

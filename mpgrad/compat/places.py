@@ -12,6 +12,13 @@ _PLACES = (
     ("functional serialization", "mpgrad"),
     ("random", "mpgrad mpgrad.ops.generators"),
     ("types", "mpgrad.compat.types"),
+    ("amp amp.autocast_mode amp.grad_scaler cuda.amp", "mpgrad.compat.amp"),
+    ("accelerator", "mpgrad.compat.accelerator"),
+    ("backends", "mpgrad.compat.backends"),
+    ("backends.{cudnn cuda mkl mkldnn mps openmp}", "mpgrad.compat.backends"),
+    ("distributed", "mpgrad.compat.distributed"),
+    ("jit", "mpgrad.compat.jit"),
+    ("cuda", "mpgrad.compat.cuda mpgrad.cuda"),
     ("multiprocessing", "multiprocessing"),
     ("autograd.{variable gradcheck grad_mode anomaly_mode}", "mpgrad.autograd"),
     ("cuda.random", "mpgrad.cuda"),
@@ -24,7 +31,7 @@ _PLACES = (
         "mpgrad.nn mpgrad.nn.module",
     ),
     (
-        "nn.utils.{clip_grad convert_parameters fusion init parametrizations parametrize prune rnn "
+        "nn.utils.{clip_grad convert_parameters fusion init parametrizations parametrize prune "
         "spectral_norm stateless weight_norm}",
         "mpgrad.nn.utils",
     ),
@@ -56,8 +63,7 @@ def modules(path: str) -> tuple[ModuleType, ...]:
     """
     if not path:
         return (importlib.import_module("mpgrad.compat.top"), importlib.import_module("mpgrad"))
-    own = _public(path)
-    if own is not None:
+    if path not in _table() and (own := _public(path)) is not None:
         return (own,)
     found = (_loaded(name) for name in _table().get(path, "").split())
     return tuple(module for module in found if module is not None)

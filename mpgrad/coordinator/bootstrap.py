@@ -85,9 +85,8 @@ def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError 
 def _engine_arena(setup: CoordinatorSetup) -> Backing:
     """Where the blocks of the engine's arena lie, and the pages under them."""
     segment = Segment.attach(os.dup(setup.engine_arena_fd))
-    return Backing(
-        segment, FreeList.within(segment.nbytes, setup.shm_limit, "engine arena"), map_here=False
-    )
+    free_list = FreeList.within(segment.nbytes, setup.shm_limit, "engine arena")
+    return Backing(segment, free_list, map_here=False)
 
 
 def _allow_descriptors() -> None:

@@ -21,12 +21,12 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.journal import AllocatorRecorder
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.shm.free_list import FreeListStatistics
 from mpgrad.standard_streams import say
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.journal import AllocatorRecorder
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Router

@@ -78,7 +78,7 @@ class Experience:
 
     def __init__(self) -> None:
         self._took: dict[Mode, deque[float]] = {
-            mode: deque(maxlen=tuning.RECENT) for mode in ("local", "process")
+            mode: deque(maxlen=tuning.SAMPLES) for mode in ("local", "process")
         }
         self._has_begun: set[Mode] = set()
         self._spent_us = self._lost_us = 0.0
@@ -106,7 +106,9 @@ class Experience:
             has_workers: whether they run already; they are not started for a trial.
         """
         expected = self._expected(predicted)
-        margin = 1.0 if self._took["process"] else tuning.MARGIN
+        # Workers must be clearly better in a graph that may never come again.
+        is_known = bool(self._took["process"]) or len(self._took["local"]) == tuning.SAMPLES
+        margin = 1.0 if is_known else tuning.MARGIN
         is_faster = expected.process * margin < expected.local
         modes: tuple[Mode, Mode] = ("process", "local") if is_faster else ("local", "process")
         mode, other = modes
@@ -114,7 +116,7 @@ class Experience:
             f"workers would take about {expected.process:.0f} us, "
             f"this process {expected.local:.0f} us"
         )
-        if len(self._took[mode]) == tuning.RECENT and (other == "local" or has_workers):
+        if len(self._took[mode]) == tuning.SAMPLES and (other == "local" or has_workers):
             best_us, other_us = min(expected), getattr(expected, other)
             # A trial counts as dearer than it looks: nobody knows.
             loss_us = max(other_us, tuning.MARGIN * best_us) - best_us

@@ -17,13 +17,13 @@ from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.dispatch import cpu
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.stale_saved import StaleSaved
-from mpgrad.engine.wiring import wiring_of
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.scheduler.plan_tables import Member, Plan
+from mpgrad.scheduler.plan_tables import Member
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.storage import adopt, watched
 from mpgrad.workers.executor import Step, run_steps
@@ -35,7 +35,7 @@ class ClientWorker:
     """The client's own tasks of one graph.
 
     Args:
-        frozen, planned: the graph.
+        frozen, graph: the graph and its plan.
         handover: what it reads and makes.
         arena: the engine's.
         user_code: what each rule is run in.
@@ -45,14 +45,14 @@ class ClientWorker:
     def __init__(
         self,
         frozen: FrozenGraph,
-        planned: Plan,
+        graph: PreparedGraph,
         handover: Handover,
         arena: ForeignArena,
         user_code: Callable[[], AbstractContextManager[None]],
         blas_threads: int,
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
-        self._frozen, self._planned = frozen, planned
+        self._frozen, self._graph, self._planned = frozen, graph, graph.plan
         self._handover, self._arena = handover, arena
         #: What the last failed task raised.
         self.error: BaseException | None = None
@@ -166,7 +166,7 @@ class ClientWorker:
         node = self._frozen.nodes[member.node]
         rule = self._as_user_code(rule_of(node)) if self._frozen.runs[member.node] else None
         step = Step(
-            wiring_of(self._frozen, member),
+            self._graph.wiring(self._frozen, member),
             rule,
             None if self._frozen.keep_graph else node.release_saved,
         )

@@ -28,6 +28,7 @@ from mpgrad.backends.column_parts import count_parts
 from mpgrad.dispatch import cpu
 from mpgrad.generated_code import compiled, forget
 from mpgrad.operator_node import OperatorNode
+from mpgrad.ops.registry import OPERATORS
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.
 NODES_MAX = 1000
@@ -39,8 +40,11 @@ def compiled_graph(frozen: FrozenGraph) -> Compiled | str:
     """What runs graphs with these tables, or why there is no such thing."""
     if len(frozen.nodes) > NODES_MAX:
         return f"it has more than {NODES_MAX} Nodes"
+    if not any(frozen.runs):
+        return "no Node runs"
     for node, runs in zip(frozen.nodes, frozen.runs, strict=True):
-        if runs and not isinstance(node, OperatorNode):
+        if runs and not (isinstance(node, OperatorNode) and node.operator.name in OPERATORS):
+            # A Function, or the derivative of an operator, may give no gradient at all.
             return f"{node.label} is no operator's Node"
     return Compiled(frozen)
 

@@ -100,13 +100,13 @@ class Execution:
                     self._counters.note_recovery()
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
-        return self.preparation.ready(frozen, has_workers=self.sessions.is_running)
+        return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
 
     def _goes_to_workers(self, ready: Ready) -> bool:
         """Whether a graph runs in workers now: `auto` does not wait for them to start."""
         if ready.choice.mode != "process":
             return False
-        if self.preparation.mode() == "process" or self.sessions.is_running:
+        if self.preparation.mode() == "process" or self.sessions.is_ready:
             return True
         self._start_in_background()
         return False
@@ -221,4 +221,4 @@ class Execution:
 def _start_quietly(sessions: SessionPool) -> None:
     # Whoever needs the processes starts them again and gets the error.
     with contextlib.suppress(Exception):
-        sessions.start()
+        sessions.start(in_background=True)

@@ -23,10 +23,10 @@ from mpgrad.engine.choice import (
 )
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed, keep_unreadable, place
-from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_cache import PlanCache
+from mpgrad.scheduler.plan_cache import MakePlan, PlanCache
 
 
 class Ready(NamedTuple):
@@ -51,24 +51,24 @@ class Preparation:
         self._options = options
         self._lock = threading.Lock()
         self._experiences = Experiences()
-        self.message_us = tuning.MESSAGE_US
-        self._graphs = self._new_graphs()
+        self._plan_with(tuning.MESSAGE_US)
 
     def expect_message_us(self, message_us: float) -> None:
         """What a message costs from now on; plans are made anew where that is far from before."""
         with self._lock:
             if abs(message_us - self.message_us) > tuning.DRIFT_MAX * self.message_us:
-                self.message_us = message_us
-                self._graphs = self._new_graphs()
+                self._plan_with(message_us)
 
-    def _new_graphs(self) -> PreparedGraphs:
-        make_plan = partial(
-            plan,
-            workers=self._options.cpu_workers,
-            gpu_workers=Counter(self._options.gpus),
-            message_us=self.message_us,
+    def _plan_with(self, message_us: float) -> None:
+        workers, gpus = self._options.cpu_workers, self._options.gpus
+        self.message_us = message_us
+        self._make_plan: MakePlan = partial(
+            plan, workers=workers, gpu_workers=Counter(gpus), message_us=message_us
         )
-        return PreparedGraphs(PlanCache(make_plan).plan)
+        #: What a plan depends on beside the graph.
+        self._plans_for = workers, gpus, message_us
+        #: Plans of graphs that are not recognised before their tables are made.
+        self._others = PlanCache(self._make_plan)
 
     def ready(self, frozen: FrozenGraph, *, has_workers: bool) -> Ready:
         """Place, plan and choose, only as far as it takes to know the mode.
@@ -117,8 +117,15 @@ class Preparation:
     def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
         """The plan of a placed graph, and what else was made of its tables now or in an earlier
         step."""
+        known, spec = frozen.remembered, frozen.spec
         with self._lock:
-            return self._graphs.of(frozen.spec, may_recur=frozen.may_recur)
+            if known is None:
+                return PreparedGraph(spec, self._others.plan(spec))
+            graph: PreparedGraph | None = known.prepared.get(self._plans_for)
+            if graph is None or not graph.serves(spec):
+                graph = PreparedGraph(spec, self._make_plan(spec))
+                known.keep_prepared(self._plans_for, graph)
+            return graph
 
     def without_unreadable(self, placed: Placed) -> tuple[Placed, PreparedGraph]:
         """The same graph, where Nodes whose saved tensors cannot be read stay in the client."""

@@ -8,8 +8,8 @@ from mpgrad.scheduler import tuning
 
 #: Entries that are kept; the table starts afresh beyond it.
 ENTRIES_MAX = 100_000
-#: Weight of the newest measurement: that of a mean of the last ``RECENT``.
-NEWEST = 2.0 / (tuning.RECENT + 1)
+#: Weight of the newest measurement: that of a mean of the last ``SAMPLES``.
+NEWEST = 2.0 / (tuning.SAMPLES + 1)
 
 
 class CostModel:

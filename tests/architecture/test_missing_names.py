@@ -17,11 +17,14 @@ LINES = Path(PYTORCH).read_text().splitlines()
     ("name", "message"),
     [
         ("sparse_coo_tensor", "PyTorch's sparse_coo_tensor is not in mpgrad; https://pytorch.org"),
-        ("nn.LPPool1d", "nearest are MaxPool1d, AvgPool1d; https://pytorch.org"),
+        ("nn.SyncBatchNorm", "nearest are BatchNorm3d, BatchNorm2d, BatchNorm1d; https://pyt"),
         ("compile", "PyTorch's compile is not in mpgrad; use the function itself"),
-        ("nn.Fold", "module 'mpgrad.nn' has no attribute 'Fold': PyTorch's Fold is not in mpgrad"),
-        ("nn.functional.ctc_loss", "PyTorch's ctc_loss is not in mpgrad"),
-        ("nn.utils.weight_norm", "PyTorch's weight_norm is not in mpgrad"),
+        (
+            "nn.LazyLinear",
+            "module 'mpgrad.nn' has no attribute 'LazyLinear': PyTorch's LazyLinear is",
+        ),
+        ("nn.functional.grouped_mm", "PyTorch's grouped_mm is not in mpgrad"),
+        ("nn.utils.skip_init", "PyTorch's skip_init is not in mpgrad"),
         ("optim.SparseAdam", "PyTorch's SparseAdam is not in mpgrad"),
         ("autograd.forward_ad", "PyTorch's forward_ad is not in mpgrad"),
     ],

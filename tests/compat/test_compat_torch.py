@@ -84,7 +84,7 @@ def test_optional_imports_fall_back(tmp_path: Path) -> None:
     source = (
         "import torch\n"
         "try:\n    from torch.fx import GraphModule\nexcept ImportError:\n    print('without')\n"
-        "print(hasattr(torch, 'compile'), hasattr(torch, 'relu'))\n"
+        "print(hasattr(torch, 'sparse_coo_tensor'), hasattr(torch, 'relu'))\n"
     )
     assert run(tmp_path, source).stdout == "without\nFalse True\n"
 
@@ -136,6 +136,52 @@ def test_what_is_added_to_tensor_all_tensors_have() -> None:
         assert mg.ones(1).twice().item() == 2
     finally:
         del mg.Tensor.twice
+
+
+SETUP = """
+import torch
+from torch.cuda.amp import GradScaler, autocast
+
+torch.backends.cudnn.benchmark = True
+torch.backends.cudnn.deterministic = True
+torch.use_deterministic_algorithms(True)
+torch.set_num_threads(1)
+torch.manual_seed(1)
+torch.cuda.manual_seed_all(1)
+device = torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+if torch.accelerator.is_available():
+    device = torch.accelerator.current_accelerator()
+
+@torch.compile
+@torch.jit.script
+def double(x):
+    return x + x
+
+model = torch.compile(torch.nn.Linear(2, 1)).to(device)
+optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), GradScaler()
+with autocast(enabled=False):
+    loss = model(double(torch.ones(1, 2))).sum()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+torch.set_default_tensor_type(torch.DoubleTensor)
+print(torch.ones(1).dtype, torch.get_num_threads(), torch.typename(loss))
+print(torch.distributed.is_available(), torch.is_autocast_enabled(), torch.is_storage(loss))
+"""
+
+
+def test_what_programs_set_up_is_accepted(tmp_path: Path) -> None:
+    done = run(tmp_path, SETUP)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1] == "False False False"
+    assert done.stdout.splitlines()[0].endswith("float64 1 torch.FloatTensor")
+
+
+def test_mixed_precision_is_refused_or_said_to_be_off() -> None:
+    with pytest.raises(RuntimeError, match="autocast on the CPU needs bfloat16"):
+        stand_in.autocast("cpu")
+    with pytest.warns(UserWarning, match="autocast is disabled"), stand_in.cuda.amp.autocast():
+        pass
 
 
 FUNCTION = """

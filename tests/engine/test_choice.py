@@ -27,7 +27,7 @@ from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import (
     MARGIN,
     MESSAGE_US,
-    RECENT,
+    SAMPLES,
     SURPRISE_MAX,
     TRIAL_SHARE,
     measured_message_us,
@@ -275,7 +275,7 @@ def test_what_has_become_slower_is_left_and_what_has_become_faster_is_found() ->
     experience = Experience()
     run(experience, PREDICTED, 50)
     made = run(experience, Prediction(10_000.0, 30_000.0), 20)
-    assert [choice.mode for choice in made[RECENT:]].count("process") == 0
+    assert [choice.mode for choice in made[SAMPLES:]].count("process") == 0
     made = run(experience, PREDICTED, 2000)
     assert {choice.mode for choice in made[-20:] if not choice.is_trial} == {"process"}
 
@@ -296,6 +296,16 @@ def test_no_workers_are_started_for_a_trial() -> None:
         assert choice.mode == "local"
         experience.note("local", 10_000.0, choice)
     assert experience.choose(slower, has_workers=True).is_trial
+
+
+def test_a_close_call_is_tried_in_a_graph_that_comes_again() -> None:
+    close, experience = Prediction(10_000.0, 9_500.0), Experience()
+    modes = []
+    for _ in range(SAMPLES + 2):
+        choice = experience.choose(close, has_workers=False)
+        modes.append(choice.mode)
+        experience.note(mode_of(choice), 10_000.0, choice)
+    assert modes == [*["local"] * (SAMPLES + 1), "process"]
 
 
 def test_it_is_kept_when_costs_and_shapes_change() -> None:

@@ -16,7 +16,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.engine import compiled, local
 from mpgrad.nn import functional
-from mpgrad.scheduler.tuning import YOUNG_USES
+from mpgrad.scheduler.tuning import SAMPLES
 from tests.random_programs import random_program
 
 freeze_module = importlib.import_module("mpgrad.autograd.freeze")
@@ -184,6 +184,19 @@ def _second_derivative(step: int) -> list[Any]:
     return [first, second]
 
 
+def _third_derivative_that_is_zero(step: int) -> list[Any]:
+    x = leaf(3)
+    (first,) = mg.grad(x.sign().sum() + (x * x).sum(), x, create_graph=True)
+    (second,) = mg.grad(first.sum(), x, create_graph=True)
+    (third,) = mg.grad(second.sum(), x, allow_unused=True)
+    return [first, second, third]
+
+
+def _nothing_runs(step: int) -> list[Any]:
+    x, y = leaf(3), leaf(3)
+    return list(mg.grad(x.sum(), [y], allow_unused=True))
+
+
 def _given_gradient(step: int) -> list[Any]:
     x = leaf(3)
     (x * 2).backward(mg.tensor([1.0, float(step), -0.0]))
@@ -201,7 +214,8 @@ def _accumulated(step: int) -> list[Any]:
 COMPILED = [
     _digits, _number_that_changes, _number_or_tensor, _dim_that_changes, _dtype_that_changes,
     _complex_numbers, _layout_that_changes, _views_and_in_place, _sums_of_many, _several_outputs,
-    _grad_of_inner, _inputs, _twice, _second_derivative, _given_gradient, _accumulated,
+    _grad_of_inner, _inputs, _twice, _second_derivative, _third_derivative_that_is_zero,
+    _given_gradient, _accumulated,
 ]  # fmt: skip
 
 
@@ -257,7 +271,7 @@ def _profiled(step: int) -> list[Any]:
 
 
 #: Run by the plain loop, always.
-PLAIN = [_hook, _retained, _function, _checkpoint, _packed, _anomaly, _profiled]
+PLAIN = [_nothing_runs, _hook, _retained, _function, _checkpoint, _packed, _anomaly, _profiled]
 
 
 @pytest.mark.parametrize("step", [*COMPILED, *PLAIN], ids=lambda step: step.__name__)
@@ -266,7 +280,7 @@ def test_steps_of_a_loop(
     ran: list[compiled.Compiled],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    steps = range(1, 2 * STEPS + YOUNG_USES)
+    steps = range(1, 2 * STEPS + SAMPLES)
     found = [bits(*step(number)) for number in steps]
     assert bool(ran) == (step in COMPILED)
     monkeypatch.setattr(local, "_run_compiled", lambda *_: None)

@@ -14,7 +14,7 @@ import mpgrad as mg
 from mpgrad import storage
 from mpgrad.engine import local
 from mpgrad.engine.local import claim
-from mpgrad.scheduler.tuning import YOUNG_USES
+from mpgrad.scheduler.tuning import SAMPLES
 from mpgrad.shm.arena import client_arena
 
 
@@ -222,7 +222,7 @@ def test_a_graph_that_comes_again_and_again_teaches_less_often(
         return bool(learned)
 
     took_s[0] = 1e-6
-    assert all(backward() for _ in range(YOUNG_USES))
-    assert sum(backward() for _ in range(4 * YOUNG_USES)) == 4
+    assert all(backward() for _ in range(SAMPLES))
+    assert sum(backward() for _ in range(4 * SAMPLES)) == 4
     took_s[0] = 1.0
     assert backward()

@@ -181,4 +181,4 @@ def test_sums_of_leaves_share_a_task_unless_they_are_work() -> None:
         return len({planned.task_of[5], planned.task_of[6]})
 
     assert leaves(64) == 1
-    assert leaves(1 << 20) == 2
+    assert leaves(1 << 23) == 2

@@ -93,11 +93,9 @@ class Interrupts:
             self._strike()
 
     def _take_over(self) -> None:
-        for number in _SIGNALS:
-            handler = _signal.getsignal(number)
-            if callable(handler):  # neither ignored nor the system's
-                self._handlers[number] = handler
-                _signal.signal(number, self._arrive)
+        self._handlers = _handlers()
+        for number in self._handlers:
+            _signal.signal(number, self._arrive)
 
     def _give_back(self) -> None:
         for number, handler in self._handlers.items():
@@ -182,7 +180,7 @@ class Interrupts:
         """
         owner = self._outer or self
         if owner._since_s is None:
-            owner._since_s = time.monotonic()  # a handler of the user's has raised it
+            owner._since_s = self._clock()  # a handler of the user's has raised it
         is_news, owner._is_stopping = not owner._is_stopping, True
         if is_news and isinstance(cause, KeyboardInterrupt):
             say(
@@ -203,6 +201,25 @@ class Interrupts:
 
     def _age_ms(self) -> int:
         return 0 if self._since_s is None else int((self._clock() - self._since_s) * 1000)
+
+
+#: What the signals had when it was asked last, and the handlers among that.
+_last: tuple[list[Any], dict[int, Handler]] = ([], {})
+
+
+def _handlers() -> dict[int, Handler]:
+    """The handlers that are neither the system's nor say that a signal is ignored; not to change.
+
+    They are asked for in each backward, and nearly always the same ones.
+    """
+    global _last
+    found = list(map(_signal.getsignal, _SIGNALS))
+    before, handlers = _last
+    if found != before:
+        pairs = zip(_SIGNALS, found, strict=True)
+        handlers = {number: handler for number, handler in pairs if callable(handler)}
+        _last = found, handlers
+    return handlers
 
 
 def _is_ctrl_c(pending: Pending) -> bool:
