@@ -1,6 +1,6 @@
 """CoordinatorState: the coordinator's whole mind. Events in, instructions out.
 
-    coordinator_state   the door, and what clients ask for
+    coordinator_state   the entry, and the requests of clients
     replies             tasks that are answered, given back or lost
     deaths              workers and sessions that are gone
     task_dispatch       ready tasks to workers
@@ -13,7 +13,7 @@ Rules of these files:
 1. Everything that decides what a backward does next happens here or in the tables.
 2. They never ask what time it is, never wait, and iterate over nothing unordered: the same events
    give the same instructions, in another process and under another hash seed too.
-3. A message of an unknown peer is the voice of a dead incarnation: it is dropped whole.
+3. A message of an unknown peer comes from an incarnation that was replaced: it is ignored.
 4. A block is released by whoever held it, once; ``invariants`` recounts every holder.
 """
 
