@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from mmap import PAGESIZE
@@ -139,9 +140,10 @@ class CoordinatorProcess:
     def cause_of_death(self) -> str:
         """How it ended, in words; asked once its pidfd says that it has."""
         status = self._process.wait()
-        return (
-            f"the coordinator process (pid {self.pid}) {self._why_killed or describe_exit(status)}"
-        )
+        how = self._why_killed or describe_exit(status)
+        if self._why_killed is None and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            how = "died (this process ignores SIGCHLD, so the kernel does not say how)"
+        return f"the coordinator process (pid {self.pid}) {how}"
 
     def wait(self) -> int:
         """Wait for its end, with force if it takes too long; its exit status."""

@@ -1,6 +1,7 @@
 """``torch.nn.utils`` of PyTorch, by its names."""
 
 from mpgrad.missing_names import missing_from as _missing_from
+from mpgrad.nn import packed_sequences as rnn
 from mpgrad.nn.gradient_clipping import clip_grad_norm_, clip_grad_value_, get_total_norm
 from mpgrad.nn.parameter_vectors import parameters_to_vector, vector_to_parameters
 from mpgrad.nn.weight_norms import (
@@ -18,6 +19,7 @@ __all__ = [
     "remove_spectral_norm",
     "remove_weight_norm",
     "spectral_norm",
+    "rnn",
     "vector_to_parameters",
     "weight_norm",
 ]

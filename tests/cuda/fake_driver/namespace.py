@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpgrad.backends import cpu_special
+from mpgrad.backends.special_functions import scipy_special
 from tests.cuda.fake_driver.arrays import (
     Device,
     Host,
@@ -180,6 +182,13 @@ class ArrayNamespace:
         return Kernel(self._driver, in_params, out_params, name)
 
 
+#: What ``cupyx.scipy.special`` has beside ``erf``.
+SPECIAL = (
+    "digamma erfcinv erfcx erfinv gamma gammainc gammaincc gammainccinv gammaincinv gammaln i0 i0e "
+    "i1 i1e log_ndtr loggamma multigammaln ndtr ndtri polygamma psi zeta"
+)
+
+
 class SpecialFunctions:
     """The part of ``cupyx.scipy.special`` that is used."""
 
@@ -189,6 +198,12 @@ class SpecialFunctions:
     def erf(self, x: DeviceArray) -> Any:
         """The error function; of half precision in double, as CuPy's."""
         return operate(self._driver, _erf, x)
+
+    def __getattr__(self, name: str) -> Any:
+        """Of ``SPECIAL``, as the function of SciPy that has its name."""
+        if name not in SPECIAL.split():
+            raise AttributeError(name)
+        return partial(operate, self._driver, getattr(scipy_special(), name))
 
 
 class _Cublas:
