@@ -5,6 +5,7 @@ from __future__ import annotations
 # Functions hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
+from mpgrad.errors import LinAlgError
 from mpgrad.missing_names import missing_from as _missing_from
 from mpgrad.ops.factorizations import eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
 from mpgrad.ops.linalg import matmul
@@ -34,6 +35,7 @@ from mpgrad.ops.matrix_norms import matrix_norm, norm, vector_norm
 from mpgrad.ops.out_argument import accept_out as _accept_out
 
 __all__ = [
+    "LinAlgError",
     "cholesky",
     "cholesky_ex",
     "cond",
