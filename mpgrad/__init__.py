@@ -64,6 +64,7 @@ _NAMES_OF = {
         "absolute negative multiply subtract divide true_divide"
     ),
     "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
+    "mpgrad.ops.interchange": "from_dlpack to_dlpack",
     "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
@@ -131,6 +132,7 @@ _SUBMODULES = (
     "cuda",
     "data",
     "errors",
+    "func",
     "linalg",
     "nn",
     "optim",

@@ -10,6 +10,7 @@ from mpgrad import backends as backends
 from mpgrad import cuda as cuda
 from mpgrad import data as data
 from mpgrad import errors as errors
+from mpgrad import func as func
 from mpgrad import linalg as linalg
 from mpgrad import nn as nn
 from mpgrad import optim as optim
@@ -193,6 +194,8 @@ from mpgrad.ops.indexing import split as split
 from mpgrad.ops.indexing import split_with_sizes as split_with_sizes
 from mpgrad.ops.indexing import tensor_split as tensor_split
 from mpgrad.ops.indexing import unbind as unbind
+from mpgrad.ops.interchange import from_dlpack as from_dlpack
+from mpgrad.ops.interchange import to_dlpack as to_dlpack
 from mpgrad.ops.joining import broadcast_tensors as broadcast_tensors
 from mpgrad.ops.joining import concat as concat
 from mpgrad.ops.joining import concatenate as concatenate

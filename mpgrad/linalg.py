@@ -20,7 +20,7 @@ from mpgrad.ops.matrices import (
     solve,
     vector_norm,
 )
-from mpgrad.ops.out_argument import accept_out as _accept_out
+from mpgrad.ops.out_argument import publish as _publish
 
 __all__ = [
     "cholesky",
@@ -37,6 +37,6 @@ __all__ = [
     "vector_norm",
 ]
 
-_accept_out(globals(), __all__)
+_publish(globals(), __all__, __all__)
 
 __getattr__ = _missing_from(__name__)

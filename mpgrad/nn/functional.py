@@ -63,7 +63,7 @@ from mpgrad.ops.margin_loss import (
 )
 from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.norms import cosine_similarity, normalize
-from mpgrad.ops.out_argument import accept_out as _accept_out
+from mpgrad.ops.out_argument import publish as _publish
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from mpgrad.ops.pooling_variants import adaptive_avg_pool1d, avg_pool1d, max_pool1d
 from mpgrad.ops.selection import pad
@@ -141,12 +141,10 @@ __all__ = [
     "binary_cross_entropy_with_logits",
 ]
 
-_accept_out(
-    globals(),
-    (
-        *("avg_pool2d", "avg_pool3d", "gelu", "hardshrink", "linear", "logsigmoid", "normalize"),
-        *("softplus", "softshrink"),
-    ),
+_TAKE_OUT = (
+    *("avg_pool2d", "avg_pool3d", "gelu", "hardshrink", "linear", "logsigmoid", "normalize"),
+    *("softplus", "softshrink"),
 )
+_publish(globals(), __all__, _TAKE_OUT)
 
 __getattr__ = _missing_from(__name__)
