@@ -6,9 +6,9 @@
     (x * x).sum().backward()
     x.grad
 
-Every public name is loaded on first use (see ``mpgrad.lazy``): importing any part of the package
+Public names are loaded on first use (see ``mpgrad.lazy``): to import any part of the package
 runs this file, and the coordinator process must not load NumPy. ``python -m tests.stubs`` writes
-``__init__.pyi``, which says the same names to editors and type checkers.
+``__init__.pyi``, which tells editors and type checkers the same names.
 """
 
 from __future__ import annotations
@@ -51,9 +51,12 @@ _NAMES_OF = {
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "
         "tril_indices triu_indices is_tensor numel"
     ),
+    "mpgrad.ops.generators": (
+        "Generator manual_seed seed initial_seed get_rng_state set_rng_state"
+    ),
     "mpgrad.ops.random": (
-        "manual_seed get_rng_state set_rng_state "
-        "rand randn rand_like randn_like randint randperm bernoulli normal multinomial poisson"
+        "rand randn rand_like randn_like randint randint_like randperm bernoulli normal "
+        "multinomial poisson"
     ),
     "mpgrad.ops.typed_tensors": (
         "HalfTensor FloatTensor DoubleTensor ByteTensor CharTensor ShortTensor IntTensor "
@@ -65,7 +68,7 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
     "mpgrad.ops.interchange": "from_dlpack to_dlpack",
-    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where",
+    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where nonzero",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
         "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
@@ -89,9 +92,7 @@ _NAMES_OF = {
         "index_select"
     ),
     "mpgrad.ops.overwriting": "masked_fill index_put",
-    "mpgrad.ops.selection": (
-        "masked_select tril triu nonzero diag trace roll diff repeat_interleave take"
-    ),
+    "mpgrad.ops.selection": ("masked_select tril triu diag trace roll diff repeat_interleave take"),
     "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
     "mpgrad.ops.ordering": "sort argsort topk",
     "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",

@@ -17,7 +17,6 @@ PYTORCH = Path(__file__).with_name("pytorch_names.txt")
 
 #: What serves in place of a name that is missing: a name that is here, or a line of code.
 INSTEAD = {
-    "mpgrad.Generator": "mpgrad.manual_seed",
     "mpgrad.bfloat16": "mpgrad.float16",
     "mpgrad.compile": "the function itself",
     "mpgrad.jit": "the function itself",

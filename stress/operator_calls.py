@@ -140,8 +140,9 @@ def _parameters(function: Any) -> list[tuple[str, str, bool]]:
 def tensors(library: Any, value: Any, *, grad: bool) -> Any:
     """``value`` with Tensors of the library in place of arrays."""
     if isinstance(value, np.ndarray):
-        made = library.from_numpy(np.array(value)) if not value.flags.owndata else None
-        tensor = made if made is not None else library.from_numpy(value)
+        # A copy, which in-place options may change, of the same layout.
+        copied = value if value.size == 0 else np.array(value, order="K")
+        tensor = library.from_numpy(copied)
         return tensor.requires_grad_() if grad and value.dtype.kind in "fc" else tensor
     if isinstance(value, list | tuple):
         return type(value)(tensors(library, item, grad=grad) for item in value)

@@ -18,7 +18,7 @@ from mpgrad.autograd.running.graph_task import current_graph_task_id
 from mpgrad.autograd.running.thread_state import PerThread
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.autograd.saved.saved_tensors_hooks import saved_tensors_hooks
-from mpgrad.ops.random import fork_rng, get_rng_state, set_rng_state
+from mpgrad.ops.generators import fork_rng, get_rng_state, set_rng_state
 from mpgrad.tensor import Tensor
 
 #: What of a tensor must be the same in both calls.

@@ -11,7 +11,7 @@ from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.grad_mode import enable_grad
 from mpgrad.autograd.running.running_backward import checkpoint_is_valid
-from mpgrad.ops.random import fork_rng, get_rng_state, set_rng_state
+from mpgrad.ops.generators import fork_rng, get_rng_state, set_rng_state
 from mpgrad.tensor import Tensor
 
 

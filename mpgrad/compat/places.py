@@ -8,10 +8,17 @@ from types import ModuleType
 
 #: Paths below ``torch`` -> the modules that have their names, in the order of search.
 _PLACES = (
-    ("_tensor", "mpgrad.tensor"),
-    ("tensor functional serialization", "mpgrad"),
-    ("random", "mpgrad mpgrad.ops.random"),
+    ("_tensor tensor", "mpgrad.compat.top mpgrad"),
+    ("functional serialization", "mpgrad"),
+    ("random", "mpgrad mpgrad.ops.generators"),
     ("types", "mpgrad.compat.types"),
+    ("amp amp.autocast_mode amp.grad_scaler cuda.amp", "mpgrad.compat.amp"),
+    ("accelerator", "mpgrad.compat.accelerator"),
+    ("backends", "mpgrad.compat.backends"),
+    ("backends.{cudnn cuda mkl mkldnn mps openmp}", "mpgrad.compat.backends"),
+    ("distributed", "mpgrad.compat.distributed"),
+    ("jit", "mpgrad.compat.jit"),
+    ("cuda", "mpgrad.compat.cuda mpgrad.cuda"),
     ("multiprocessing", "multiprocessing"),
     ("autograd.{variable gradcheck grad_mode anomaly_mode}", "mpgrad.autograd"),
     ("cuda.random", "mpgrad.cuda"),
@@ -54,8 +61,9 @@ def modules(path: str) -> tuple[ModuleType, ...]:
     Args:
         path: below ``torch``: ``nn.modules.linear``; empty for ``torch`` itself.
     """
-    own = _public(path)
-    if own is not None:
+    if not path:
+        return (importlib.import_module("mpgrad.compat.top"), importlib.import_module("mpgrad"))
+    if path not in _table() and (own := _public(path)) is not None:
         return (own,)
     found = (_loaded(name) for name in _table().get(path, "").split())
     return tuple(module for module in found if module is not None)
@@ -75,7 +83,7 @@ def _table() -> dict[str, str]:
 def _public(path: str) -> ModuleType | None:
     """``mpgrad.<path>`` where every step is a public name and a module."""
     module = importlib.import_module("mpgrad")
-    for name in path.split(".") if path else ():
+    for name in path.split("."):
         value = getattr(module, name, None)
         if not isinstance(value, ModuleType) or name not in dir(module):
             return None

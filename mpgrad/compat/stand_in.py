@@ -15,8 +15,6 @@ from mpgrad.missing_names import missing
 
 #: The modules' own place, by which every process can import them.
 ROOT = "mpgrad.compat.torch"
-#: The PyTorch whose names these are, for programs that look at ``torch.__version__``.
-VERSION = "2.13.0+mpgrad"
 
 
 class StandIn(ModuleType):
@@ -28,7 +26,7 @@ class StandIn(ModuleType):
 
     def __init__(self, path: str) -> None:
         self._targets = places.modules(path)
-        super().__init__(f"{ROOT}.{path}".rstrip("."), self._targets[0].__doc__)
+        super().__init__(f"{ROOT}.{path}".rstrip("."), self._targets[-1].__doc__)
         self._path = path
         self.__path__: list[str] = []
         self.__file__ = __file__
@@ -40,13 +38,9 @@ class StandIn(ModuleType):
         return value
 
     def _found(self, name: str) -> Any:
-        if name == "__version__" and not self._path:
-            return VERSION
         for target in self._targets:
             value = getattr(target, name, self)
-            if isinstance(value, ModuleType):
-                break
-            if value is not self:
+            if value is not self and not isinstance(value, ModuleType):
                 return value
         below = f"{self._path}.{name}".lstrip(".")
         if not name.startswith("__") and places.modules(below):

@@ -1,12 +1,50 @@
-"""Datasets and the loader that turns them into batches."""
+"""Datasets, samplers, and the loader that turns them into batches."""
 
 from __future__ import annotations
 
 # Batches are Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.data.collate import default_collate
-from mpgrad.data.dataset import Dataset, Subset, TensorDataset, random_split
+from mpgrad.data.collate import default_collate, default_convert
+from mpgrad.data.dataset import (
+    ChainDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 from mpgrad.data.loader import DataLoader
+from mpgrad.data.sampler import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from mpgrad.data.worker import get_worker_info
+from mpgrad.missing_names import missing_from as _missing_from
 
-__all__ = ["Dataset", "TensorDataset", "Subset", "random_split", "DataLoader", "default_collate"]
+__all__ = [
+    "BatchSampler",
+    "ChainDataset",
+    "ConcatDataset",
+    "DataLoader",
+    "Dataset",
+    "IterableDataset",
+    "RandomSampler",
+    "Sampler",
+    "SequentialSampler",
+    "Subset",
+    "SubsetRandomSampler",
+    "TensorDataset",
+    "WeightedRandomSampler",
+    "default_collate",
+    "default_convert",
+    "get_worker_info",
+    "random_split",
+]
+
+__getattr__ = _missing_from("mpgrad.utils.data")

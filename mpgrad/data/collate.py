@@ -1,23 +1,23 @@
-"""default_collate: a list of samples becomes one batch."""
+"""default_collate: a list of samples becomes one batch; default_convert: one sample of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpgrad import storage
-from mpgrad.ops.creation import tensor
+from mpgrad.ops.creation import as_tensor, tensor
 from mpgrad.ops.shape import stack
 from mpgrad.tensor import Tensor
 
 
-def default_collate(samples: list[Any]) -> Any:
+def default_collate(samples: Sequence[Any]) -> Any:
     """Stack tensors, arrays and numbers along a new first dimension, keeping their structure.
 
     Args:
-        samples: of one structure: Tensors, arrays, numbers, strings (kept as a list), or tuples,
+        samples: of one structure: Tensors, arrays, numbers, strings (kept as they are), or tuples,
             lists and dicts of these.
 
     Raises:
@@ -31,7 +31,7 @@ def default_collate(samples: list[Any]) -> Any:
         return _stack_arrays(samples)
     if isinstance(first, bool | int | float | np.generic):
         # As PyTorch: a Python float keeps its precision in a batch.
-        return tensor(samples, dtype=np.float64 if isinstance(first, float) else None)
+        return tensor(list(samples), dtype=np.float64 if isinstance(first, float) else None)
     if isinstance(first, str | bytes):
         return samples
     if isinstance(first, Mapping):
@@ -44,7 +44,7 @@ def default_collate(samples: list[Any]) -> Any:
     )
 
 
-def _stack_arrays(samples: list[Any]) -> Tensor:
+def _stack_arrays(samples: Sequence[Any]) -> Tensor:
     shapes = {sample.shape for sample in samples}
     if len(shapes) != 1:
         raise RuntimeError(f"stack expects each array to be equal size, but got {sorted(shapes)}")
@@ -52,11 +52,26 @@ def _stack_arrays(samples: list[Any]) -> Tensor:
     return Tensor(np.stack(samples, out=batch))
 
 
-def _collate_rows(samples: list[Any]) -> Any:
+def _collate_rows(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if any(len(sample) != len(first) for sample in samples):
         raise RuntimeError("each element in list of batch should be of equal size")
-    columns = [default_collate(list(column)) for column in zip(*samples, strict=True)]
+    columns = [default_collate(column) for column in zip(*samples, strict=True)]
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*columns)
     return columns
+
+
+def default_convert(data: Any) -> Any:
+    """Arrays within ``data`` become Tensors; all else stays as it is."""
+    if isinstance(data, Tensor | str | bytes):
+        return data
+    if isinstance(data, np.ndarray | np.generic):
+        return data if data.dtype.kind in "SUO" else as_tensor(np.asarray(data))
+    if isinstance(data, Mapping):
+        return {key: default_convert(value) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*map(default_convert, data))
+    if isinstance(data, tuple | list):
+        return [default_convert(value) for value in data]
+    return data

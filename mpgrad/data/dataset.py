@@ -1,20 +1,24 @@
-"""Datasets: samples by index. TensorDataset, Subset and ``random_split``."""
+"""Datasets: samples by index or one after another, and datasets that are made of others."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from mpgrad.data.collate import default_collate
 from mpgrad.ops.indexing import index_select
-from mpgrad.ops.random import default_generator
+from mpgrad.ops.random import randperm
 from mpgrad.tensor import Tensor
 
+T_co = TypeVar("T_co", covariant=True)
 
-class Dataset:
+
+class Dataset(Generic[T_co]):
     """Samples that are asked for by index; subclasses define ``__getitem__`` and ``__len__``."""
 
     def __getitem__(self, index: int) -> Any:
@@ -26,6 +30,29 @@ class Dataset:
     def batch(self, indices: Sequence[int]) -> Any:
         """The samples at ``indices`` as one batch; overridden where that can be done at once."""
         return default_collate([self[index] for index in indices])
+
+    def __add__(self, other: Dataset) -> ConcatDataset:
+        return ConcatDataset([self, other])
+
+
+class IterableDataset(Dataset[T_co]):
+    """Samples one after another; subclasses define ``__iter__``.
+
+    In a loader with several workers each worker iterates over a copy of its own:
+    ``get_worker_info()`` says which share is its.
+    """
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError("Subclasses of IterableDataset should implement __iter__.")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} is an IterableDataset: it has no indices")
+
+    def __len__(self) -> int:
+        raise TypeError(f"object of type {type(self).__name__!r} has no len()")
+
+    def __add__(self, other: Any) -> Any:
+        return ChainDataset([self, other])
 
 
 class TensorDataset(Dataset):
@@ -53,6 +80,49 @@ class TensorDataset(Dataset):
         return [index_select(tensor, 0, rows) for tensor in self.tensors]
 
 
+class ConcatDataset(Dataset):
+    """The samples of several datasets, one dataset after another.
+
+    Raises:
+        ValueError: there are no datasets, or one of them is iterable.
+    """
+
+    def __init__(self, datasets: Iterable[Dataset]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise ValueError("datasets should not be an empty iterable")
+        if any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
+            raise ValueError("ConcatDataset does not support IterableDataset; use ChainDataset")
+        self.cumulative_sizes = list(itertools.accumulate(len(part) for part in self.datasets))
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} samples")
+        index %= len(self)
+        part = bisect.bisect_right(self.cumulative_sizes, index)
+        return self.datasets[part][index - (self.cumulative_sizes[part - 1] if part else 0)]
+
+
+class ChainDataset(IterableDataset):
+    """The samples of several iterable datasets, one dataset after another."""
+
+    def __init__(self, datasets: Iterable[IterableDataset]) -> None:
+        super().__init__()
+        self.datasets = datasets
+
+    def __iter__(self) -> Iterator[Any]:
+        for dataset in self.datasets:
+            if not isinstance(dataset, IterableDataset):
+                raise TypeError("ChainDataset only supports IterableDataset")
+            yield from dataset
+
+    def __len__(self) -> int:
+        return sum(len(dataset) for dataset in self.datasets)
+
+
 class Subset(Dataset):
     """The samples of ``dataset`` at ``indices``."""
 
@@ -60,7 +130,10 @@ class Subset(Dataset):
         self.dataset = dataset
         self.indices = indices
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, list):
+            rows: Any = [self.indices[k] for k in index]
+            return self.dataset[rows]
         return self.dataset[self.indices[index]]
 
     def __len__(self) -> int:
@@ -68,13 +141,16 @@ class Subset(Dataset):
 
     def batch(self, indices: Sequence[int]) -> Any:
         """As the dataset itself makes batches."""
-        return self.dataset.batch([self.indices[index] for index in indices])
+        chosen = [self.indices[index] for index in indices]
+        if isinstance(self.dataset, Dataset):
+            return self.dataset.batch(chosen)
+        return default_collate([self.dataset[index] for index in chosen])
 
 
 def random_split(
     dataset: Dataset,
     lengths: Sequence[int | float],
-    generator: np.random.Generator | None = None,
+    generator: Any = None,
 ) -> list[Subset]:
     """Subsets without overlap, drawn at random.
 
@@ -99,7 +175,7 @@ def random_split(
             f"Sum of input lengths {list(lengths)} does not equal the length of the input dataset, "
             f"{total}"
         )
-    order = (default_generator() if generator is None else generator).permutation(total).tolist()
+    order = randperm(total, generator=generator).tolist()
     ends = np.cumsum(counts).tolist()
     return [
         Subset(dataset, order[end - count : end]) for count, end in zip(counts, ends, strict=True)

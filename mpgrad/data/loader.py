@@ -1,74 +1,202 @@
-"""DataLoader: batches of a Dataset, in order or shuffled, made in this process."""
+"""DataLoader: batches of a dataset, in order or shuffled, made in this process or in workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
+from mpgrad.data.collate import default_collate, default_convert
+from mpgrad.data.dataset import IterableDataset
+from mpgrad.data.fetching import Fetch, fetcher
+from mpgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler, drawn_seed
+from mpgrad.data.worker import Work
+from mpgrad.data.worker_pool import WorkerPool
 
-from mpgrad.data.collate import default_collate
-from mpgrad.data.dataset import Dataset
-from mpgrad.ops.random import default_generator
+#: Batches that each worker is asked for ahead, where nothing else is said.
+PREFETCH_FACTOR = 2
 
 
 class DataLoader:
     """Iterates over the batches of ``dataset``; every pass is an epoch.
 
     Args:
-        dataset: a Dataset, or anything with ``__getitem__`` and ``__len__``.
-        batch_size: samples per batch.
+        dataset: anything with ``__getitem__`` and ``__len__``, or an IterableDataset.
+        batch_size: samples per batch; None: the samples themselves, one by one.
         shuffle: in a new random order at every pass.
+        sampler: yields the indices, in place of ``shuffle``.
+        batch_sampler: yields lists of indices, in place of all four of these options.
+        num_workers: processes that make the batches ahead; 0: they are made here. The order of the
+            batches is the same.
         collate_fn: makes a batch of a list of samples (default: :func:`default_collate`).
+        pin_memory, pin_memory_device, in_order: accepted, and without effect: batches always come
+            in order, into the memory where this process's tensors are born.
         drop_last: leave out a last batch that is not full.
-        generator: where the order is drawn from; by default the one that ``mg.manual_seed``
-            resets, so that a seed repeats it.
+        timeout: seconds to wait for a batch of a worker; 0: for ever.
+        worker_init_fn: called in each worker with its number, before its first batch.
+        multiprocessing_context: of ``multiprocessing``, or the name of its start method (default:
+            "fork", so that nothing needs to be pickled on its way into a worker).
+        generator: where the order and the workers' seeds are drawn from; by default the process's,
+            so that ``mg.manual_seed`` repeats them.
+        prefetch_factor: batches that each worker is asked for ahead (default: 2).
+        persistent_workers: keep the workers from one pass to the next.
 
     Raises:
-        ValueError: ``batch_size`` is not positive.
+        ValueError: an option is out of range, or excludes another one.
     """
 
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        *,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
         drop_last: bool = False,
-        generator: np.random.Generator | None = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
     ) -> None:
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(
-                f"batch_size should be a positive integer value, but got batch_size={batch_size!r}"
-            )
-        self.dataset = dataset
-        self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
-        self.collate_fn, self.generator = collate_fn, generator
+        _check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
+        _check_order(dataset, batch_size, shuffle, sampler, batch_sampler, drop_last)
+        self.dataset, self.generator = dataset, generator
+        self.num_workers, self.persistent_workers = num_workers, persistent_workers
+        self.prefetch_factor = prefetch_factor or (PREFETCH_FACTOR if num_workers else None)
+        self.pin_memory, self.timeout, self.worker_init_fn = pin_memory, timeout, worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self._is_iterable = isinstance(dataset, IterableDataset)
+        if sampler is None:
+            if self._is_iterable:
+                sampler = itertools.repeat(0)
+            else:
+                sampler = (
+                    RandomSampler(dataset, generator=generator)
+                    if shuffle
+                    else SequentialSampler(dataset)
+                )
+        if batch_sampler is not None:
+            batch_size, drop_last = None, False
+        elif batch_size is not None:
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.sampler, self.batch_sampler = sampler, batch_sampler
+        default = default_convert if batch_sampler is None else default_collate
+        self.collate_fn = collate_fn or default
+        self._own_collate = collate_fn
+        self._pool: WorkerPool | None = None
 
     def __len__(self) -> int:
-        """The number of batches of one pass."""
+        """The number of batches of one pass.
+
+        Raises:
+            TypeError: an iterable dataset does not say how many samples it has.
+        """
+        if not self._is_iterable:
+            order = self.sampler if self.batch_sampler is None else self.batch_sampler
+            return len(order)  # type: ignore[arg-type]
         samples = len(self.dataset)
+        if self.batch_size is None:
+            return samples
         whole, rest = divmod(samples, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        # Drawn here and not at the first batch, so that the order depends on when the pass began.
-        return self._batches(self._order())
+        seed = drawn_seed(self.generator)
+        # Begun here and not at the first batch: the order depends on when the pass began.
+        indices = iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
+        batched = self.batch_sampler is not None
+        if not self.num_workers:
+            fetch = fetcher(self.dataset, self._own_collate, batched, self.drop_last)
+            return _made_here(fetch, indices)
+        pool = self._pool
+        if pool is None:
+            work = Work(
+                self.dataset,
+                self._own_collate,
+                batched,
+                self.drop_last,
+                self.worker_init_fn,
+                self.num_workers,
+            )
+            assert self.prefetch_factor is not None
+            pool = WorkerPool(
+                work, self.prefetch_factor, self.timeout, self.multiprocessing_context
+            )
+        if self.persistent_workers:
+            self._pool = pool
+            return pool.batches(indices, seed)
+        return _made_by(pool, pool.batches(indices, seed))
 
-    def _order(self) -> list[int]:
-        samples = len(self.dataset)
-        if not self.shuffle:
-            return list(range(samples))
-        generator = default_generator() if self.generator is None else self.generator
-        return generator.permutation(samples).tolist()  # type: ignore[no-any-return]
 
-    def _batches(self, order: list[int]) -> Iterator[Any]:
-        for k in range(len(self)):
-            yield self._batch(order[k * self.batch_size : (k + 1) * self.batch_size])
+def _made_here(fetch: Fetch, indices: Iterator[Any]) -> Iterator[Any]:
+    for wanted in indices:
+        try:
+            batch = fetch(wanted)
+        except StopIteration:
+            return
+        yield batch
 
-    def _batch(self, indices: list[int]) -> Any:
-        if self.collate_fn is None and isinstance(self.dataset, Dataset):
-            return self.dataset.batch(indices)
-        collate = self.collate_fn or default_collate
-        return collate([self.dataset[index] for index in indices])
+
+def _made_by(pool: WorkerPool, batches: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from batches
+    finally:
+        pool.close()
+
+
+def _check_workers(
+    num_workers: int, timeout: float, prefetch_factor: int | None, persistent_workers: bool
+) -> None:
+    if num_workers < 0:
+        raise ValueError(
+            "num_workers option should be non-negative; use num_workers=0 to make batches here"
+        )
+    if timeout < 0:
+        raise ValueError("timeout option should be non-negative")
+    if prefetch_factor is not None and num_workers == 0:
+        raise ValueError("prefetch_factor option needs num_workers > 0")
+    if prefetch_factor is not None and prefetch_factor < 1:
+        raise ValueError(f"prefetch_factor option should be positive, but got {prefetch_factor}")
+    if persistent_workers and num_workers == 0:
+        raise ValueError("persistent_workers option needs num_workers > 0")
+
+
+def _check_order(
+    dataset: Any,
+    batch_size: int | None,
+    shuffle: bool | None,
+    sampler: Any,
+    batch_sampler: Any,
+    drop_last: bool,
+) -> None:
+    if isinstance(dataset, IterableDataset):
+        for name, value in (
+            ("shuffle", shuffle or None),
+            ("sampler", sampler),
+            ("batch_sampler", batch_sampler),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"DataLoader with IterableDataset: expected unspecified {name} option, but got "
+                    f"{name}={value}; an iterable dataset has its own order"
+                )
+    if sampler is not None and shuffle:
+        raise ValueError("sampler option is mutually exclusive with shuffle")
+    if batch_sampler is not None and (batch_size != 1 or shuffle or sampler or drop_last):
+        raise ValueError(
+            "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and "
+            "drop_last"
+        )
+    if batch_size is None and batch_sampler is None and drop_last:
+        raise ValueError(
+            "batch_size=None option disables auto-batching and is mutually exclusive with drop_last"
+        )

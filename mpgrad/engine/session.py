@@ -22,7 +22,7 @@ from mpgrad.errors import (
     MpgradError,
     ProtocolError,
 )
-from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.handles import Block, is_counted
 from mpgrad.hook_for_tests import hooked
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -51,13 +51,16 @@ class Session:
     Args:
         coordinator: the process to talk to.
         peer: this session's name, "c<pid>.<number>".
+        interrupts: where Ctrl-C may strike while it waits.
 
     Raises:
         CoordinatorLost: it died before it answered.
         EngineClosed: it refused (its workers cannot be started).
     """
 
-    def __init__(self, coordinator: CoordinatorProcess, peer: str) -> None:
+    def __init__(
+        self, coordinator: CoordinatorProcess, peer: str, interrupts: Interrupts | None = None
+    ) -> None:
         self.peer = peer
         self.coordinator = coordinator
         self._state = ClientState(peer)
@@ -74,7 +77,7 @@ class Session:
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts() if interrupts is None else interrupts
         try:
             self._send(schema.Hello(peer, coordinator.endpoint.token, schema.PROTOCOL_VERSION))
             self.workers: int = self._answer(schema.Welcome).workers
@@ -83,6 +86,11 @@ class Session:
             raise
 
     # ------------------------------------------------------------------ a graph
+
+    @property
+    def running(self) -> list[int]:
+        """The graphs that have been submitted and have not ended."""
+        return self._state.running
 
     def run(
         self, messages: Iterator[ev.GraphSubmitted | ev.GraphExtended], run_task: RunTask
@@ -139,11 +147,7 @@ class Session:
         """Let go the results of a graph if nobody fetched them: Ctrl-C came as it was done."""
         outcome = self._state.outcomes.pop(graph, None)
         if isinstance(outcome, do.CompleteGraph):
-            self.to_release += [
-                ref
-                for ref in outcome.captures
-                if isinstance(ref, Block) and ref.arena == ENGINE_ARENA
-            ]
+            self.to_release += [ref for ref in outcome.captures if is_counted(ref)]
 
     def _extend(self, graph: int, messages: Iterator[Any]) -> Exception | None:
         """Send the rest of a graph; if it cannot be made, cancel what has begun."""

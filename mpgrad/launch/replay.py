@@ -10,9 +10,9 @@ import sys
 from typing import Any
 
 from mpgrad.errors import ProtocolError
+from mpgrad.launch.event_text import brief, cut
 from mpgrad.scheduler.journal import Outcome, Record
 from mpgrad.scheduler.replay import Difference, replay
-from mpgrad.testing.task_history import brief, cut
 from mpgrad.wire.journal_file import JournalFile, from_bytes
 
 

@@ -82,7 +82,7 @@ class Softmax(Module):
     """``exp(input)`` scaled to a sum of 1 along ``dim``.
 
     Args:
-        dim: has to be given by the time of the first call.
+        dim: without it, one is chosen by the number of dimensions, with a warning.
     """
 
     def __init__(self, dim: int | None = None) -> None:
@@ -91,7 +91,7 @@ class Softmax(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
-        return F.softmax(input, self.dim)
+        return F.softmax(input, self.dim, _stacklevel=5)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}"
@@ -102,7 +102,7 @@ class LogSoftmax(Softmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
-        return F.log_softmax(input, self.dim)
+        return F.log_softmax(input, self.dim, _stacklevel=5)
 
 
 class LeakyReLU(_Activation):
@@ -340,4 +340,4 @@ class Softmin(Softmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
-        return F.softmin(input, self.dim)
+        return F.softmin(input, self.dim, _stacklevel=5)

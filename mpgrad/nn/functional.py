@@ -7,11 +7,9 @@ from mpgrad.ops.activation import (
     elu,
     gelu,
     leaky_relu,
-    log_softmax,
     logsigmoid,
     relu,
     silu,
-    softmax,
     softplus,
 )
 from mpgrad.ops.activation_variants import (
@@ -25,7 +23,6 @@ from mpgrad.ops.activation_variants import (
     prelu,
     relu6,
     selu,
-    softmin,
     softshrink,
     softsign,
     tanhshrink,
@@ -37,6 +34,7 @@ from mpgrad.ops.convolution_variants import conv1d, conv_transpose1d, conv_trans
 from mpgrad.ops.dropout import dropout
 from mpgrad.ops.embedding import embedding, one_hot
 from mpgrad.ops.group_norm import group_norm, instance_norm
+from mpgrad.ops.implied_dim import log_softmax, softmax, softmin
 from mpgrad.ops.interpolation import interpolate, pixel_shuffle, pixel_unshuffle
 from mpgrad.ops.linalg import linear
 from mpgrad.ops.loss import (

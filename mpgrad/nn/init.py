@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.missing_names import missing_from as _missing_from
+from mpgrad.nn.init_matrices import dirac_ as dirac_
+from mpgrad.nn.init_matrices import eye_ as eye_
+from mpgrad.nn.init_matrices import orthogonal_ as orthogonal_
+from mpgrad.nn.init_matrices import sparse_ as sparse_
+from mpgrad.nn.init_matrices import trunc_normal_ as trunc_normal_
 from mpgrad.tensor import Tensor
 
 #: Recommended gains: what keeps the variance of a layer's output at that of its input.
 _GAINS = {
     "linear": 1.0,
-    "conv2d": 1.0,
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), 1.0),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 1.0),
     "sigmoid": 1.0,
     "tanh": 5.0 / 3.0,
     "relu": math.sqrt(2.0),
@@ -37,15 +48,15 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 @no_grad()
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
     """Fill with draws from the uniform distribution on [``a``, ``b``)."""
-    return tensor.uniform_(a, b)
+    return tensor.uniform_(a, b, generator=generator)
 
 
 @no_grad()
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
     """Fill with draws from the normal distribution."""
-    return tensor.normal_(mean, std)
+    return tensor.normal_(mean, std, generator=generator)
 
 
 @no_grad()
@@ -64,23 +75,27 @@ def ones_(tensor: Tensor) -> Tensor:
     return constant_(tensor, 1.0)
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
     """Uniform with variance ``gain**2 * 2 / (fan_in + fan_out)``.
 
     Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks",
     2010, equation 16.
     """
     bound = math.sqrt(3.0) * gain * math.sqrt(2.0 / sum(fans(tensor)))
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
     """Normal with variance ``gain**2 * 2 / (fan_in + fan_out)`` (Glorot and Bengio, 2010)."""
-    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans(tensor))))
+    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans(tensor))), generator)
 
 
 def kaiming_uniform_(
-    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+    tensor: Tensor,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    generator: Any = None,
 ) -> Tensor:
     """Uniform with variance ``gain**2 / fan``.
 
@@ -93,14 +108,18 @@ def kaiming_uniform_(
         nonlinearity: see :func:`calculate_gain`.
     """
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
 def kaiming_normal_(
-    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+    tensor: Tensor,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    generator: Any = None,
 ) -> Tensor:
     """Normal with variance ``gain**2 / fan`` (He et al., 2015); see :func:`kaiming_uniform_`."""
-    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
@@ -126,3 +145,27 @@ def fans(tensor: Tensor) -> tuple[int, int]:
         )
     kernel = math.prod(tensor.shape[2:])
     return tensor.shape[1] * kernel, tensor.shape[0] * kernel
+
+
+def _older_name(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    name = function.__name__
+
+    @functools.wraps(function)
+    def older(*args: Any, **options: Any) -> Tensor:
+        warnings.warn(
+            f"`nn.init.{name[:-1]}` is now deprecated in favor of `nn.init.{name}`.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return function(*args, **options)
+
+    return older
+
+
+uniform, normal, constant = _older_name(uniform_), _older_name(normal_), _older_name(constant_)
+xavier_uniform, xavier_normal = _older_name(xavier_uniform_), _older_name(xavier_normal_)
+kaiming_uniform, kaiming_normal = _older_name(kaiming_uniform_), _older_name(kaiming_normal_)
+orthogonal, eye, dirac = _older_name(orthogonal_), _older_name(eye_), _older_name(dirac_)
+sparse = _older_name(sparse_)
+
+__getattr__ = _missing_from(__name__)

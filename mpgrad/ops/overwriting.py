@@ -44,6 +44,8 @@ _copy = operator(
 _uniform = operator("uniform", lambda xp, input, draws: draws, input=_no_gradient)
 _normal = operator("normal", lambda xp, input, draws: draws, input=_no_gradient)
 _bernoulli = operator("bernoulli", lambda xp, input, draws: draws, input=_no_gradient)
+_random = operator("random", lambda xp, input, draws: draws, input=_no_gradient)
+_exponential = operator("exponential", lambda xp, input, draws: draws, input=_no_gradient)
 
 
 _masked_fill = operator(

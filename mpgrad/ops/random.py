@@ -1,9 +1,8 @@
-"""Random tensors, all from one NumPy generator per process, which ``manual_seed`` resets."""
+"""Random tensors, drawn from the process's generator or from the one that is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,81 +12,12 @@ from mpgrad.device_arrays import device_of, moved, on, on_host, usable
 from mpgrad.dispatch import call
 from mpgrad.dtype import default_float
 from mpgrad.ops.creation import shape_from
+from mpgrad.ops.generators import default_generator, takes_generator
 from mpgrad.ops.overwriting import _bernoulli
 from mpgrad.ops.promotion import stored
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
-
-
-#: The parts of a PCG64 generator's state (NumPy's names), and how many bytes each takes.
-_STATE_BYTES = {"state": 16, "inc": 16, "has_uint32": 1, "uinteger": 4}
-
-
-class _State:
-    #: Made on first use: loading ``numpy.random`` takes a third of the time of importing mpgrad.
-    generator: np.random.Generator | None = None
-
-
-def manual_seed(seed: int) -> np.random.Generator:
-    """Restart the generator of this process from ``seed`` and return it."""
-    generator = _State.generator = np.random.Generator(np.random.PCG64(seed))
-    return generator
-
-
-def default_generator() -> np.random.Generator:
-    """The generator that every random function of this process draws from."""
-    generator = _State.generator
-    if generator is None:
-        generator = _State.generator = np.random.Generator(np.random.PCG64())
-    return generator
-
-
-def get_rng_state() -> Tensor:
-    """The generator's state as a tensor of bytes, for :func:`set_rng_state`."""
-    state = default_generator().bit_generator.state
-    numbers = (*state["state"].values(), state["has_uint32"], state["uinteger"])
-    data = b"".join(
-        number.to_bytes(size, "little")
-        for number, size in zip(numbers, _STATE_BYTES.values(), strict=True)
-    )
-    return Tensor(np.frombuffer(data, np.uint8).copy())
-
-
-def set_rng_state(new_state: Tensor) -> None:
-    """Go on drawing from where the generator was at :func:`get_rng_state`.
-
-    Raises:
-        TypeError: ``new_state`` is no tensor of bytes.
-        RuntimeError: it has another length than a state.
-    """
-    if not isinstance(new_state, Tensor) or new_state.dtype != np.uint8:
-        raise TypeError("RNG state must be a tensor of dtype uint8, as get_rng_state() returns it")
-    data, expected = new_state._array.tobytes(), sum(_STATE_BYTES.values())
-    if len(data) != expected:
-        raise RuntimeError(
-            f"Expected an RNG state of size {expected} but found the input RNG state size to be "
-            f"{len(data)}"
-        )
-    numbers = {}
-    for name, size in _STATE_BYTES.items():
-        numbers[name], data = int.from_bytes(data[:size], "little"), data[size:]
-    bits = default_generator().bit_generator
-    inner = {name: numbers.pop(name) for name in bits.state["state"]}
-    bits.state = {**bits.state, "state": inner, **numbers}
-
-
-@contextmanager
-def fork_rng(enabled: bool = True) -> Iterator[None]:
-    """What is drawn inside does not change what is drawn after it."""
-    if not enabled:
-        yield
-        return
-    before = get_rng_state()
-    try:
-        yield
-    finally:
-        set_rng_state(before)
 
 
 def fill_uniform(array: Array, low: float = 0.0, high: float = 1.0) -> None:
@@ -136,6 +66,47 @@ def fill_bernoulli(array: Array, probability: Any) -> None:
     _write(array, np.less(draws, probability).astype(array.dtype))
 
 
+def fill_integers(array: Array, low: int, high: int | None) -> None:
+    """Overwrite ``array`` with integers from [``low``, ``high``).
+
+    Args:
+        array: what to overwrite.
+        low: the least integer.
+        high: above the greatest; None: the greatest is the largest integer of the dtype, of
+            floating dtypes the largest up to which they have all.
+
+    Raises:
+        RuntimeError: there is no such integer, or the dtype cannot hold one of them.
+    """
+    dtype = array.dtype
+    if high is None:
+        high = 1 + _largest(dtype)
+    if low >= high:
+        raise RuntimeError(
+            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
+    for limit in (low, high - 1):
+        stored(limit, dtype)
+    _write(array, default_generator().integers(low, high, array.shape, np.int64).astype(dtype))
+
+
+def _largest(dtype: np.dtype[Any]) -> int:
+    if dtype.kind == "f":
+        return 2 ** (np.finfo(dtype).nmant + 1)
+    return int(np.iinfo(dtype).max) if dtype.kind in "iu" else 1
+
+
+def fill_exponential(array: Array, rate: float) -> None:
+    """Overwrite ``array`` with draws from the exponential distribution of that ``rate``.
+
+    Raises:
+        NotImplementedError: the elements are not floating.
+    """
+    if array.dtype.kind != "f":
+        raise NotImplementedError(f"exponential_ is not implemented for {array.dtype}")
+    _write(array, _drawn(default_generator().standard_exponential, array) / rate)
+
+
 def _write(array: Array, values: Any) -> None:
     """Put values of the host into ``array``, wherever that lies: the draws are the same."""
     device = device_of(array)
@@ -151,6 +122,7 @@ def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:
     return mask
 
 
+@takes_generator
 def bernoulli(input: Tensor) -> Tensor:
     """1 with the probability that the element of ``input`` says, else 0; its gradient is 0.
 
@@ -162,6 +134,7 @@ def bernoulli(input: Tensor) -> Tensor:
     return call(_bernoulli, input, Tensor(draws))  # type: ignore[no-any-return]
 
 
+@takes_generator
 def normal(
     mean: Any,
     std: Any = 1.0,
@@ -202,6 +175,7 @@ def normal(
     return drawn
 
 
+@takes_generator
 def poisson(input: Tensor) -> Tensor:
     """Draws from Poisson distributions with these rates, without a derivative.
 
@@ -215,6 +189,7 @@ def poisson(input: Tensor) -> Tensor:
     return Tensor(moved(draws, input.device))
 
 
+@takes_generator
 def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     """Indices drawn with the probabilities that ``input`` is proportional to, int64.
 
@@ -256,6 +231,7 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> T
     return Tensor(moved(places, input.device))
 
 
+@takes_generator
 def rand(
     *shape: Any,
     size: Any = None,
@@ -267,6 +243,7 @@ def rand(
     return _filled(fill_uniform, shape_from(shape, size), dtype, device, requires_grad)
 
 
+@takes_generator
 def randn(
     *shape: Any,
     size: Any = None,
@@ -278,6 +255,7 @@ def randn(
     return _filled(fill_normal, shape_from(shape, size), dtype, device, requires_grad)
 
 
+@takes_generator
 def rand_like(
     input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
@@ -286,6 +264,7 @@ def rand_like(
     return rand(input.shape, dtype=dtype or input.dtype, device=place, requires_grad=requires_grad)
 
 
+@takes_generator
 def randn_like(
     input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
@@ -294,6 +273,7 @@ def randn_like(
     return randn(input.shape, dtype=dtype or input.dtype, device=place, requires_grad=requires_grad)
 
 
+@takes_generator
 def randint(
     low: int,
     high: Any = None,
@@ -310,26 +290,40 @@ def randint(
     """
     if size is None:
         low, high, size = 0, low, high
-    if low >= high:
-        raise RuntimeError(
-            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
-        )
-    for limit in (low, high - 1):
-        stored(limit, np.dtype(dtype))
-    shape = shape_from((size,))
-    array = storage.empty(shape, dtype)
-    array[...] = default_generator().integers(low, high, shape)
+    array = storage.empty(shape_from((size,)), dtype or np.int64)
+    fill_integers(array, low, high)
     return Tensor(moved(array, usable(device))).requires_grad_(requires_grad)
 
 
-def randperm(n: int, *, device: Any = None) -> Tensor:
+@takes_generator
+def randint_like(
+    input: Tensor,
+    low: int,
+    high: Any = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Integers from [``low``, ``high``), of the shape, dtype and device of ``input``."""
+    low, high = (0, low) if high is None else (low, high)
+    place = input.device if device is None else device
+    dtype = dtype or input.dtype
+    return randint(low, high, input.shape, dtype=dtype, device=place, requires_grad=requires_grad)
+
+
+@takes_generator
+def randperm(
+    n: int, *, dtype: Any = np.int64, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """A random permutation of 0 .. n - 1.
 
     Raises:
         RuntimeError: ``n`` is negative.
     """
     (length,) = shape_from((n,))
-    return Tensor(moved(default_generator().permutation(length), usable(device)))
+    order = default_generator().permutation(length).astype(dtype or np.int64)
+    return Tensor(moved(order, usable(device))).requires_grad_(requires_grad)
 
 
 def _filled(

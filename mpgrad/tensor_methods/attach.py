@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.autograd import variable
+import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
+from mpgrad.autograd import engine_slot, variable
 from mpgrad.autograd.modes import overrides
+from mpgrad.autograd.nodes.node import Node
 from mpgrad.ops import (
     activation,
     arithmetic,
     arrangements,
-    catalogue,  # noqa: F401  (registers every operator)
     choices,
     comparison,
     complex_numbers,
@@ -52,6 +53,7 @@ from mpgrad.tensor_methods import (
     layout,
     new_tensors,
     numpy_functions,
+    random_in_place,
     shape_in_place,
     values,
 )
@@ -132,6 +134,32 @@ def backward(
     run(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
+def call_node(self: Node, *grads: Any) -> Any:
+    """Run this Node alone, here and now, and return the gradients of the forward inputs.
+
+    No hook is called, and what the Node saved stays; the computation is recorded unless
+    recording is off.
+
+    Args:
+        grads: for each forward output a Tensor or None.
+
+    Returns:
+        A Tensor or None if there is one forward input, else a tuple of them.
+
+    Raises:
+        TypeError: too many or too few gradients, or one that is no Tensor.
+        RuntimeError: what the Node saved was released.
+    """
+    from mpgrad.autograd.nodes.direct_call import call_directly
+
+    return call_directly(self, grads)
+
+
+def _load_engine() -> None:
+    """The default engine sits in the slot as soon as it is loaded."""
+    from mpgrad.engine import engine  # noqa: F401
+
+
 # ------------------------------------------------------------------------ arguments in other places
 
 
@@ -197,6 +225,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "backward": backward,
     "softmax": activation.softmax,
     "bernoulli": random.bernoulli,
+    "multinomial": random.multinomial,
     "log_softmax": activation.log_softmax,
     "where": _where,
     "view_as": _view_as,
@@ -258,6 +287,7 @@ def _attach() -> None:
         interchange.METHODS,
         interchange.PROPERTIES,
         in_place.METHODS,
+        random_in_place.METHODS,
         in_place_composed.METHODS,
         new_tensors.METHODS,
         shape_in_place.METHODS,
@@ -266,6 +296,8 @@ def _attach() -> None:
     ):
         for name, member in table.items():
             setattr(Tensor, name, member)
+    Node.__call__ = call_node  # type: ignore[method-assign]
+    engine_slot.load = _load_engine
 
 
 _attach()

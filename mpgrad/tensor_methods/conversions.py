@@ -87,6 +87,16 @@ def type_as(self: Tensor, other: Tensor) -> Tensor:
     return cast(self, other.dtype)
 
 
+def pin_memory(self: Tensor, device: Any = None) -> Tensor:
+    """The tensor itself: copies to a GPU go through pinned memory anyway."""
+    return self
+
+
+def is_pinned(self: Tensor, device: Any = None) -> bool:
+    """False: no tensor is."""
+    return False
+
+
 #: The names of the types of PyTorch's old classes (``FloatTensor``) by NumPy's names of dtypes.
 _TYPE_NAMES = {
     "float16": "Half",
@@ -147,6 +157,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "half": _in_dtype(np.float16),
     "long": _in_dtype(np.int64),
     "int": _in_dtype(np.int32),
+    "short": _in_dtype(np.int16),
+    "char": _in_dtype(np.int8),
+    "byte": _in_dtype(np.uint8),
+    "pin_memory": pin_memory,
+    "is_pinned": is_pinned,
     "bool": _in_dtype(np.bool_),
     "cfloat": _in_dtype(np.complex64),
     "cdouble": _in_dtype(np.complex128),

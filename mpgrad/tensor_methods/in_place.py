@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad import storage
 from mpgrad.autograd.views.in_place import call_in_place, overwrite
 from mpgrad.backends.broadcasting import broadcast_shape
-from mpgrad.device_arrays import on, on_host
+from mpgrad.device_arrays import on
 from mpgrad.dispatch import namespace_for
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
-from mpgrad.ops import overwriting, random
+from mpgrad.ops import overwriting
 from mpgrad.ops.arithmetic import div, refuse_subtraction, scaled
 from mpgrad.ops.device_moves import beside, to_device
 from mpgrad.ops.indexing import getitem, selected, split_key
@@ -267,31 +266,6 @@ def index_put_(self: Tensor, indices: Any, values: Any, accumulate: bool = False
     return self
 
 
-def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:
-    """Overwrite with draws from the uniform distribution on [``from_``, ``to``)."""
-    draws = storage.empty(self.shape, self.dtype, self.device)
-    random.fill_uniform(draws, from_, to)
-    return call_in_place(overwriting._uniform, self, Tensor(draws))
-
-
-def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Overwrite with draws from the normal distribution."""
-    draws = storage.empty(self.shape, self.dtype, self.device)
-    random.fill_normal(draws, mean, std)
-    return call_in_place(overwriting._normal, self, Tensor(draws))
-
-
-def bernoulli_(self: Tensor, p: Any = 0.5) -> Tensor:
-    """Overwrite with 1 with probability ``p`` (a number or a Tensor), else with 0.
-
-    Raises:
-        RuntimeError: ``p`` is no probability.
-    """
-    draws = storage.empty(self.shape, self.dtype, self.device)
-    random.fill_bernoulli(draws, on_host(p._array) if isinstance(p, Tensor) else p)
-    return call_in_place(overwriting._bernoulli, self, Tensor(draws))
-
-
 def setitem(self: Tensor, key: Any, value: Any) -> None:
     """``self[key] = value``, broadcast and converted to this dtype; differentiable in both.
 
@@ -382,9 +356,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "copy_": copy_,
     "masked_fill_": masked_fill_,
     "index_put_": index_put_,
-    "uniform_": uniform_,
-    "normal_": normal_,
-    "bernoulli_": bernoulli_,
     "bitwise_and_": _unrecorded("bitwise_and", np.bitwise_and),
     "bitwise_or_": _unrecorded("bitwise_or", np.bitwise_or),
     "bitwise_xor_": _unrecorded("bitwise_xor", np.bitwise_xor),

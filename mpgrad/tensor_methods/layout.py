@@ -71,6 +71,7 @@ def _is_cpu(self: Tensor) -> bool:
 METHODS: dict[str, Callable[..., Any]] = {
     "size": size,
     "dim": dim,
+    "ndimension": dim,
     "numel": numel,
     "nelement": numel,
     "element_size": element_size,
@@ -81,9 +82,15 @@ METHODS: dict[str, Callable[..., Any]] = {
     "is_floating_point": is_floating_point,
 }
 
+
+def _is_sparse(self: Tensor) -> bool:
+    return False
+
+
 PROPERTIES: dict[str, property] = {
     "nbytes": property(_nbytes),
     "itemsize": property(element_size),
     "is_cuda": property(_is_cuda),
     "is_cpu": property(_is_cpu),
+    "is_sparse": property(_is_sparse),
 }

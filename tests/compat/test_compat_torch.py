@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mpgrad as mg
@@ -48,7 +49,7 @@ def run(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProce
 def test_a_program_for_torch_runs_unchanged(tmp_path: Path) -> None:
     done = run(tmp_path, PROGRAM, "--epochs", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "mpgrad.compat.torch True 2\nmpgrad.tensor ['--epochs', '3'] (3, 3)\n"
+    assert done.stdout == "mpgrad.compat.torch True 2\nmpgrad ['--epochs', '3'] (3, 3)\n"
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
@@ -83,13 +84,12 @@ def test_optional_imports_fall_back(tmp_path: Path) -> None:
     source = (
         "import torch\n"
         "try:\n    from torch.fx import GraphModule\nexcept ImportError:\n    print('without')\n"
-        "print(hasattr(torch, 'compile'), hasattr(torch, 'relu'))\n"
+        "print(hasattr(torch, 'sparse_coo_tensor'), hasattr(torch, 'relu'))\n"
     )
     assert run(tmp_path, source).stdout == "without\nFalse True\n"
 
 
 def test_the_module_gives_mpgrads_own_objects() -> None:
-    assert stand_in.Tensor is mg.Tensor
     assert stand_in.nn.modules.linear.Linear is mg.nn.Linear
     assert stand_in.nn.functional.relu is mg.nn.functional.relu
     assert stand_in.__name__ == "mpgrad.compat.torch"
@@ -99,6 +99,89 @@ def test_the_module_gives_mpgrads_own_objects() -> None:
 
 def test_a_module_that_mpgrad_only_uses_is_none_of_pytorchs() -> None:
     assert not hasattr(stand_in.optim, "np")
+
+
+def test_tensor_makes_tensors_of_data_and_of_lengths() -> None:
+    made = stand_in.Tensor([[1, 2], [3, 4]])
+    assert (type(made), made.dtype, made.tolist()) == (mg.Tensor, mg.float32, [[1, 2], [3, 4]])
+    array = np.ones(2)
+    made = stand_in.Tensor(array)
+    array[0] = 5
+    assert (made.dtype, made.tolist()) == (mg.float32, [1, 1])
+    assert stand_in.Tensor(2, 3).shape == stand_in.Tensor(made.new(2, 3).size()).shape == (2, 3)
+    assert stand_in.Tensor().shape == (0,)
+
+
+def test_tensor_is_mpgrads_class_otherwise() -> None:
+    x = mg.ones(2)
+    assert isinstance(x, stand_in.Tensor)
+    assert issubclass(mg.nn.Parameter, stand_in.Tensor)
+    assert type(x) == stand_in.Tensor  # noqa: E721
+    assert {stand_in.Tensor: 1}[type(x)] == 1
+    assert not isinstance(3, stand_in.Tensor)
+    assert stand_in.Tensor.sum(x).item() == 2
+
+    class Named(stand_in.Tensor):
+        pass
+
+    named = Named([1.0, 2.0])
+    assert isinstance(named, Named)
+    assert not isinstance(x, Named)
+    assert named.tolist() == [1, 2]
+
+
+def test_what_is_added_to_tensor_all_tensors_have() -> None:
+    stand_in.Tensor.twice = lambda self: self * 2
+    try:
+        assert mg.ones(1).twice().item() == 2
+    finally:
+        del mg.Tensor.twice
+
+
+SETUP = """
+import torch
+from torch.cuda.amp import GradScaler, autocast
+
+torch.backends.cudnn.benchmark = True
+torch.backends.cudnn.deterministic = True
+torch.use_deterministic_algorithms(True)
+torch.set_num_threads(1)
+torch.manual_seed(1)
+torch.cuda.manual_seed_all(1)
+device = torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+if torch.accelerator.is_available():
+    device = torch.accelerator.current_accelerator()
+
+@torch.compile
+@torch.jit.script
+def double(x):
+    return x + x
+
+model = torch.compile(torch.nn.Linear(2, 1)).to(device)
+optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), GradScaler()
+with autocast(enabled=False):
+    loss = model(double(torch.ones(1, 2))).sum()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+torch.set_default_tensor_type(torch.DoubleTensor)
+print(torch.ones(1).dtype, torch.get_num_threads(), torch.typename(loss))
+print(torch.distributed.is_available(), torch.is_autocast_enabled(), torch.is_storage(loss))
+"""
+
+
+def test_what_programs_set_up_is_accepted(tmp_path: Path) -> None:
+    done = run(tmp_path, SETUP)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1] == "False False False"
+    assert done.stdout.splitlines()[0].endswith("float64 1 torch.FloatTensor")
+
+
+def test_mixed_precision_is_refused_or_said_to_be_off() -> None:
+    with pytest.raises(RuntimeError, match="autocast on the CPU needs bfloat16"):
+        stand_in.autocast("cpu")
+    with pytest.warns(UserWarning, match="autocast is disabled"), stand_in.cuda.amp.autocast():
+        pass
 
 
 FUNCTION = """

@@ -139,7 +139,7 @@ def test_collate_keeps_the_structure() -> None:
     batch = default_collate(samples)
     assert isinstance(batch["point"], Point)
     assert batch["point"].x.dtype == np.float64
-    assert batch["point"].name == ["a", "b"]
+    assert batch["point"].name == ("a", "b")
     assert batch["image"].shape == (2, 2, 2)
     assert batch["image"].dtype == np.float32
     assert batch["label"].tolist() == [3, 4]

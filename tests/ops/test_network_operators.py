@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
-from mpgrad.ops import creation, random
+from mpgrad.ops import creation, generators
 from mpgrad.ops.activation import log_softmax
 from mpgrad.ops.convolution import conv2d
 from mpgrad.ops.dropout import dropout
@@ -38,7 +38,7 @@ def test_batch_norm_updates_running_statistics_as_pytorch_does(of_torch: Of) -> 
 
 
 def test_dropout_zeroes_a_share_and_scales_the_rest() -> None:
-    random.manual_seed(0)
+    generators.manual_seed(0)
     x = creation.ones(100, 100, requires_grad=True)
     y = dropout(x, 0.25)
     values = set(np.unique(y._array).tolist())
@@ -46,7 +46,7 @@ def test_dropout_zeroes_a_share_and_scales_the_rest() -> None:
     assert abs(float((y._array == 0).mean()) - 0.25) < 0.02
     (grad,) = gradients([y], [np.ones(y.shape, np.float32)], [x])
     assert (grad == y._array).all()
-    random.manual_seed(0)
+    generators.manual_seed(0)
     assert (dropout(x, 0.25)._array == y._array).all()
     assert dropout(x, 0.25, training=False) is x
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.dispatch import OperatorNode
 from mpgrad.nn import functional
+from mpgrad.operator_node import OperatorNode
 from mpgrad.ops import choices, creation
 from mpgrad.ops.registry import OPERATORS, Operator
 from mpgrad.tensor import Tensor

@@ -11,7 +11,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.ops import creation, random
+from mpgrad.ops import creation, generators, random
 from mpgrad.tensor import Tensor
 from tests.torch_outcomes import Of
 
@@ -240,9 +240,9 @@ def test_augmented_assignment_and_item_assignment() -> None:
 
 
 def test_random_fills_repeat_with_the_seed() -> None:
-    random.manual_seed(5)
+    generators.manual_seed(5)
     first = (creation.zeros(4).normal_(), creation.zeros(4).uniform_(2, 3), random.randn(2))
-    random.manual_seed(5)
+    generators.manual_seed(5)
     second = (creation.zeros(4).normal_(), creation.zeros(4).uniform_(2, 3), random.randn(2))
     for one, other in zip(first, second, strict=True):
         assert one.tolist() == other.tolist()

@@ -15,8 +15,8 @@ from mpgrad.scheduler.membership import Membership
 from mpgrad.scheduler.replay import replay
 from mpgrad.scheduler.snapshot import copy_of
 from mpgrad.shm.free_list import FreeList
-from mpgrad.testing import World
 from mpgrad.wire.journal_file import MAGIC, JournalFile, from_bytes, to_bytes
+from simulation import World
 
 #: Events in a segment: most Worlds see several begin while graphs are alive.
 SHORT = 16

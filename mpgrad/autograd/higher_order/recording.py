@@ -31,8 +31,9 @@ from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.autograd.validate_outputs import validate_output
 from mpgrad.device import CPU
 from mpgrad.device_arrays import cuda_namespace, on, zeros
-from mpgrad.dispatch import OperatorNode, call, cpu, record_call
+from mpgrad.dispatch import call, cpu, record_call
 from mpgrad.errors import add_note
+from mpgrad.operator_node import OperatorNode
 from mpgrad.ops import differentiable
 from mpgrad.ops.registry import Operator
 from mpgrad.scheduler.graph_spec import Target

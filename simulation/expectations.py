@@ -14,10 +14,12 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
 from mpgrad.scheduler.plan_tables import CAPTURE, NOBODY, Member, Plan
-from mpgrad.testing.path_counts import TracedGraph
+from simulation.path_counts import TracedGraph
 
 #: What a task of the client says whose inputs died with their GPU worker.
 MEMORY_IS_LOST = b"the worker that held this gradient is dead"
+#: What it says whose user code Ctrl-C broke.
+INTERRUPTED = b"interrupted"
 
 
 class Wrong(Exception):
@@ -58,6 +60,8 @@ class Expectations:
         self.programs: list[Program] = []
         #: Programs whose caller has asked for an early end.
         self.cancelled: set[int] = set()
+        #: Programs that have a task whose user code Ctrl-C broke.
+        self.interrupted: set[int] = set()
         #: True where memory may run out, and where no more workers can be had.
         self.is_memory_short = False
         self.has_given_up = False
@@ -121,6 +125,8 @@ class Expectations:
     def _is_planted(self, number: int, end: do.FailGraph) -> bool:
         if end.kind == "error" and end.error == MEMORY_IS_LOST:
             return number in self.bereaved
+        if end.kind == "error" and end.error == INTERRUPTED:
+            return number in self.interrupted
         if end.kind == "error":
             _, _, graph, plan = self.programs[number]
             found = {at: (node, task, step) for at, node, task, step in _errors(graph, plan)}
@@ -133,6 +139,7 @@ class Expectations:
                 self.is_memory_short
                 or self.has_given_up
                 or number in self.bereaved
+                or number in self.interrupted
                 or self._has_fatal(number)
             )
             return any(

@@ -9,8 +9,8 @@ __all__ = ["World", "WorldFailure", "Faults"]
 __getattr__, __dir__ = _attach(
     __name__,
     {
-        "World": "mpgrad.testing.world",
-        "WorldFailure": "mpgrad.testing.world",
-        "Faults": "mpgrad.testing.faults",
+        "World": "simulation.world",
+        "WorldFailure": "simulation.world",
+        "Faults": "simulation.faults",
     },
 )

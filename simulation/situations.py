@@ -16,7 +16,7 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.membership import FlightKey
-from mpgrad.testing.expectations import require
+from simulation.expectations import require
 
 REPLIES = (ev.NodeTaskDone, ev.NodeTaskFailed, ev.NodeTaskDropped)
 
@@ -196,6 +196,9 @@ class Situations:
             )
         ]
         if is_memory_short:
+            # Whoever works may give memory back; if nobody does, nothing will ever come.
+            is_busy = any(worker.flights for worker in self._core.membership.workers())
+            require(is_busy or not free, f"task {first.task} of graph {first.graph} waits in vain")
             self.seen[MEMORY_AWAITED] += 1
         elif workers:
             require(not free, f"{free} could run task {first.task} of graph {first.graph}")

@@ -1,14 +1,17 @@
-"""World: the whole protocol in one process: coordinator, workers, sessions, one seed.
+"""World: the whole engine in one process: coordinator, workers, sessions, one seed.
 
-The cores, the planner, the codec and the free list are the real ones. Time, delivery order and
-faults are drawn from the seed; memory and gradients are simulated so that every misuse shows. The
-same seed gives the same log, in any process and under any hash seed.
+The loops of the coordinator and of the workers, the supervisor, the watchdogs, the sessions, the
+cores, the planner, the codec and the free list are the real ones. Time, delivery order and faults
+are drawn from the seed; memory and gradients are simulated so that every misuse shows. The same
+seed gives the same log, in any process and under any hash seed.
 
-    python -m mpgrad.testing --seeds 0:1000
+    python -m simulation --seeds 0:1000
 """
 
 from __future__ import annotations
 
+import os
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -17,15 +20,18 @@ from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.journal import SEGMENT_EVENTS
 from mpgrad.scheduler.statistics import statistics_of
-from mpgrad.testing.expectations import Expectations, require
-from mpgrad.testing.faults import ALL_FAULTS, FaultDice, Faults
-from mpgrad.testing.path_counts import Content, TracedGraph
-from mpgrad.testing.random_graphs import random_graph
-from mpgrad.testing.simulated_client import SimulatedClient
-from mpgrad.testing.simulated_coordinator import SimulatedCoordinator
-from mpgrad.testing.simulated_memory import MemoryFault, SimulatedMemory
-from mpgrad.testing.task_history import TaskHistory
-from mpgrad.testing.virtual_time import VirtualTime
+from mpgrad.shm.status_board import StatusBoard
+from simulation.caller import Caller
+from simulation.coordinator_process import CoordinatorProcess, Refused
+from simulation.expectations import Expectations, require
+from simulation.faults import ALL_FAULTS, FaultDice, Faults
+from simulation.known_coordinator import KnownCoordinator
+from simulation.path_counts import Content, TracedGraph
+from simulation.random_graphs import random_graph
+from simulation.simulated_memory import MemoryFault, SimulatedMemory
+from simulation.task_history import TaskHistory
+from simulation.transport import MemoryDealer, MemoryEndpoint, MemoryRouter
+from simulation.virtual_time import SlowLane, VirtualTime
 
 #: A World that is not over after this many steps never will be.
 STEPS_MAX = 100_000
@@ -37,6 +43,18 @@ MANY_WORKERS, MANY_EVERY = 24, 50
 #: GPU worker slots, by seed.
 GPUS = (0, 0, 1, 2, 3)
 AMPLE_BYTES, SMALL_BYTES = 1 << 30, (50_000, 120_000, 400_000)
+
+
+@cache
+def _board() -> StatusBoard:
+    """One for all Worlds of this process: each of them clears what it uses."""
+    return StatusBoard.create()
+
+
+@cache
+def _pidfd() -> int:
+    """A descriptor that never becomes readable; sessions keep copies of it."""
+    return os.eventfd(0)
 
 
 class WorldFailure(AssertionError):
@@ -83,7 +101,13 @@ class World:
         self.log = TaskHistory()
         self.memory = SimulatedMemory(AMPLE_BYTES)
         self.expected = Expectations()
-        self.coordinator = SimulatedCoordinator(self)
+        lane = partial(SlowLane, self.time)
+        self.router = MemoryRouter(lane)
+        self.endpoint = MemoryEndpoint("simulated", b"")
+        self.endpoint.make_dealer = self._make_dealer
+        self.known_coordinator = KnownCoordinator(self.endpoint, _pidfd())
+        self.board = _board()
+        self.coordinator = CoordinatorProcess(self)
         #: Client processes so far: each gets a number of its own.
         self._processes = clients
         self.clients = self._make_clients()
@@ -95,13 +119,13 @@ class World:
             "workers": MANY_WORKERS if seed % MANY_EVERY == 0 else 1 + seed % 4,
             "gpus": GPUS[seed % len(GPUS)],
             "graphs": 1 + seed // 4 % 3,
-            "sessions": 1 + seed // 12 % 2,
-            "clients": 1 + seed // 24 % 2,
+            "sessions": 1 + seed // 12 % 3,
+            "clients": 1 + seed // 36 % 2,
         }
         drawn.update((name, number) for name, number in chosen.items() if number is not None)
         return cls(seed, **drawn)
 
-    def _make_clients(self) -> dict[str, SimulatedClient]:
+    def _make_clients(self) -> dict[str, Caller]:
         sessions = self.options["sessions"]
         shares: list[list[TracedGraph]] = [[] for _ in range(sessions)]
         for number in range(self.options["graphs"]):
@@ -109,7 +133,7 @@ class World:
             graph = random_graph(self.rng, raising=raising, devices=self._devices())
             shares[number % sessions].append(graph)
         made = [
-            SimulatedClient(self, 1 + number % self.options["clients"], number, share)
+            Caller(self, 1 + number % self.options["clients"], number, share)
             for number, share in enumerate(shares)
             if share
         ]
@@ -118,6 +142,11 @@ class World:
     def device_of(self, slot: int) -> int:
         """The GPU of a worker slot: none, then the first one twice, then the second."""
         return ON_CPU if slot < self.options["workers"] else (slot - self.options["workers"]) // 2
+
+    def _make_dealer(self, peer: str, lanes: tuple[str, ...]) -> MemoryDealer:
+        """The connection of a process of this World."""
+        process = self.clients.get(peer) or self.coordinator.workers[peer]
+        return process.dealer_for(lanes)
 
     def _devices(self) -> list[int]:
         slots = range(self.options["workers"], self.options["workers"] + self.options["gpus"])
@@ -137,13 +166,19 @@ class World:
             while self.time.step():
                 steps += 1
                 require(steps < STEPS_MAX, f"no end after {steps} steps: a livelock")
-            self._check_end()
-            self.coordinator.stop_workers()
+            self.coordinator.let_all_go()
             while self.time.step():
                 pass
-            self.coordinator.check_stopped()
+            self._check_end()
+            self.coordinator.close()
+        except Refused as refused:
+            error = refused.__cause__ or refused
+            raise WorldFailure(self._explain(error)) from error
         except Exception as error:
             raise WorldFailure(self._explain(error)) from error
+        finally:
+            for client in self.clients.values():
+                client.end()
         return self
 
     def _begin(self) -> None:
@@ -152,21 +187,21 @@ class World:
             self.expected.is_memory_short = True
             self.memory.limit_bytes = rng.choice(SMALL_BYTES)
             if rng.random() < 0.5:
-                time.after(rng.randint(0, 10_000), self._enlarge_arena)
+                time.after(rng.randint(0, 20_000), self._enlarge_arena)
         if dice.strikes("arena_fills"):
-            time.after(rng.randint(0, 8_000), self._fill_arena)
+            time.after(rng.randint(0, 16_000), self._fill_arena)
+        self.coordinator.begin()
         for slot in range(self.options["workers"] + self.options["gpus"]):
-            self.coordinator.start_worker(slot)
             if dice.strikes("kill"):
-                time.after(rng.randint(0, 8_000), self.coordinator.kill, slot)
+                time.after(rng.randint(0, 16_000), self.coordinator.kill, slot)
         if dice.strikes("kill_all"):
             for _ in range(rng.randint(1, KILLS_OF_ALL_MAX)):
-                time.after(rng.randint(0, 8_000), self.coordinator.kill, None)
+                time.after(rng.randint(0, 16_000), self.coordinator.kill, None)
         for client in self.clients.values():
             client.start()
         for process in range(1, 1 + self._processes):
             if dice.strikes("vanish"):
-                time.after(rng.randint(0, 6_000), self.kill_client, process)
+                time.after(rng.randint(0, 12_000), self.kill_client, process)
 
     def _fill_arena(self) -> None:
         """Somebody else takes the memory, all of it or nearly, for a while."""
@@ -186,7 +221,7 @@ class World:
         if died and self.dice.strikes("rejoin"):
             self._processes += 1
             for number, client in enumerate(died):
-                again = SimulatedClient(self, self._processes, number, client.graphs)
+                again = Caller(self, self._processes, number, client.graphs)
                 self.clients[again.peer] = again
                 self.time.after(self.rng.randint(0, 3000), again.start)
 
@@ -200,7 +235,7 @@ class World:
     def _check_end(self) -> None:
         """Nothing is left: no graph, no flight, no block; and every graph has ended."""
         for client in self.clients.values():
-            require(not client.is_alive, f"deadlock: {client.peer} waits for {client.core.running}")
+            require(not client.is_alive, f"deadlock: {client.peer} waits for {client.running()}")
         core = self.coordinator.core
         left = statistics_of(core)
         require(
@@ -209,20 +244,22 @@ class World:
         check_invariants(core)
         self.memory.free_list.check()
         require(self.memory.free_list.used_bytes == 0, "blocks are live at the end")
+        on_gpus = self.memory.device_blocks()
+        require(on_gpus == 0, f"{on_gpus} blocks are left on GPUs")
 
     # ------------------------------------------------------------------ the log
 
     def note(self, who: str, *what: Any) -> None:
         self.log.note(self.time.now, who, *what)
 
-    def _explain(self, error: Exception) -> str:
+    def _explain(self, error: BaseException) -> str:
         injected = ", ".join(f"{kind} {n}" for kind, n in sorted(self.dice.injected.items()))
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         if self.faults != ALL_FAULTS:
             options += f", faults={self.faults}"
-            again = f'python -c "from mpgrad.testing import *; World({self.seed}{options}).run()"'
+            again = f'python -c "from simulation import *; World({self.seed}{options}).run()"'
         else:
-            again = f"python -m mpgrad.testing --seeds {self.seed}:{self.seed + 1}"
+            again = f"python -m simulation --seeds {self.seed}:{self.seed + 1}"
             again += "".join(f" --{name} {value}" for name, value in self.options.items())
         return "\n".join(
             [

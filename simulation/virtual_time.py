@@ -26,7 +26,13 @@ class VirtualTime:
         self.now = 0
         self.rng = rng
         self._asked = 0
-        self._agenda: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        #: Time, order of asking, whether it is weak, what to do.
+        self._agenda: list[tuple[int, int, bool, Callable[..., None], tuple[Any, ...]]] = []
+        self._strong = 0
+
+    def seconds(self) -> float:
+        """The time as a shell's clock says it."""
+        return self.now / 1e6
 
     def after(self, delay_us: float, action: Callable[..., None], *arguments: Any) -> None:
         """Call ``action(*arguments)`` when ``delay_us`` have passed."""
@@ -34,13 +40,21 @@ class VirtualTime:
 
     def at(self, time_us: int, action: Callable[..., None], *arguments: Any) -> None:
         self._asked += 1
-        heappush(self._agenda, (time_us, self._asked, action, arguments))
+        self._strong += 1
+        heappush(self._agenda, (time_us, self._asked, False, action, arguments))
+
+    def weakly_at(self, time_us: int, action: Callable[..., None], *arguments: Any) -> None:
+        """The same for a shell that only looks whether all is well: if nothing else is left to do,
+        it is not done either."""
+        self._asked += 1
+        heappush(self._agenda, (time_us, self._asked, True, action, arguments))
 
     def step(self) -> bool:
         """Do what comes next; False if nothing does."""
-        if not self._agenda:
+        if not self._strong:
             return False
-        self.now, _, action, arguments = heappop(self._agenda)
+        self.now, _, is_weak, action, arguments = heappop(self._agenda)
+        self._strong -= not is_weak
         action(*arguments)
         return True
 
@@ -52,7 +66,7 @@ class VirtualTime:
         return USUAL_DELAY_US + int(USUAL_DELAY_US * rng())
 
 
-class Lane:
+class SlowLane:
     """One direction between two peers: first in, first out, each frame at its own time."""
 
     def __init__(self, time: VirtualTime, deliver: Callable[[bytes], None]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mpgrad.testing.world import World
+from simulation.world import World
 
 
 @dataclass

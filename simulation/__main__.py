@@ -1,4 +1,4 @@
-"""``python -m mpgrad.testing --seeds A:B``: run simulated engines, or see one failed seed again."""
+"""``python -m simulation --seeds A:B``: run simulated engines, or see one failed seed again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from mpgrad.testing.many_worlds import Tally
-from mpgrad.testing.world import World, WorldFailure
+from simulation.many_worlds import Tally
+from simulation.world import World, WorldFailure
 
 OPTIONS = ("workers", "gpus", "graphs", "sessions", "clients")
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m mpgrad.testing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument(
         "--seeds", type=_range, default=(0, 1000), metavar="A:B", help="seeds A to B - 1"
     )

@@ -14,8 +14,8 @@ from mpgrad.handles import (
     WORKER_DEVICE_ARENA,
     Block,
 )
-from mpgrad.shm.free_list import FreeList
-from mpgrad.testing.path_counts import Content
+from mpgrad.shm.free_list import FreeList, FreeListStatistics
+from simulation.path_counts import Content
 
 #: What a worker leaves in a block when it dies while it writes.
 GARBAGE: Content = (-1, -1)
@@ -68,6 +68,10 @@ class SimulatedMemory:
         """As ``FreeList.free``."""
         self.free_list.free(offset)
         del self._cells[ENGINE_ARENA, offset]
+
+    def statistics(self) -> FreeListStatistics:
+        """As ``FreeList.statistics``."""
+        return self.free_list.statistics()
 
     # ------------------------------------------------------------------ the client's arena
 

@@ -11,7 +11,8 @@ from random import Random
 
 from mpgrad.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target, serial_order
-from mpgrad.testing.path_counts import TracedGraph, seed_value
+from mpgrad.scheduler.plan_tables import Plan
+from simulation.path_counts import TracedGraph, seed_value
 
 NODES_MIN, NODES_MAX = 5, 60
 #: Gradients that travel inline (the limit itself included), and in blocks.
@@ -188,3 +189,21 @@ def _captures(rng: Random, nodes: tuple[NodeSpec, ...]) -> tuple[Target, ...]:
     if captures and rng.random() < 0.2:
         captures.append(rng.choice(captures))
     return tuple(captures)
+
+
+def publish_anywhere(planned: Plan, rng: Random) -> Plan:
+    """The same plan, whose tasks publish what has left them at any of their Nodes."""
+    groups = [
+        members
+        if task.on_client
+        else tuple(
+            member._replace(publishes=member.piece_of is None and rng.random() < 0.4)
+            for member in members
+        )
+        for task, members in zip(planned.tasks, planned.groups, strict=True)
+    ]
+    tasks = tuple(
+        task._replace(publications=sum(member.publishes for member in members))
+        for task, members in zip(planned.tasks, groups, strict=True)
+    )
+    return planned._replace(tasks=tasks, groups=tuple(groups))

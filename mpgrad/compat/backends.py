@@ -1,0 +1,24 @@
+"""The names of ``torch.backends`` that programs set or ask: libraries that are not there."""
+
+from __future__ import annotations
+
+#: Settings without an effect here: what runs is deterministic, and NumPy or CuPy.
+benchmark = False
+deterministic = True
+enabled = False
+allow_tf32 = False
+
+
+def is_available() -> bool:
+    """False."""
+    return False
+
+
+def is_built() -> bool:
+    """False."""
+    return False
+
+
+def version() -> None:
+    """None: there is none."""
+    return

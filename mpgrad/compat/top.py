@@ -1,0 +1,82 @@
+"""What ``torch`` itself has and ``mpgrad`` has not, or has otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import threadpoolctl
+
+import mpgrad
+from mpgrad.compat.tensor_type import Tensor as Tensor
+
+#: The PyTorch whose names these are, for programs that look at ``torch.__version__``.
+__version__ = "2.13.0+mpgrad"
+
+
+def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 (PyTorch's name)
+    """``model`` itself; as a decorator, one that changes nothing."""
+    return (lambda function: function) if model is None else model
+
+
+def set_num_threads(num: int) -> None:
+    """Let BLAS use that many threads in this process's forwards.
+
+    Raises:
+        RuntimeError: ``num`` is not positive.
+    """
+    if num < 1:
+        raise RuntimeError("set_num_threads expects a positive integer")
+    threadpoolctl.threadpool_limits(num)
+
+
+def get_num_threads() -> int:
+    """How many threads BLAS may use in this process."""
+    return max((pool["num_threads"] for pool in threadpoolctl.threadpool_info()), default=1)
+
+
+def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
+    """Nothing: all algorithms are deterministic."""
+
+
+def are_deterministic_algorithms_enabled() -> bool:
+    """True."""
+    return True
+
+
+def set_default_tensor_type(kind: Any) -> None:
+    """Make the dtype of ``kind`` (``torch.DoubleTensor``, or its name) the default.
+
+    Raises:
+        TypeError: it names no floating type.
+    """
+    name = kind if isinstance(kind, str) else kind.__name__
+    dtypes = {"Half": "float16", "Float": "float32", "Double": "float64"}
+    dtype = dtypes.get(name.rpartition(".")[2].removesuffix("Tensor"))
+    if dtype is None:
+        raise TypeError(f"only floating-point types are supported as the default type, not {name}")
+    mpgrad.set_default_dtype(getattr(mpgrad, dtype))
+
+
+def is_storage(obj: object) -> bool:
+    """False: storages are no objects here."""
+    return False
+
+
+def typename(obj: Any) -> str:
+    """The name of the type of ``obj``: ``"torch.FloatTensor"`` of a tensor."""
+    if isinstance(obj, Tensor):
+        return str(obj.type()).replace("mpgrad.", "torch.", 1)
+    kind = obj if isinstance(obj, type) else type(obj)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def autocast(device_type: str = "cuda", *args: Any, **options: Any) -> Any:
+    """See :class:`mpgrad.compat.amp.autocast`."""
+    from mpgrad.compat.amp import autocast as made
+
+    return made(device_type, *args, **options)
+
+
+def is_autocast_enabled(device_type: str | None = None) -> bool:
+    """False: there is no mixed precision."""
+    return False

@@ -1,0 +1,59 @@
+"""How the samples of a dataset become a batch: alike in the user's process and in a worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpgrad.data.collate import default_collate, default_convert
+from mpgrad.data.dataset import Dataset, IterableDataset
+
+Collate = Callable[[Any], Any]
+#: Makes one batch of the indices of its samples; an iterable dataset wants to know only how many.
+#: It raises StopIteration where an iterable dataset has no more.
+Fetch = Callable[[Any], Any]
+
+
+def fetcher(dataset: Any, collate: Collate | None, batched: bool, drop_last: bool) -> Fetch:
+    """What makes batches of ``dataset``.
+
+    Args:
+        dataset: with indices, or an IterableDataset, which is iterated from its beginning.
+        collate: makes a batch of a list of samples; None: :func:`default_collate`, or
+            :func:`default_convert` of a single sample.
+        batched: a batch has several samples; else what is asked for is one index.
+        drop_last: of an iterable dataset, leave out a last batch that is not full.
+    """
+    if isinstance(dataset, IterableDataset):
+        return _of_iterator(iter(dataset), collate, batched, drop_last)
+
+    def fetch(indices: Any) -> Any:
+        if not batched:
+            return (collate or default_convert)(dataset[indices])
+        if collate is None and isinstance(dataset, Dataset) and not _has_own_samples(dataset):
+            return dataset.batch(indices)
+        many = getattr(dataset, "__getitems__", None)
+        return (collate or default_collate)(
+            many(indices) if callable(many) else [dataset[index] for index in indices]
+        )
+
+    return fetch
+
+
+def _has_own_samples(dataset: Dataset) -> bool:
+    return hasattr(dataset, "__getitems__") and type(dataset).batch is Dataset.batch
+
+
+def _of_iterator(
+    samples: Iterator[Any], collate: Collate | None, batched: bool, drop_last: bool
+) -> Fetch:
+    def fetch(indices: Any) -> Any:
+        if not batched:
+            return (collate or default_convert)(next(samples))
+        taken = list(itertools.islice(samples, len(indices)))
+        if not taken or (drop_last and len(taken) < len(indices)):
+            raise StopIteration
+        return (collate or default_collate)(taken)
+
+    return fetch

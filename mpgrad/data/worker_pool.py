@@ -1,0 +1,225 @@
+"""The worker processes of a loader, seen from the user's process: who makes which batch."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpgrad import storage
+from mpgrad.data.worker import ALIGNMENT, EXHAUSTED, Failure, Work, main
+
+#: Seconds that workers get to finish what they do before they are killed.
+PATIENCE_S = 5.0
+
+#: This process's ends of the connections to all workers that live. A fork has them, too, and
+#: closes them: else a worker would not see that its loader's process has ended.
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+class WorkerPool:
+    """Workers that make the batches of one pass after another.
+
+    Args:
+        work: what all workers get.
+        prefetch: batches that each worker is asked for ahead.
+        timeout_s: how long to wait for a batch; 0: for ever.
+        context: of ``multiprocessing``, or the name of its start method; None: "fork".
+
+    Raises:
+        RuntimeError: this system has no anonymous shared memory.
+    """
+
+    def __init__(self, work: Work, prefetch: int, timeout_s: float, context: Any = None) -> None:
+        if sys.platform != "linux":
+            raise RuntimeError("DataLoader(num_workers=...) needs Linux; use num_workers=0 here")
+        if not hasattr(context, "Process"):
+            context = multiprocessing.get_context(context or "fork")
+        self._prefetch, self._timeout_s = prefetch, timeout_s
+        self._processes: list[Any] = []
+        self._ends: list[Connection] = []
+        #: The workers that owe a batch, in the order of the batches.
+        self._asked: deque[int] = deque()
+        self._pass = 0
+        # What still runs when the loader is let go, or at exit.
+        self._end = weakref.finalize(self, _end, self._processes, self._ends, os.getpid())
+        for number in range(work.num_workers):
+            self._start(context, work, number)
+
+    def _start(self, context: Any, work: Work, number: int) -> None:
+        ours, theirs = context.Pipe(duplex=True)
+        forks = context.get_start_method() == "fork"
+        self._ends.append(ours)
+        _connections.add(ours)
+        process = context.Process(
+            target=main,
+            args=(work, number, theirs, tuple(_connections) if forks else ()),
+            name=f"DataLoader worker {number}",
+            daemon=True,
+        )
+        try:
+            process.start()
+        finally:
+            theirs.close()
+        self._processes.append(process)
+
+    def close(self) -> None:
+        """End all workers; a second call does nothing."""
+        self._end()
+
+    def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
+        """The batches of one pass, in the order of ``indices``.
+
+        Args:
+            indices: what to ask for, batch by batch.
+            seed: that the workers' random numbers start from.
+
+        Raises:
+            RuntimeError: a worker died, or took longer than it may.
+            Exception: what a worker raised, with its traceback in the text.
+        """
+        while self._asked:  # by a pass that was broken off
+            self._received(self._asked.popleft())
+        for number in range(len(self._ends)):
+            self._ask(number, ("epoch", seed))
+        self._pass += 1
+        # Workers take turns. One that has no more samples drops out.
+        turns = deque(range(len(self._ends)))
+        for _ in range(self._prefetch * len(self._ends)):
+            self._ask_next(indices, turns)
+        return self._in_order(indices, turns, self._pass)
+
+    def _in_order(self, indices: Iterator[Any], turns: deque[int], current: int) -> Iterator[Any]:
+        while self._asked:
+            number = self._asked.popleft()
+            batch = self._received(number)
+            if batch is EXHAUSTED:
+                if number in turns:
+                    turns.remove(number)
+                continue
+            self._ask_next(indices, turns)
+            if isinstance(batch, Failure):
+                _raise(batch, number)
+            yield batch[0]
+            if self._pass != current:
+                raise RuntimeError(
+                    "this pass over the DataLoader ended when another one began: its workers are "
+                    "persistent; use persistent_workers=False for two passes at once"
+                )
+
+    def _ask_next(self, indices: Iterator[Any], turns: deque[int]) -> None:
+        if turns and (wanted := next(indices, EXHAUSTED)) is not EXHAUSTED:
+            self._ask(turns[0], ("batch", wanted))
+            self._asked.append(turns[0])
+            turns.rotate(-1)
+
+    # ------------------------------------------------------------------ one worker
+
+    def _ask(self, number: int, message: tuple[str, Any]) -> None:
+        try:
+            self._ends[number].send(message)
+        except ConnectionError:
+            self._died(number)
+
+    def _received(self, number: int) -> Any:
+        """A batch, as a tuple of it alone; a Failure; or EXHAUSTED."""
+        process, end = self._processes[number], self._ends[number]
+        ready = wait([end, process.sentinel], self._timeout_s or None)
+        if not ready:
+            pid = process.pid
+            process.kill()
+            self.close()
+            raise RuntimeError(
+                f"DataLoader timed out after {self._timeout_s} seconds: worker {number} (pid "
+                f"{pid}) has not finished its batch, and was killed"
+            )
+        try:
+            # What it sent before it died is there all the same.
+            sizes = end.recv() if end.poll() else self._died(number)
+            return EXHAUSTED if sizes is EXHAUSTED else _read(recv_handle(end), sizes)
+        except (EOFError, ConnectionError):
+            self._died(number)
+
+    def _died(self, number: int) -> NoReturn:
+        process = self._processes[number]
+        process.join(PATIENCE_S)
+        code, pid = process.exitcode, process.pid
+        if code is not None and code < 0:
+            how = f"was killed by signal {signal.Signals(-code).name}"
+            hint = " Was memory short?" if code == -signal.SIGKILL else ""
+        else:
+            how, hint = f"exited unexpectedly with exit code {code}", ""
+        self.close()
+        raise RuntimeError(f"DataLoader worker {number} (pid {pid}) {how}.{hint}")
+
+
+def _raise(failure: Failure, number: int) -> NoReturn:
+    text = (
+        f"Caught {failure.kind.__name__} in DataLoader worker {number}.\nOriginal {failure.trace}"
+    )
+    try:
+        error = failure.kind(text)
+    except Exception:  # it takes other arguments
+        error = RuntimeError(text)
+    if isinstance(error, KeyError):
+        error = KeyError(_Verbatim(text))
+    raise error
+
+
+class _Verbatim(str):
+    """A text that KeyError shows as it is, lines and all."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _read(descriptor: int, sizes: list[int]) -> Any:
+    """What a worker sent; its arrays lie where this process's own would."""
+    try:
+        length = sum(size + -size % ALIGNMENT for size in sizes)
+        os.ftruncate(descriptor, length)  # the last part may end before its padding does
+        with mmap.mmap(descriptor, length) as memory:
+            shared = np.frombuffer(memory, np.uint8)
+            parts, begin = [], 0
+            for size in sizes:
+                part = storage.empty((size,), np.uint8)
+                part[:] = shared[begin : begin + size]
+                parts.append(part)
+                begin += size + -size % ALIGNMENT
+            del shared  # else the memory could not be unmapped
+    finally:
+        os.close(descriptor)
+    batch = pickle.loads(parts[0], buffers=parts[1:])
+    return batch if isinstance(batch, Failure) else (batch,)
+
+
+def _end(processes: list[Any], ends: list[Connection], owner: int) -> None:
+    """End the workers: those that wait at once, those that work with their batch."""
+    if os.getpid() != owner:
+        return  # a fork; its parent needs them
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.send(None)
+        end.close()
+    deadline = time.monotonic() + PATIENCE_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        process.close()

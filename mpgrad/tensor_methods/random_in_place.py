@@ -1,0 +1,73 @@
+"""In-place methods of Tensor that draw: ``uniform_``, ``normal_``, ``random_`` and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpgrad import storage
+from mpgrad.autograd.views.in_place import call_in_place
+from mpgrad.device_arrays import on_host
+from mpgrad.ops import overwriting, random
+from mpgrad.ops.generators import takes_generator
+from mpgrad.tensor import Tensor
+
+
+def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:
+    """Overwrite with draws from the uniform distribution on [``from_``, ``to``)."""
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_uniform(draws, from_, to)
+    return call_in_place(overwriting._uniform, self, Tensor(draws))
+
+
+def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Overwrite with draws from the normal distribution."""
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_normal(draws, mean, std)
+    return call_in_place(overwriting._normal, self, Tensor(draws))
+
+
+def bernoulli_(self: Tensor, p: Any = 0.5) -> Tensor:
+    """Overwrite with 1 with probability ``p`` (a number or a Tensor), else with 0.
+
+    Raises:
+        RuntimeError: ``p`` is no probability.
+    """
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_bernoulli(draws, on_host(p._array) if isinstance(p, Tensor) else p)
+    return call_in_place(overwriting._bernoulli, self, Tensor(draws))
+
+
+def random_(self: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
+    """Overwrite with integers from [``from_``, ``to``), or [0, ``from_``) as ``random_(to)``.
+
+    Without bounds they are from 0 to the largest that the dtype has, of floating dtypes to the
+    largest up to which it has all.
+
+    Raises:
+        RuntimeError: there is no such integer, or the dtype cannot hold one of them.
+    """
+    if to is None and from_ != 0:
+        from_, to = 0, from_
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_integers(draws, from_, to)
+    return call_in_place(overwriting._random, self, Tensor(draws))
+
+
+def exponential_(self: Tensor, lambd: float = 1.0) -> Tensor:
+    """Overwrite with draws from the exponential distribution of the rate ``lambd``.
+
+    Raises:
+        RuntimeError: ``lambd`` is not positive.
+    """
+    if lambd <= 0:
+        raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={lambd}")
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_exponential(draws, lambd)
+    return call_in_place(overwriting._exponential, self, Tensor(draws))
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    method.__name__: takes_generator(method)
+    for method in (uniform_, normal_, bernoulli_, random_, exponential_)
+}
