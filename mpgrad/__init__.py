@@ -67,6 +67,7 @@ _NAMES_OF = {
         "absolute negative multiply subtract divide true_divide"
     ),
     "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
+    "mpgrad.ops.interchange": "from_dlpack to_dlpack",
     "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where nonzero",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
@@ -149,6 +150,7 @@ _SUBMODULES = (
     "distributions",
     "errors",
     "fft",
+    "func",
     "linalg",
     "nn",
     "optim",

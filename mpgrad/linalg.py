@@ -32,7 +32,7 @@ from mpgrad.ops.matrix_functions import (
     vecdot,
 )
 from mpgrad.ops.matrix_norms import matrix_norm, norm, vector_norm
-from mpgrad.ops.out_argument import accept_out as _accept_out
+from mpgrad.ops.out_argument import publish as _publish
 
 __all__ = [
     "LinAlgError",
@@ -76,6 +76,6 @@ __all__ = [
     "vector_norm",
 ]
 
-_accept_out(globals(), __all__)
+_publish(globals(), __all__, __all__)
 
 __getattr__ = _missing_from(__name__)

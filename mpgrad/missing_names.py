@@ -18,8 +18,6 @@ PYTORCH = os.path.join(os.path.dirname(__file__), "pytorch_names.txt")
 INSTEAD = {
     "mpgrad.bfloat16": "mpgrad.float16",
     "mpgrad.compile": "the function itself",
-    "mpgrad.from_dlpack": "mpgrad.from_numpy(numpy.from_dlpack(x))",
-    "mpgrad.func": "mpgrad.autograd.functional",
     "mpgrad.jit": "the function itself",
     "mpgrad.multiprocessing": "multiprocessing",
     "mpgrad.set_num_threads": "mpgrad.Engine(blas_threads=...)",

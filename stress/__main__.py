@@ -13,6 +13,7 @@ from stress.chaos import CHAOS
 from stress.deep import DEEP
 from stress.fuzz import FUZZ
 from stress.oom import OOM
+from stress.operators import OPERATORS
 from stress.page import write_row
 from stress.run import Run, seed_of
 from stress.simulation import SIMULATION
@@ -20,7 +21,7 @@ from stress.soak import SOAK
 from stress.storm import STORM
 from stress.wide import WIDE
 
-RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM)
+RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS)
 #: How long forms differ from the defaults, which are for a first look.
 LONG = {"chaos": ["--kills", "1000", "--minutes", "20"]}
 

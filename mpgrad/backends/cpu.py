@@ -353,7 +353,7 @@ class CpuBackend(cpu_matrices.Matrices):
         if indices:
             # Unbuffered and in order of the elements, so that repeated indices add up the same
             # way each time.
-            np.add.at(out, _complete(key, indices), x)
+            cpu_views.add_at(out, _complete(key, indices), x)
         else:
             out[_complete(key, ())] = x
         return out

@@ -91,3 +91,15 @@ def diagonal_scatter(
     out = xp.zeros(shape, x.dtype)
     xp.diagonal(out, offset, axis1, axis2)[...] = x
     return out
+
+
+#: The dimensions of more than which NumPy's ``ufunc.at`` ends the process.
+AT_MOST = 32
+
+
+def add_at(out: Array, places: tuple[Any, ...], x: Array) -> None:
+    """``out[places] += x``, in the order of the elements, so that repeated places add up."""
+    if out.ndim > AT_MOST:
+        places = (np.arange(out.size).reshape(out.shape)[places].reshape(-1),)
+        out, x = out.reshape(-1), x.reshape(-1)
+    np.add.at(out, places, x)

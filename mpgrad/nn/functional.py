@@ -79,7 +79,7 @@ from mpgrad.ops.multi_head_attention import multi_head_attention_forward
 from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.normalization_variants import local_response_norm, rms_norm
 from mpgrad.ops.norms import cosine_similarity, normalize
-from mpgrad.ops.out_argument import accept_out as _accept_out
+from mpgrad.ops.out_argument import publish as _publish
 from mpgrad.ops.pairings import bilinear, channel_shuffle, embedding_bag, pdist
 from mpgrad.ops.patches import fold, unfold
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
@@ -213,12 +213,10 @@ __all__ = [
     "binary_cross_entropy_with_logits",
 ]
 
-_accept_out(
-    globals(),
-    (
-        *("avg_pool2d", "avg_pool3d", "gelu", "hardshrink", "linear", "logsigmoid", "normalize"),
-        *("softplus", "softshrink"),
-    ),
+_TAKE_OUT = (
+    *("avg_pool2d", "avg_pool3d", "gelu", "hardshrink", "linear", "logsigmoid", "normalize"),
+    *("softplus", "softshrink"),
 )
+_publish(globals(), __all__, _TAKE_OUT)
 
 __getattr__ = _missing_from(__name__)

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.dispatch import call
-from mpgrad.ops.arithmetic import mul
 from mpgrad.ops.promotion import as_tensor_operand, floating
 from mpgrad.ops.registry import operator
 from mpgrad.ops.rounding import sign
 from mpgrad.ops.shape import transpose
-from mpgrad.ops.transcendental import cos, sin
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -132,15 +130,43 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
     return call(_complex, real, imag)
 
 
+def _modulus_grad(xp: Any, grad: Any, abs: Any, angle: Any, abs_shape: Any) -> Any:
+    """PyTorch's: along ``sgn(result)``, so that a modulus of 0 gets 0."""
+    along = xp.add(
+        xp.multiply(xp.real(grad), xp.cos(angle)), xp.multiply(xp.imag(grad), xp.sin(angle))
+    )
+    return xp.sum_to(xp.multiply(xp.sign(abs), along), abs_shape)
+
+
+def _polar_angle_grad(xp: Any, grad: Any, abs: Any, angle: Any, angle_shape: Any) -> Any:
+    across = xp.subtract(
+        xp.multiply(xp.imag(grad), xp.cos(angle)), xp.multiply(xp.real(grad), xp.sin(angle))
+    )
+    return xp.sum_to(xp.multiply(abs, across), angle_shape)
+
+
+_polar = operator(
+    "polar",
+    lambda xp, abs, angle: xp.complex(
+        xp.multiply(abs, xp.cos(angle)), xp.multiply(abs, xp.sin(angle))
+    ),
+    wirtinger=True,
+    abs=_modulus_grad,
+    angle=_polar_angle_grad,
+)
+
+
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """``abs * (cos(angle) + 1j * sin(angle))``.
+
+    The gradient of a modulus has its sign, as in PyTorch; moduli should be positive.
 
     Raises:
         RuntimeError: they are not both float32 or both float64.
         TypeError: one is no tensor.
     """
     _check_parts("polar", "abs angle", abs, angle)
-    return call(_complex, mul(abs, cos(angle)), mul(abs, sin(angle)))
+    return call(_polar, abs, angle)
 
 
 def _check_parts(name: str, arguments: str, first: Tensor, second: Tensor) -> None:

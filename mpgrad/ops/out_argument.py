@@ -81,26 +81,55 @@ def with_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
 
     @functools.wraps(function)
     def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-        if out is None:
-            return function(*args, **kwargs)
-        return _into(out, function, args, kwargs)
+        try:
+            if out is None:
+                return function(*args, **kwargs)
+            return _into(out, function, args, kwargs)
+        except AttributeError as error:
+            raise _no_tensor(function.__name__, args, error) from error
 
     # Code that travels to workers finds it there.
     public.__module__ = module
     return public
 
 
-def accept_out(namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Let the functions of these names in a module take ``out=``."""
+def without_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
+    """``function``, as a name of ``module``: it says of an argument that it is no Tensor."""
+
+    @functools.wraps(function)
+    def public(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except AttributeError as error:
+            raise _no_tensor(function.__name__, args, error) from error
+
+    public.__module__ = module
+    return public
+
+
+def _no_tensor(name: str, args: tuple[Any, ...], error: AttributeError) -> Exception:
+    """What PyTorch raises where an argument is none that has what was asked of it."""
+    for at, value in enumerate(args, 1):
+        if value is error.obj and not isinstance(value, Tensor):
+            return TypeError(f"{name}(): argument {at} must be Tensor, not {type(value).__name__}")
+    return error
+
+
+def publish(namespace: dict[str, Any], names: Iterable[str], take_out: Iterable[str]) -> None:
+    """Make the functions of these names in a module its public ones; some take ``out=``."""
+    outs = frozenset(take_out)
     for name in names:
-        function = namespace.get(name)
+        function = namespace[name]
         if isinstance(function, FunctionType):
-            namespace[name] = with_out(function, namespace["__name__"])
+            made = with_out if name in outs else without_out
+            namespace[name] = made(function, namespace["__name__"])
 
 
-def public(function: Any, name: str) -> Any:
+def public(value: Any, name: str) -> Any:
     """What ``mpgrad`` hands out as its ``name``."""
-    return with_out(function, "mpgrad") if name in TAKE_OUT else function
+    if not isinstance(value, FunctionType):
+        return value
+    return (with_out if name in TAKE_OUT else without_out)(value, "mpgrad")
 
 
 def _into(

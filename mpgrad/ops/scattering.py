@@ -112,9 +112,9 @@ def _multiplied(input: Tensor, values: Tensor, places: list[Tensor]) -> Tensor:
     if is_grad_enabled() and (input.requires_grad or values.requires_grad):
         raise RuntimeError("scatter(): reduce='multiply' has no derivative")
     product = on_host(input._array).copy()
-    np.multiply.at(
-        product, tuple(on_host(place._array) for place in places), on_host(values._array)
-    )
+    numbers = np.arange(product.size).reshape(product.shape)
+    flat = numbers[tuple(on_host(place._array) for place in places)]
+    np.multiply.at(product.reshape(-1), flat.reshape(-1), on_host(values._array).reshape(-1))
     return beside(input, product)
 
 

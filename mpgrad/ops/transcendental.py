@@ -166,13 +166,20 @@ arcsinh = _elementwise(
     lambda xp, grad, input: xp.divide(grad, xp.sqrt(xp.add(xp.multiply(input, input), 1))),
     "The inverse of the hyperbolic sine.",
 )
+
+
+def _arccosh_grad(xp: Any, grad: Any, input: Any) -> Any:
+    """``grad / sqrt(input ** 2 - 1)``, as PyTorch gives it also below 1."""
+    less, more = xp.subtract(input, 1), xp.add(input, 1)
+    if input.dtype.kind == "c":  # the root of the product would be on the wrong branch
+        return xp.divide(grad, xp.multiply(xp.sqrt(less), xp.sqrt(more)))
+    return xp.divide(grad, xp.sqrt(xp.multiply(less, more)))
+
+
 arccosh = _elementwise(
     "arccosh",
     lambda xp, input: xp.arccosh(input),
-    # Two roots: of complex numbers one of the product would be on the wrong branch.
-    lambda xp, grad, input: xp.divide(
-        grad, xp.multiply(xp.sqrt(xp.subtract(input, 1)), xp.sqrt(xp.add(input, 1)))
-    ),
+    _arccosh_grad,
     "The inverse of the hyperbolic cosine.",
 )
 arctanh = _elementwise(

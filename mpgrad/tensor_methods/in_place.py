@@ -29,6 +29,7 @@ from mpgrad.ops.promotion import (
     stored,
 )
 from mpgrad.ops.registry import OPERATORS
+from mpgrad.ops.rounding import round as round_values
 from mpgrad.ops.shape import reshape
 from mpgrad.tensor import Tensor
 
@@ -134,6 +135,14 @@ def abs_(self: Tensor) -> Tensor:
     if self._array.dtype.kind == "c":
         raise RuntimeError("In-place abs is not supported for complex tensors.")
     return call_in_place(OPERATORS["abs"], self, write=_into(np.absolute))
+
+
+_round = _unary("round", np.rint)
+
+
+def round_(self: Tensor, *, decimals: int = 0) -> Tensor:
+    """``round`` in place; recorded like it."""
+    return copy_(self, round_values(self, decimals=decimals)) if decimals else _round(self)
 
 
 _true_division = _binary("div", np.true_divide, true_division=True)
@@ -337,7 +346,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "trunc_": _unary("trunc", np.trunc),
     "floor_": _unary("floor", np.floor),
     "ceil_": _unary("ceil", np.ceil),
-    "round_": _unary("round", np.rint),
+    "round_": round_,
     "relu_": _unary("relu", lambda array, **out: np.maximum(array, 0, **out)),
     "rsqrt_": _unary("rsqrt", floating=True),
     "sigmoid_": _unary("sigmoid", floating=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpgrad.lazy import attach as _attach
 
-_SUBMODULES = ("checkpoint", "data")
+_SUBMODULES = ("checkpoint", "data", "dlpack")
 
 __all__ = list(_SUBMODULES)
 

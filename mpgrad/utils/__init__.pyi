@@ -2,3 +2,4 @@
 
 from mpgrad.utils import checkpoint as checkpoint
 from mpgrad.utils import data as data
+from mpgrad.utils import dlpack as dlpack

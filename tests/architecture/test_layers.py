@@ -13,7 +13,7 @@ LAYERS = (
     (
         9,
         "entry points",
-        "__init__ __main__ _C/* cuda fft linalg special profiler launch/* utils/* compat/*",
+        "__init__ __main__ _C/* cuda fft func linalg special profiler launch/* utils/* compat/*",
     ),
     (8, "serialization", "serialization"),
     (8, "nn", "nn/*"),

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, entries in database.operators().items():
         if options.names and name not in options.names:
             continue
+        print(name, end=" ", flush=True, file=sys.stderr)
         torch.manual_seed(0)
         verdict = judge(mpgrad, torch, name, entries)
         verdicts.append(verdict)

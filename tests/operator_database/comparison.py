@@ -120,13 +120,15 @@ def derivatives(library: Any, function: Any, call: Call, order: int) -> Any:
     results = function(*args, **kwargs)
     gradients: Any = None
     for level in range(order):
-        wanted = [t for t in tensors_in([results], library) if _is_floating(t) and t.requires_grad]
+        floating = [t for t in tensors_in([results], library) if _is_floating(t)]
+        wanted = [t for t in floating if t.requires_grad]
         if not wanted:
             gradients = [None] * len(inputs) if level else None
             break
         seeds = [
             library.from_numpy(weights(level * 100 + at, arrays_of(tensor)))
-            for at, tensor in enumerate(wanted)
+            for at, tensor in enumerate(floating)
+            if tensor.requires_grad
         ]
         gradients = library.autograd.grad(
             wanted, inputs, seeds, allow_unused=True, create_graph=level + 1 < order

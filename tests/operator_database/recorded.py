@@ -44,9 +44,11 @@ def _recorded(
     torch: Any, name: str, sample: Call, *, has_gradient: bool
 ) -> Iterator[dict[str, Any]]:
     function = function_named(torch, name)
+    if "out" in sample[1]:
+        return
     try:
         args, kwargs = converted(sample, torch, torch)
-        text = {"args": encode(arrays_of(args)), "kwargs": encode(arrays_of_values(kwargs))}
+        text = {"args": encode(plain(args)), "kwargs": encode(plain(kwargs))}
         found = attempt(lambda: function(*args, **kwargs))
         if isinstance(found, Exception):
             found = {"error": builtin_class(found)}
@@ -62,8 +64,13 @@ def _recorded(
     yield {**text, **found}
 
 
-def arrays_of_values(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: arrays_of(value) for name, value in values.items()}
+def plain(value: Any) -> Any:
+    """Arguments with arrays in place of tensors: lists stay lists, which is another index."""
+    if isinstance(value, list | tuple):
+        return type(value)(plain(item) for item in value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return arrays_of(value)
 
 
 def builtin_class(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import random
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -15,7 +16,7 @@ from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from simulation import __main__ as testing
-from stress import chaos, deep, killer, simulation, soak
+from stress import chaos, deep, killer, operators, simulation, soak
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
 from stress.fuzz_worker import fuzz_worker
@@ -262,3 +263,33 @@ def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         main(arguments)
     assert ended.value.code == 2
     assert "usage: scripts/stress" in capsys.readouterr().err
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_operators_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["operators", "--calls", "120", "--seed", "8"]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith("operators: PASSED: 120 calls, ")
+    assert "; 0 crashes; 0 bare messages of NumPy's; " in verdict
+    assert " repeated in workers, 0 with other bits" in verdict
+
+
+@pytest.mark.parametrize("wrong", ["crash", "bare", "other bits", "differs"])
+def test_operators_notices(
+    wrong: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def child(seed: int, first: int, number: int, *, beside_torch: bool) -> tuple[int, str]:
+        asked.append((first, number))
+        if wrong == "crash" and first == 0:
+            return -11, "0\n1\n2\n"
+        tally = {"returned": number, wrong: 1} if wrong != "crash" else {"returned": number}
+        return 0, f"{first}\n" + json.dumps({"tally": tally, "notes": {wrong: ["f(1)"]}})
+
+    monkeypatch.setattr(operators, "_child", child)
+    assert main(["operators", "--calls", "9", "--seed", "8"]) == 1
+    if wrong == "crash":
+        assert asked == [(0, 9), (3, 6)]
+        assert "1 crashes: call 2 (exit status -11)" in capsys.readouterr().out
