@@ -6,9 +6,9 @@
     (x * x).sum().backward()
     x.grad
 
-Every public name is loaded on first use (see ``mpgrad.lazy``): importing any part of the package
+Public names are loaded on first use (see ``mpgrad.lazy``): to import any part of the package
 runs this file, and the coordinator process must not load NumPy. ``python -m tests.stubs`` writes
-``__init__.pyi``, which says the same names to editors and type checkers.
+``__init__.pyi``, which tells editors and type checkers the same names.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _NAMES_OF = {
         "absolute negative multiply subtract divide true_divide"
     ),
     "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
-    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where",
+    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where nonzero",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
         "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
@@ -91,9 +91,7 @@ _NAMES_OF = {
         "index_select"
     ),
     "mpgrad.ops.overwriting": "masked_fill index_put",
-    "mpgrad.ops.selection": (
-        "masked_select tril triu nonzero diag trace roll diff repeat_interleave take"
-    ),
+    "mpgrad.ops.selection": ("masked_select tril triu diag trace roll diff repeat_interleave take"),
     "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
     "mpgrad.ops.ordering": "sort argsort topk",
     "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",
@@ -111,7 +109,11 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.statistics": ("aminmax cummax cummin kthvalue median nanmean nansum std_mean"),
     "math": "e inf nan pi",
-    "mpgrad.ops.matrices": "cholesky det logdet matrix_power slogdet",
+    "mpgrad.ops.matrices": "cholesky det inverse logdet matrix_power slogdet",
+    "mpgrad.ops.linear_systems": ("cholesky_inverse cholesky_solve pinverse triangular_solve"),
+    "mpgrad.ops.special": "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc",
+    "mpgrad.ops.lu": "lu_unpack",
+    "mpgrad.ops.matrix_functions": "matrix_exp pca_lowrank qr svd svd_lowrank",
     "mpgrad.ops.norms": "norm dist cosine_similarity",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.complex_numbers": (
@@ -133,11 +135,14 @@ _SUBMODULES = (
     "backends",
     "cuda",
     "data",
+    "distributions",
     "errors",
+    "fft",
     "linalg",
     "nn",
     "optim",
     "profiler",
+    "special",
     "utils",
 )
 

@@ -9,11 +9,14 @@ from mpgrad import autograd as autograd
 from mpgrad import backends as backends
 from mpgrad import cuda as cuda
 from mpgrad import data as data
+from mpgrad import distributions as distributions
 from mpgrad import errors as errors
+from mpgrad import fft as fft
 from mpgrad import linalg as linalg
 from mpgrad import nn as nn
 from mpgrad import optim as optim
 from mpgrad import profiler as profiler
+from mpgrad import special as special
 from mpgrad import utils as utils
 from mpgrad.autograd.anomaly_mode import (
     is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
@@ -109,6 +112,7 @@ from mpgrad.ops.choices import clamp_max as clamp_max
 from mpgrad.ops.choices import clamp_min as clamp_min
 from mpgrad.ops.choices import maximum as maximum
 from mpgrad.ops.choices import minimum as minimum
+from mpgrad.ops.choices import nonzero as nonzero
 from mpgrad.ops.choices import where as where
 from mpgrad.ops.comparison import allclose as allclose
 from mpgrad.ops.comparison import bitwise_and as bitwise_and
@@ -217,11 +221,22 @@ from mpgrad.ops.linalg import mv as mv
 from mpgrad.ops.linalg import outer as outer
 from mpgrad.ops.linalg import tensordot as tensordot
 from mpgrad.ops.linalg import vdot as vdot
+from mpgrad.ops.linear_systems import cholesky_inverse as cholesky_inverse
+from mpgrad.ops.linear_systems import cholesky_solve as cholesky_solve
+from mpgrad.ops.linear_systems import pinverse as pinverse
+from mpgrad.ops.linear_systems import triangular_solve as triangular_solve
+from mpgrad.ops.lu import lu_unpack as lu_unpack
 from mpgrad.ops.matrices import cholesky as cholesky
 from mpgrad.ops.matrices import det as det
+from mpgrad.ops.matrices import inverse as inverse
 from mpgrad.ops.matrices import logdet as logdet
 from mpgrad.ops.matrices import matrix_power as matrix_power
 from mpgrad.ops.matrices import slogdet as slogdet
+from mpgrad.ops.matrix_functions import matrix_exp as matrix_exp
+from mpgrad.ops.matrix_functions import pca_lowrank as pca_lowrank
+from mpgrad.ops.matrix_functions import qr as qr
+from mpgrad.ops.matrix_functions import svd as svd
+from mpgrad.ops.matrix_functions import svd_lowrank as svd_lowrank
 from mpgrad.ops.norms import cosine_similarity as cosine_similarity
 from mpgrad.ops.norms import dist as dist
 from mpgrad.ops.norms import norm as norm
@@ -284,7 +299,6 @@ from mpgrad.ops.scattering import scatter_add as scatter_add
 from mpgrad.ops.selection import diag as diag
 from mpgrad.ops.selection import diff as diff
 from mpgrad.ops.selection import masked_select as masked_select
-from mpgrad.ops.selection import nonzero as nonzero
 from mpgrad.ops.selection import repeat_interleave as repeat_interleave
 from mpgrad.ops.selection import roll as roll
 from mpgrad.ops.selection import take as take
@@ -309,6 +323,15 @@ from mpgrad.ops.shape import t as t
 from mpgrad.ops.shape import transpose as transpose
 from mpgrad.ops.shape import unflatten as unflatten
 from mpgrad.ops.shape import unsqueeze as unsqueeze
+from mpgrad.ops.special import digamma as digamma
+from mpgrad.ops.special import erfinv as erfinv
+from mpgrad.ops.special import i0 as i0
+from mpgrad.ops.special import igamma as igamma
+from mpgrad.ops.special import igammac as igammac
+from mpgrad.ops.special import lgamma as lgamma
+from mpgrad.ops.special import mvlgamma as mvlgamma
+from mpgrad.ops.special import polygamma as polygamma
+from mpgrad.ops.special import sinc as sinc
 from mpgrad.ops.statistics import aminmax as aminmax
 from mpgrad.ops.statistics import cummax as cummax
 from mpgrad.ops.statistics import cummin as cummin

@@ -1,8 +1,8 @@
 """Every setting that mpgrad reads from the environment, in one table; see ``docs/settings.md``.
 
 An argument of ``Engine`` beats the variable; the variable beats the default. Values are read when
-they are asked for, so that a test or a notebook may change them. ``python -m mpgrad.config`` prints
-the table as Markdown.
+they are asked for, so that a test or a notebook may change them.
+``python -m mpgrad.config`` prints the table as Markdown.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ CUDA_DRIVER: Setting[str] = Setting(
     parse_cuda_driver,
     "`cupy`, `module:function`",
     "What makes each process's way to its GPUs: a function without arguments that gives a "
-    "`mpgrad.shm.cuda_driver.CudaDriver`. Every process of an engine has to be able to import it.",
+    "`mpgrad.shm.cuda_driver.CudaDriver`. Every process of an engine imports it.",
     "`cupy`",
 )
 
@@ -289,7 +289,7 @@ def settings_table() -> str:
             "|---|---|---|---|",
             *rows,
             "",
-            "Written by `python -m mpgrad.config > docs/settings.md` from `mpgrad/config.py`.",
+            "Written by `python -m mpgrad.config > docs/settings.md`.",
             "",
         ]
     )

@@ -28,6 +28,7 @@ class Device(_Fields):
     """
 
     __slots__ = ()
+    __module__ = "mpgrad"
 
     def __new__(cls, type: str, index: int | None = None) -> Device:
         kind, colon, number = str(type).partition(":")

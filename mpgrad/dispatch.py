@@ -1,14 +1,13 @@
-"""The one door to every operator: choose the backend, run forward, record the Node.
+"""The one way to call an operator: choose the backend, run forward, record the Node.
 
-``call(op, *inputs, **attributes)`` is what public functions are made of. Inputs are Tensors or
-plain Python scalars; attributes are hashable values without arrays.
+Public functions use ``call(op, *inputs, **attributes)``, with Tensors or numbers as inputs.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,23 +16,19 @@ from mpgrad.autograd.anomaly_mode import origin
 from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.modes.operator_mode import MODES
 from mpgrad.autograd.nodes.node import (
-    FREED_MESSAGE,
-    NATIVE,
-    Edge,
     InputMetadata,
-    Node,
     next_sequence_nr,
 )
 from mpgrad.autograd.saved.hooks_in_force import HOOKS
-from mpgrad.autograd.saved.saved_attributes import add_saved_attributes, saved_attribute_names
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.autograd.views.view import share_memory
-from mpgrad.backends.broadcasting import broadcast_shape
+from mpgrad.autograd.views import view
+from mpgrad.backends.broadcasting import refusal
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.device import CPU, Device
 from mpgrad.device_arrays import CUDA, cuda_namespace, device_of, first_gpu, is_current, moved, on
 from mpgrad.errors import add_note
 from mpgrad.generated_code import compiled
+from mpgrad.operator_node import OperatorNode, node_class
 from mpgrad.ops.call_source import LOOKS, call_source, looked_at, record_source
 from mpgrad.ops.registry import OPERATORS, Operator, Source
 from mpgrad.storage import INFERENCE, empty
@@ -46,91 +41,6 @@ LOOKS_MAX = 256
 
 #: The namespace that forward runs in: NumPy, with large results born in the client's arena.
 cpu = CpuBackend(empty)
-
-
-class OperatorNode(Node):
-    """The recorded Node of an operator: what it saved, and its attributes.
-
-    Each operator has a class of its own (see ``node_class``), which is called as PyTorch calls it.
-    """
-
-    __slots__ = ("_saved", "has_packed", "input_info", "plain")
-
-    #: Of which operator it is; the same for all Nodes of a class.
-    operator: ClassVar[Operator]
-
-    def __init__(self, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
-        edges: list[Edge | None] = []
-        info: list[InputMetadata | None] = []
-        for value, needed in zip(inputs, needs, strict=True):
-            edges.append(gradient_edge(value) if needed else None)
-            info.append(metadata_of(value) if needed else None)
-        super().__init__(edges)
-        #: For each input the metadata of its gradient, or None where it gets none.
-        self.input_info: tuple[InputMetadata | None, ...] = tuple(info)
-        #: What the formulas ask for and is no tensor: shapes, dtypes, attributes, scalars.
-        self.plain: dict[str, Any] = {}
-        self._saved: dict[str, Any] | None = {}
-        self.has_packed = False
-
-    @property
-    def saved(self) -> dict[str, Any]:
-        """Name -> SavedTensor, or a tuple of them (None in it: a scalar input).
-
-        Raises:
-            RuntimeError: they were released by an earlier backward.
-        """
-        if self._saved is None:
-            raise RuntimeError(FREED_MESSAGE)
-        return self._saved
-
-    def saved_arrays(self) -> dict[str, Any]:
-        """Name -> array (or tuple of arrays), versions checked."""
-        return {
-            name: tuple(v if not isinstance(v, SavedTensor) else v.array(self) for v in value)
-            if isinstance(value, tuple)
-            else value.array(self)
-            for name, value in self.saved.items()
-        }
-
-    def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-        return self.operator.backward(xp, grads, {**self.plain, **self.saved_arrays()}, needs)
-
-    def release_saved(self) -> None:
-        # A Node that saved nothing may run again, as in PyTorch.
-        if self._saved:
-            self._saved = None
-
-    def note_hooks(self) -> None:
-        """Something has been saved while hooks are in force, perhaps on this thread."""
-        self.has_packed = bool(self._saved) and HOOKS.innermost() is not None
-
-    def __dir__(self) -> list[str]:
-        known = [name for name in super().__dir__() if not name.startswith(("_saved_", "_raw_"))]
-        return [*known, *saved_attribute_names(self)]
-
-
-def node_class(
-    operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]
-) -> type[OperatorNode]:
-    """The class of the Node that records such a call."""
-    if not isinstance(operator.node_name, str):
-        return _named_class(operator, operator.node_name(inputs, attributes))
-    operator.node_class = _named_class(operator, operator.node_name)
-    return operator.node_class
-
-
-#: Nodes of operators of ours that are none in PyTorch.
-_NATIVE_NAMES = frozenset({"CopyBackwards", "CopySlices"})
-
-
-@functools.cache
-def _named_class(operator: Operator, name: str) -> type[OperatorNode]:
-    prefix = NATIVE if name in _NATIVE_NAMES else ""
-    members = {"__slots__": (), "operator": operator, "prefix": prefix}
-    made = type(name, (OperatorNode,), members)
-    add_saved_attributes(made, operator)
-    return made
 
 
 def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
@@ -229,7 +139,7 @@ def recorded(
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
     if operator.view is not None:
-        share_memory(operator, inputs[0], outputs, attributes)
+        view.share_memory(operator, inputs[0], outputs, attributes)
         records = records and inputs[0]._version_counter is not INFERENCE
     if MODES.entered:
         MODES.done(operator, inputs, attributes, outputs)
@@ -238,22 +148,6 @@ def recorded(
         if True in needs:
             record_call(operator, inputs, outputs, needs, attributes)
     return tuple(outputs) if several else outputs[0]
-
-
-def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
-    """What PyTorch would raise where an array library raised ``error`` in a forward of ``name``."""
-    if isinstance(error, IndexError):
-        return error
-    if isinstance(error, TypeError):
-        dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
-        return NotImplementedError(
-            f"{name}() is not implemented for {' and '.join(dtypes)} ({error})"
-        )
-    try:
-        broadcast_shape(*(array.shape for array in arrays if hasattr(array, "shape")))
-    except RuntimeError as mismatch:
-        return RuntimeError(f"{name}(): {mismatch}")
-    return RuntimeError(f"{name}(): {error}")
 
 
 def device_of_inputs(operator: Operator, inputs: Sequence[Any]) -> Device:
@@ -426,9 +320,9 @@ def _input_at(operator: Operator, position: int, inputs: Sequence[Any]) -> Any:
 def _describe(value: Any, what: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_describe(v, what) for v in value)
+    if isinstance(value, Tensor) and what == "device":
+        return str(value.device)
     if isinstance(value, Tensor):
-        if what == "device":
-            return str(value.device)
         return value._array.shape if what == "shape" else value._array.dtype
     return () if what == "shape" else None
 
@@ -445,5 +339,7 @@ _KNOWN = {
     "node_class_of": node_class,
     **{known.__name__: known for known in (SavedTensor, Tensor, call_anywhere, gradient_edge)},
     **{known.__name__: known for known in (is_grad_enabled, look_of, next_sequence_nr, origin)},
-    **{known.__name__: known for known in (recorded, recorder_of, refusal, share_memory)},
+    **{known.__name__: known for known in (recorded, recorder_of, refusal, view.share_memory)},
 }
+
+view.install(call, namespace_for)

@@ -20,12 +20,10 @@ File = str | PathLike[str] | IO[bytes]
 
 #: All that a file of tensors needs, by module. NumPy's core has had two names.
 _HARMLESS = {
-    "mpgrad.tensor": "Tensor",
+    "mpgrad": "Tensor Device Size",
     "mpgrad.nn.parameter": "Parameter",
     "mpgrad.tensor_methods.copies": "_rebuild",
-    "mpgrad.device": "Device",
     "mpgrad.dtype": "DType",
-    "mpgrad.size": "Size",
     "numpy": "ndarray dtype",
     **{
         f"numpy.{core}.{module}": names

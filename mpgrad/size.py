@@ -16,6 +16,7 @@ class Size(tuple[int, ...]):
     """
 
     __slots__ = ()
+    __module__ = "mpgrad"
 
     def __new__(cls, lengths: Iterable[int] = ()) -> Size:
         made = tuple.__new__(cls, lengths)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpgrad.autograd.grad_mode import INFERENCE_MODES, is_inference_mode_enabled
+from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.assigned_grad import (
     OWN_DTYPE,
     check_assigned_grad,
@@ -33,7 +34,6 @@ from mpgrad.storage import INFERENCE, VersionCounter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
     from mpgrad.autograd.views.view import View
     from mpgrad.tensor_members import TensorMembers
 
@@ -52,6 +52,9 @@ class Tensor(TensorMembers):
     Made by ``mg.tensor``, ``mg.zeros`` and their like, or by an operation on Tensors; the
     constructor wraps an array as it is, without a copy.
     """
+
+    #: Where users find it: files with tensors do not depend on the place of this file.
+    __module__ = "mpgrad"
 
     __slots__ = (
         "__dict__",
@@ -225,6 +228,10 @@ class Tensor(TensorMembers):
     def grad(self) -> None:
         self._grad = None
 
+    def _begin_grad(self, array: Array) -> None:
+        """``array`` becomes the leaf's first ``.grad``."""
+        self._grad = Tensor(array)
+
     @property
     def grad_dtype(self) -> np.dtype[Any] | None:
         """The dtype that this leaf's ``.grad`` must have; its own unless set.
@@ -376,18 +383,11 @@ def gradient_edge(tensor: Tensor) -> Edge:
 _accumulator_lock = threading.Lock()
 
 
-@functools.cache
-def _accumulate_grad() -> type[AccumulateGrad]:
-    from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad  # it imports this file
-
-    return AccumulateGrad
-
-
 def _new_accumulator(leaf: Tensor) -> AccumulateGrad:
     with _accumulator_lock:
         accumulator = leaf._accumulator() if leaf._accumulator is not None else None
         if accumulator is None:
-            accumulator = _accumulate_grad()(leaf)
+            accumulator = AccumulateGrad(leaf, gradient_metadata(leaf))
             leaf._accumulator = weakref.ref(accumulator)
         return accumulator
 

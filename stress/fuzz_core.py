@@ -1,7 +1,8 @@
 """The codec, the coordinator's shell and the three cores under hostile frames, in one process.
 
-The shell is the real one, over the in-memory transport; only the processes that it would start are
-names in a table. Beside the attackers an honest session has an honest worker add numbers up.
+Shell and supervisor are the real ones, over the in-memory transport; only the processes that they
+would start are names in a table. Beside the attackers an honest session has an honest worker add
+numbers up.
 """
 
 from __future__ import annotations
@@ -9,35 +10,42 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
+from mpgrad.coordinator.bootstrap import start_workers
 from mpgrad.coordinator.coordinator import Coordinator
+from mpgrad.coordinator.reaper import End
 from mpgrad.coordinator.supervisor import Supervisor
-from mpgrad.coordinator.watchdog import Sight
 from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
-from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.scheduler.worker_state import WorkerState
+from mpgrad.shm.backing import Backing
+from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.segment import Segment
+from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.memory import MemoryDealer, MemoryRouter
+from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
-from mpgrad.wire.transport import CLIENT, WORKER_LANES, Received
+from mpgrad.wire.transport import CLIENT, WORKER_LANES
+from simulation.transport import MemoryDealer, MemoryRouter
 from stress.hostile_frames import HostileFrames
 
 #: Frames between two looks at whether all is well.
 BATCH = 500
 TOKEN = bytes(range(32))
+#: Never becomes readable: the client lives.
+CLIENT_PIDFD = 0
 #: Bytes that need a block.
 LARGE = 8192
 #: Frames of honest peers that attackers know.
@@ -74,70 +82,36 @@ def fuzz(frames: int, chance: random.Random, advance: Callable[[int], None]) -> 
     return Tally(sent, stage.refused, stage.backwards)
 
 
-class _Router(MemoryRouter):
-    """The in-memory transport, with deaths."""
+class _Process:
+    """A worker that is a name only: it dies by being written down."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.dead: list[int] = []
+    def __init__(self, router: MemoryRouter, number: int) -> None:
+        self._router = router
+        self.pid = self.pidfd = number
 
-    def receive(self, timeout_ms: int | None) -> Received:
-        dead, self.dead = self.dead, []
-        return Received(super().receive(timeout_ms).arrivals, dead)
+    def kill(self) -> None:
+        self._router.become_readable(self.pidfd)
 
+    def is_stopped(self) -> bool:
+        return False
 
-class _Staff(Supervisor):
-    """Workers that are names only: they are killed and reaped in a table."""
+    def has_ended(self, timeout_s: float) -> bool:
+        return True
 
-    def __init__(self, setup: CoordinatorSetup, router: _Router) -> None:
-        self._setup, self._router, self._joined_names = setup, router, set[str]()
-        self._pidfds = itertools.count(1_000_000)
-        self._names: dict[str, int] = {}
-        self._numbers: dict[int, int] = {}
-        self.restarts = 0
-
-    def start(self, slot: int) -> Any:
-        self._numbers[slot] = self._numbers.get(slot, 0) + 1
-        pidfd = next(self._pidfds)
-        self._names[f"w{slot}.{self._numbers[slot]}"] = pidfd
-        return _Started(pidfd)
-
-    def device_of(self, peer: str) -> tuple[int, int]:
-        return ON_CPU, -1
-
-    def name_of(self, slot: int) -> str:
-        return f"w{slot}.{self._numbers[slot]}"
-
-    def is_current(self, peer: str) -> bool:
-        return peer in self._names
-
-    def joined(self, peer: str) -> None:
-        self._joined_names.add(peer)
-
-    @property
-    def ready_count(self) -> int:
-        return len(self._joined_names & self._names.keys())
-
-    def pids(self) -> tuple[int, ...]:
-        return tuple(range(len(self._names)))
-
-    def fence(self, peer: str) -> None:
-        if peer in self._names and self._names[peer] not in self._router.dead:
-            self._router.dead.append(self._names[peer])
-
-    def sight(self, peer: str) -> Sight:
-        return Sight(peer, peer, None, False)
-
-    def reap(self, pidfd: int) -> Any:
-        [peer] = [name for name, own in self._names.items() if own == pidfd]
-        del self._names[peer]
-        if peer not in self._joined_names:
-            return int(peer[1:].partition(".")[0])
-        return ev.WorkerLost(peer, "was cut off", True, None)
+    def reap(self) -> End:
+        return End(-signal.SIGKILL, "was cut off")
 
 
-class _Started(NamedTuple):
-    pidfd: int
+class _Spawner:
+    """Knows who is in which slot."""
+
+    def __init__(self, router: MemoryRouter) -> None:
+        self._router, self._numbers = router, itertools.count(1)
+        self.peers: dict[int, str] = {}
+
+    def start(self, peer: str, slot: int, device: int, arena: int) -> _Process:
+        self.peers[slot] = peer
+        return _Process(self._router, next(self._numbers))
 
 
 class _Stage:
@@ -153,13 +127,14 @@ class _Stage:
             executable="", python_path="",
             journal=JournalPlan("off", ""),
         )  # fmt: skip
-        self._router = _Router()
-        self._staff = _Staff(setup, self._router)
-        for slot in range(2):
-            self._staff.start(slot)
-        self.coordinator = Coordinator(setup, self._router, self._staff)
-        self._router.watch(1_000_000)
-        self._router.watch(1_000_001)
+        self._router = MemoryRouter()
+        self._spawner = _Spawner(self._router)
+        self._supervisor = Supervisor(2, (), StatusBoard.create(), self._spawner)
+        arena = Backing(segment, FreeList(segment.nbytes, setup.shm_limit, "fuzz"), map_here=False)
+        journal = JournalKeeper(setup.journal)
+        self.coordinator = Coordinator(setup, self._router, self._supervisor, arena, journal)
+        workers, failure = start_workers(self._supervisor)
+        self.coordinator.begin(CLIENT_PIDFD, workers, failure)
         self._numbers = itertools.count(1)
         self._worker = MemoryDealer.worker(self._router, "w0.1")
         self._greet(self._worker, "w0.1", WORKER_LANES)
@@ -231,14 +206,14 @@ class _Stage:
     def _worker_gone_bad(self, count: int) -> None:
         """The same with a worker that has been given tasks."""
         while count > 0:
-            peer = self._staff.name_of(1)
+            peer = self._spawner.peers[1]
             dealer = MemoryDealer.worker(self._router, peer)
             self._greet(dealer, peer, WORKER_LANES)
             count = self._send_until_cut(dealer, peer, count, "task", schema.FROM_WORKER)
             dealer.send([b"and out"])
             self._turn(2)
             dealer.close()
-            assert not self._staff.is_current(peer)
+            assert not self._supervisor.is_current(peer)
 
     def _send_until_cut(
         self, dealer: MemoryDealer, peer: str, count: int, lane: str, allowed: tuple[Any, ...]

@@ -24,7 +24,7 @@ from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.prepared import PreparedGraphs
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.errors import ProtocolError
 from mpgrad.exits import describe_exit
 from mpgrad.handles import Block
@@ -76,13 +76,9 @@ class WorkerStage:
         frozen = freeze([gradient_edge(loss)], [seed], keep_graph=True, cost=costs.estimate)
         # Where nothing is fused, much goes through blocks.
         is_fused = self._chance.random() < 0.5
-        prepared = PreparedGraphs(lambda spec: plan(spec, workers=2, fuse=is_fused)).of(
-            frozen.spec, may_recur=False
-        )
+        prepared = PreparedGraph(frozen.spec, plan(frozen.spec, workers=2, fuse=is_fused))
         handover = Handover(frozen, prepared, {})
-        client = ClientWorker(
-            frozen, prepared.plan, handover, self._arena, contextlib.nullcontext, 1
-        )
+        client = ClientWorker(frozen, prepared, handover, self._arena, contextlib.nullcontext, 1)
         ahead = client.run_ahead() if prepared.plan.opens_alone else None
         self._graphs += 1
         messages = [*handover.messages(SESSION, self._graphs, 0, 2, ahead)]

@@ -1,4 +1,4 @@
-"""simulation: very many simulated engines with injected faults (``mpgrad.testing.World``)."""
+"""simulation: very many simulated engines with injected faults (``simulation.World``)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from itertools import islice
 from multiprocessing import get_context
 
 from mpgrad import machine
-from mpgrad.testing import WorldFailure
-from mpgrad.testing.many_worlds import Tally, run_worlds
+from simulation import WorldFailure
+from simulation.many_worlds import Tally, run_worlds
 from stress.run import Run, Verdict, count, minutes, progress_bar
 
 #: Worlds that one process runs before it reports.

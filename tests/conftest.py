@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
+from mpgrad.engine import session_pool
+from mpgrad.scheduler.tuning import MESSAGE_US
 from tests.torch_outcomes import of_torch  # noqa: F401  (a fixture)
 
 # The same examples in every run, and none is judged by the time that it takes.
@@ -35,6 +38,14 @@ def ctrl_c_reaches_scripts() -> None:
     a test that interrupts a script would wait for ever."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def messages_cost_the_same() -> Iterator[None]:
+    """Whatever an engine measures on this machine, plans are those of every other one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_pool, "measured_message_us", lambda _: MESSAGE_US)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

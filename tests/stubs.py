@@ -18,10 +18,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import mpgrad.tensor_methods  # attaches
+import mpgrad.tensor_methods  # noqa: F401  (attaches)
 from mpgrad.tensor import Tensor
 
-PACKAGE = Path(mpgrad.__file__).parent
+#: The file of the class Tensor.
+TENSOR = Path(inspect.getfile(Tensor.__init__))
 
 #: Packages whose names are loaded on first use.
 LAZY = ("mpgrad", "mpgrad.autograd", "mpgrad.utils")
@@ -38,7 +39,7 @@ def stubs() -> Iterator[tuple[Path, str]]:
         package = importlib.import_module(name)
         assert package.__file__ is not None
         yield Path(package.__file__).with_suffix(".pyi"), formatted(of_package(package))
-    yield PACKAGE / "tensor_members.pyi", formatted(of_tensor())
+    yield TENSOR.with_name("tensor_members.pyi"), formatted(of_tensor())
 
 
 def formatted(text: str) -> str:
@@ -101,7 +102,7 @@ def of_tensor() -> str:
 
 def _written_in_the_class() -> set[str]:
     """The names that stand in the body of Tensor."""
-    module = ast.parse((PACKAGE / "tensor.py").read_text())
+    module = ast.parse(TENSOR.read_text())
     (body,) = (
         node.body
         for node in module.body

@@ -16,7 +16,7 @@ from benchmarks.rounds import Array
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
 from mpgrad.tensor import gradient_edge
 
 #: (address, bytes) of the memory behind an array.

@@ -21,10 +21,10 @@ from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.roots import gradient_edge
-from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import place
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 

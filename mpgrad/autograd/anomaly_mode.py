@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def _traceback(node: Node, title: str) -> str:
     return f"{title}{''.join(lines)}" if lines else f" {_NO_TRACEBACK}"
 
 
-def refuse_nan(name: str, gradients: list[Any]) -> None:
+def refuse_nan(name: str, gradients: Sequence[Any]) -> None:
     """Raise if what a Node gave holds NaN.
 
     Raises:

@@ -12,17 +12,9 @@ from typing import Any, NamedTuple
 
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.node import InputMetadata, Node
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
-
-#: What any rule costs, in microseconds.
-CALL_US = 3.0
-#: Elementwise work: bytes per microsecond through memory.
-BYTES_PER_US = 4000.0
-#: Matrix products: floating-point operations per microsecond on one core, of 4-byte numbers.
-FLOPS_PER_US = 80_000.0
-#: A custom Function that never ran is taken for expensive.
-UNKNOWN_FUNCTION_US = 1000.0
 
 #: Everything measured in this process.
 model = CostModel()
@@ -50,10 +42,11 @@ def estimate(node: Node) -> float:
     if measured is not None:
         return measured
     if isinstance(node, FunctionNode):
-        return UNKNOWN_FUNCTION_US
+        # It is taken for as expensive as a backward beside its tasks: several run in the workers.
+        return tuning.BACKWARD_MESSAGES * tuning.MESSAGE_US
     if isinstance(node, OperatorNode):
         return _guess(node)
-    return CALL_US
+    return tuning.CALL_US
 
 
 def second_half_share(node: Node) -> float:
@@ -88,9 +81,10 @@ def observe(measured: Iterable[tuple[Node, float]]) -> None:
 def _guess(node: OperatorNode) -> float:
     shapes = [meta.shape for meta in (*node.input_metadata, *node.input_info) if meta is not None]
     itemsize = node.input_metadata[0].dtype.itemsize
-    cost = CALL_US + sum(math.prod(shape) for shape in shapes) * itemsize / BYTES_PER_US
+    nbytes = sum(math.prod(shape) for shape in shapes) * itemsize
+    cost = tuning.CALL_US + nbytes / tuning.BYTES_PER_US
     if node.operator.name in ("matmul", "linear", "conv2d"):
-        cost += _product_flops(node) / FLOPS_PER_US * itemsize / 4
+        cost += _product_flops(node) / tuning.FLOPS_PER_US * itemsize / 4
     return cost
 
 

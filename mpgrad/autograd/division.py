@@ -7,7 +7,7 @@ import math
 from mpgrad.autograd.costs import second_half_share
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.backends import column_parts
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import NodeSpec
 from mpgrad.scheduler.split import split_above_us

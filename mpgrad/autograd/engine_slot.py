@@ -1,12 +1,12 @@
 """The slot that the engine sits in: autograd calls it without knowing it, so nothing imports up.
 
-``mpgrad.engine`` fills the slot when it is loaded; the first backward loads it by name.
+``mpgrad.engine`` fills the slot when it is loaded; the first backward has it loaded, as
+``tensor_methods``, which knows all that users call, says.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -44,6 +44,9 @@ class Executor(Protocol):
 
 
 _current: Callable[[], Executor] | None = None
+
+#: Loads the default engine, which installs itself.
+load: Callable[[], None] | None = None
 
 #: True in a worker process, where every engine is local.
 is_worker = False
@@ -100,10 +103,10 @@ def execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> lis
 
 
 def _engine() -> Executor:
+    if _current is None and load is not None:
+        load()
     if _current is None:
-        importlib.import_module("mpgrad.engine.engine")
-    if _current is None:
-        raise RuntimeError("mpgrad.engine did not install itself")
+        raise RuntimeError("no engine is installed: import the names of mpgrad from mpgrad itself")
     return _current()
 
 

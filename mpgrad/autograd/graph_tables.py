@@ -25,7 +25,7 @@ from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
 from mpgrad.autograd.recurring_graphs import Template, Walk, sequence_of
 from mpgrad.device_arrays import CUDA
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
 
 #: Of an input of a client Node where no gradient ever arrives.

@@ -17,18 +17,16 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Edge, InputMetadata, Node
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 
 #: Nodes of all graphs that are remembered, and graphs of the same edges that differ otherwise.
 NODES_MAX = 200_000
 VARIANTS_MAX = 16
-#: The costs of a graph are looked up again each time while it is young, then only now and then.
-YOUNG_USES = 8
-LOOK_UP_EVERY = 16
-#: And so often what they took is learned.
-LEARN_EVERY = 8
+#: Different engines for which a graph is kept prepared.
+ENGINES_MAX = 4
 
 #: In ``Walk.edges``: no edge, and the Node of index i begins (NODE - i).
 NO_EDGE, NODE = -1, -2
@@ -115,17 +113,35 @@ class Template(NamedTuple):
 class Remembered:
     """One graph, and the tables that serve it."""
 
-    __slots__ = ("_usual_here", "_usual_in_workers", "placed", "spec", "template", "uses", "wired")
+    __slots__ = (
+        "__weakref__",
+        "_usual_here",
+        "_usual_in_workers",
+        "placed",
+        "prepared",
+        "program",
+        "spec",
+        "template",
+        "uses",
+    )
 
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
-        #: What the ``local`` engine has made of the tables, for the next time.
-        self.wired: Any = None
+        #: What engines have made of ``spec``, by what that depends on (``engine.prepared``).
+        self.prepared: dict[Any, Any] = {}
+        #: What runs it in ``local`` as one function; or why nothing does; None: it is too young.
+        self.program: Any = None
         #: What placing made of ``spec`` the last time: (``spec``, Nodes moved, the tables then).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # Of the graph, not of its tables: these are renewed when a cost changes.
         self._usual_here, self._usual_in_workers = UsualTime(), UsualTime()
+
+    def keep_prepared(self, by: Any, made: Any) -> None:
+        """Keep what an engine has made of the tables."""
+        self.prepared[by] = made
+        if len(self.prepared) > ENGINES_MAX:
+            del self.prepared[next(iter(self.prepared))]
 
     def is_like(self, nodes: list[Node]) -> bool:
         """Whether ``nodes``, of the same kinds and edges, give the same tables."""
@@ -140,7 +156,7 @@ class Remembered:
     @property
     def is_young(self) -> bool:
         """Whether its costs are still being found out."""
-        return self.uses <= YOUNG_USES
+        return self.uses <= tuning.SAMPLES
 
     def teaches(self, took_us: float) -> bool:
         """Note what the ``local`` engine took; whether the cost model should hear of it.
@@ -149,7 +165,11 @@ class Remembered:
         took far longer or shorter than usual.
         """
         self._note(self._usual_here, took_us)
-        return self.is_young or self.uses % LEARN_EVERY == 0
+        return self.learns()
+
+    def learns(self) -> bool:
+        """Whether the cost model should hear of this use."""
+        return self.is_young or self.uses % tuning.SAMPLES == 0
 
     def is_surprised_by(self, took_us: float) -> bool:
         """Note what its tasks took in the workers; whether that is far from what was usual."""
@@ -165,7 +185,7 @@ class Remembered:
     def looks_up_costs(self) -> bool:
         """Count one use; whether costs should be looked up again this time."""
         self.uses += 1
-        return self.is_young or self.uses % LOOK_UP_EVERY == 0
+        return self.is_young or self.uses % tuning.SAMPLES == 0
 
 
 class Memory:

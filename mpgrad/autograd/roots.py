@@ -144,7 +144,7 @@ def _seed(index: int, root: Any, seed: Any) -> Tensor | None:
 
 
 def _implicit_seed(expected: InputMetadata) -> Tensor:
-    if any(length != 1 for length in expected.shape):
+    if expected.shape and any(length != 1 for length in expected.shape):
         raise RuntimeError(
             "grad can be implicitly created only for scalar outputs, but the output has shape "
             f"{expected.shape}: pass a gradient of that shape"

@@ -1,6 +1,10 @@
-"""The shape that several shapes broadcast to, or which of their lengths do not fit together."""
+"""Shapes that broadcast and that are summed over, and what does not fit together."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 
 def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -22,3 +26,37 @@ def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
                     )
                 common[dim] = length
     return tuple(common)
+
+
+def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
+    """What PyTorch would raise where an array library raised ``error`` in a forward of ``name``."""
+    if isinstance(error, IndexError):
+        return error
+    if isinstance(error, TypeError):
+        dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
+        return NotImplementedError(
+            f"{name}() is not implemented for {' and '.join(dtypes)} ({error})"
+        )
+    try:
+        broadcast_shape(*(array.shape for array in arrays if hasattr(array, "shape")))
+    except RuntimeError as mismatch:
+        return RuntimeError(f"{name}(): {mismatch}")
+    return RuntimeError(f"{name}(): {error}")
+
+
+@functools.lru_cache(4096)
+def stretched_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes along which an array of ``target`` is repeated in one of ``shape``."""
+    lead = len(shape) - len(target)
+    inner = [lead + i for i, n in enumerate(target) if n == 1 and shape[lead + i] != 1]
+    return (*range(lead), *inner)
+
+
+def reduced_shape(
+    shape: tuple[int, ...], axis: int | tuple[int, ...] | None, keepdims: bool
+) -> tuple[int, ...]:
+    """The shape of a sum over ``axis`` of an array of ``shape``."""
+    axes = {a % len(shape) for a in ((axis,) if isinstance(axis, int) else axis or ())}
+    if keepdims:
+        return tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return tuple(n for i, n in enumerate(shape) if i not in axes)

@@ -23,7 +23,7 @@ from mpgrad.backends import (
     cpu_views,
     cpu_windows,
 )
-from mpgrad.backends.broadcasting import broadcast_shape
+from mpgrad.backends.broadcasting import broadcast_shape, reduced_shape, stretched_axes
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -52,8 +52,11 @@ def _as_array(value: Any) -> Array:
 
 def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]:
     def apply(self: CpuBackend, a: Any, b: Any) -> Array:
-        # The result has at most as many elements as there are pairs.
-        if getattr(a, "size", 1) * getattr(b, "size", 1) >= SMALL_PAIRS:
+        # The result has at most as many elements as there are pairs; of one shape, their root.
+        pairs = getattr(a, "size", 1) * getattr(b, "size", 1)
+        if pairs >= SMALL_PAIRS and not (
+            pairs < SMALL_PAIRS**2 and getattr(a, "shape", ()) == getattr(b, "shape", ())
+        ):
             out = self._binary_output(a, b, result)
             if out is not None:
                 return ufunc(a, b, out=out)
@@ -247,8 +250,8 @@ class CpuBackend(cpu_matrices.Matrices):
 
     # ------------------------------------------------------------------ reduction
 
-    max = _reduction(np.max)
-    min = _reduction(np.min)
+    max = _reduction(np.maximum.reduce)
+    min = _reduction(np.minimum.reduce)
     argmax = _reduction(np.argmax)
     argmin = _reduction(np.argmin)
     any = _reduction(np.any)
@@ -262,7 +265,7 @@ class CpuBackend(cpu_matrices.Matrices):
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims, dtype=np.int64))
         if axis is None or x.nbytes < LARGE_BYTES or x.dtype.kind not in "fc":
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
-        shape = _reduced_shape(x.shape, axis, keepdims)
+        shape = reduced_shape(x.shape, axis, keepdims)
         if math.prod(shape) * x.itemsize < LARGE_BYTES:
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
         out = self.empty(shape, x.dtype)
@@ -272,9 +275,8 @@ class CpuBackend(cpu_matrices.Matrices):
         """Sum ``x`` down to ``shape``, from which broadcasting had made ``x.shape``."""
         if x.shape == shape:
             return x
-        lead = x.ndim - len(shape)
-        stretched = [lead + i for i, n in enumerate(shape) if n == 1 and x.shape[lead + i] != 1]
-        return self.sum(x, (*range(lead), *stretched)).reshape(shape)
+        total = self.sum(x, stretched_axes(x.shape, shape))
+        return total if total.shape == shape else total.reshape(shape)
 
     cumsum = _cumulative(np.add)
     cumprod = _cumulative(np.multiply)
@@ -311,6 +313,8 @@ class CpuBackend(cpu_matrices.Matrices):
         return self.copy(np.flip(x, axis) if x.ndim else x)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        if math.prod(shape) * 16 < LARGE_BYTES:
+            return np.zeros(shape, dtype)
         out = self._place(shape, np.dtype(dtype))
         out.fill(0)
         return out
@@ -320,6 +324,7 @@ class CpuBackend(cpu_matrices.Matrices):
 
     # ------------------------------------------------------------------ views
 
+    constant_beside = cpu_views.constant_beside
     diagonal = cpu_views.diagonal
     diagonal_scatter = cpu_views.diagonal_scatter
     take_view = cpu_views.take_view
@@ -433,13 +438,6 @@ class CpuBackend(cpu_matrices.Matrices):
 def _complex_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The complex dtype whose parts have ``dtype``."""
     return np.dtype(f"c{2 * dtype.itemsize}")
-
-
-def _reduced_shape(shape: tuple[int, ...], axis: Axis, keepdims: bool) -> tuple[int, ...]:
-    axes = {a % len(shape) for a in ((axis,) if isinstance(axis, int) else axis or ())}
-    if keepdims:
-        return tuple(1 if i in axes else n for i, n in enumerate(shape))
-    return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
 def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:

@@ -19,12 +19,22 @@ Array = np.ndarray[Any, Any]
 #: allocator is faster than any placement pays.
 LARGE_BYTES = 32 * 1024
 
+#: So many elements cannot make a large result: the largest take 16 bytes each.
+SMALL = LARGE_BYTES // 16 - 1
+
 #: Integers of the same size as a floating dtype.
 _INTEGERS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def where(xp: CpuBackend, condition: Array, a: Any, b: Any) -> Array:
     """``a`` where ``condition`` holds, else ``b``."""
+    shape = condition.shape
+    if (
+        condition.size <= SMALL
+        and getattr(a, "shape", ()) in (shape, ())
+        and getattr(b, "shape", ()) in (shape, ())
+    ):
+        return np.where(condition, a, b)
     dtype = np.result_type(a, b)
     shape = np.broadcast(condition, a, b).shape
     if math.prod(shape) * dtype.itemsize < LARGE_BYTES:

@@ -8,6 +8,11 @@ import resource
 import sys
 
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
+from mpgrad.coordinator.worker_processes import WorkerSpawner
+from mpgrad.shm.backing import Backing
+from mpgrad.shm.free_list import FreeList
+from mpgrad.shm.segment import Segment
+from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.setup import CoordinatorSetup, begin_child, receive_setup
 
 #: New objects between two runs of the garbage collector. The journal holds on to tens of thousands
@@ -38,21 +43,24 @@ def main(descriptor: int) -> None:
         if shared >= 0:
             os.set_inheritable(shared, False)  # workers are given what they need by name
     _allow_descriptors()
-    supervisor = Supervisor(setup)
-    workers, failure = _start_workers(supervisor, supervisor.slots)
+    board = StatusBoard.create()
+    supervisor = Supervisor(setup.cpu_workers, setup.gpus, board, WorkerSpawner(setup, board))
+    workers, failure = start_workers(supervisor)
 
     from mpgrad.coordinator.coordinator import Coordinator
     from mpgrad.hook_for_tests import hooked
+    from mpgrad.wire.journal_keeper import JournalKeeper
 
     # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
-    coordinator = Coordinator(setup, hooked("coordinator", setup.endpoint.router()), supervisor)
+    router = hooked("coordinator", setup.endpoint.router())
+    journal = JournalKeeper(setup.journal)
+    coordinator = Coordinator(setup, router, supervisor, _engine_arena(setup), journal)
     try:
-        if failure is not None:
-            coordinator.on_no_process(len(workers), failure)
-        coordinator.run(client, [worker.pidfd for worker in workers])
+        coordinator.begin(client, workers, failure)
+        coordinator.run()
         coordinator.journal.on_end()
     except Exception as error:
         coordinator.on_error(error)
@@ -61,19 +69,24 @@ def main(descriptor: int) -> None:
         coordinator.close()
 
 
-def _start_workers(
-    supervisor: Supervisor, count: int
-) -> tuple[list[WorkerProcess], OSError | None]:
-    """As many of ``count`` workers as the system allows, and what it said to the next one.
+def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError | None]:
+    """As many of its workers as the system allows, and what it said to the next one.
 
     They are to be known even then: whoever ends the engine has to end them.
     """
     workers: list[WorkerProcess] = []
     try:
-        workers.extend(supervisor.start(slot) for slot in range(count))
+        workers.extend(supervisor.start(slot) for slot in range(supervisor.slots))
     except OSError as error:
         return workers, error
     return workers, None
+
+
+def _engine_arena(setup: CoordinatorSetup) -> Backing:
+    """Where the blocks of the engine's arena lie, and the pages under them."""
+    segment = Segment.attach(os.dup(setup.engine_arena_fd))
+    free_list = FreeList.within(segment.nbytes, setup.shm_limit, "engine arena")
+    return Backing(segment, free_list, map_here=False)
 
 
 def _allow_descriptors() -> None:

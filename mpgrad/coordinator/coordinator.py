@@ -10,23 +10,23 @@ import gc
 import hmac
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from mpgrad.coordinator.deadlines import Deadlines
 from mpgrad.coordinator.perform import is_session, send_instruction
-from mpgrad.coordinator.supervisor import Supervisor
+from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
 from mpgrad.coordinator.watchdog import Watchdog
 from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.journal import AllocatorRecorder
-from mpgrad.shm.backing import Backing
-from mpgrad.shm.free_list import FreeList
-from mpgrad.shm.segment import Segment
+from mpgrad.scheduler.lease_table import BlockAllocator
+from mpgrad.shm.free_list import FreeListStatistics
 from mpgrad.standard_streams import say
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.journal import AllocatorRecorder
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Router
@@ -40,22 +40,41 @@ OUTPUT_KEPT_BYTES = 16 * 1024
 COLLECT_EVERY_S = 30.0
 
 
-class Coordinator:
-    """The shell around CoordinatorState."""
+class Arena(BlockAllocator, Protocol):
+    """Decides where the blocks of the engine's arena lie, and counts them."""
 
-    def __init__(self, setup: CoordinatorSetup, router: Router, supervisor: Supervisor) -> None:
+    def statistics(self) -> FreeListStatistics: ...
+
+
+class Coordinator:
+    """The shell around CoordinatorState.
+
+    Args:
+        setup: what the client wants of this engine.
+        router: the connections to workers and sessions.
+        supervisor: the parent of the workers.
+        arena: the engine's.
+        journal: keeps what the core was told.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        setup: CoordinatorSetup,
+        router: Router,
+        supervisor: Supervisor,
+        arena: Arena,
+        journal: JournalKeeper,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._setup, self._router, self._supervisor = setup, router, supervisor
+        self._arena, self._clock = arena, clock
         self._client = -1
-        self._arena = FreeList.within(
-            os.fstat(setup.engine_arena_fd).st_size, setup.shm_limit, "engine arena"
-        )
-        segment = Segment.attach(os.dup(setup.engine_arena_fd))
-        backing = Backing(segment, self._arena, map_here=False)
         # Its journal empties it from time to time; without one it would only grow.
-        recorder = None if setup.journal.mode == "off" else AllocatorRecorder(backing)
-        self.state = state = CoordinatorState(recorder or backing)
-        self.journal = JournalKeeper(setup.journal)
-        self._handle_event = self.journal.keep(state.handle_event, state.tables, recorder)
+        recorder = None if setup.journal.mode == "off" else AllocatorRecorder(arena)
+        self.state = state = CoordinatorState(recorder or arena)
+        self.journal = journal
+        self._handle_event = journal.keep(state.handle_event, state.tables, recorder)
         #: Lanes on which a worker has said Hello; it is ready when it has on all of them.
         self._greeted: dict[str, set[str]] = {}
         #: Sessions that wait for their Welcome until the workers are ready.
@@ -66,29 +85,33 @@ class Coordinator:
         self.protocol_errors = 0
         self._watchdog = Watchdog(setup.task_timeout_s)
         self._deadlines = Deadlines()
-        self._collect_at_s = time.monotonic() + COLLECT_EVERY_S
+        self._collect_at_s = clock() + COLLECT_EVERY_S
         self._stopping = False
 
-    def run(self, client: int, workers: list[int]) -> None:
-        """The loop; blocks without using the CPU while nothing happens.
+    def begin(
+        self, client: int, workers: list[WorkerProcess], failure: OSError | None = None
+    ) -> None:
+        """Look after the first processes.
 
         Args:
             client: pidfd of the client.
-            workers: pidfds of the workers that have been started.
+            workers: those that have been started.
+            failure: what the system said to the next one, if it refused it.
         """
         self._client = client
-        for descriptor in (client, *workers):
+        for descriptor in (client, *[worker.child.pidfd for worker in workers]):
             self._router.watch(descriptor)
+        if failure is not None:
+            self._on_no_process(len(workers), failure)
+
+    def run(self) -> None:
+        """The loop; blocks without using the CPU while nothing happens."""
         while not self._stopping:
             self.turn()
 
     def turn(self) -> None:
         """Wait for something, deal with all there is, and send what follows from it."""
-        now_s = time.monotonic()
-        waits_ms = (self._watchdog.wait_ms(now_s), self._deadlines.wait_ms(now_s))
-        received = self._router.receive(
-            min((ms for ms in waits_ms if ms is not None), default=None)
-        )
+        received = self._router.receive(self.wait_ms())
         # Messages before deaths: a reply that was sent before its sender died still counts.
         for arrival in received.arrivals:
             self._receive(arrival)
@@ -97,6 +120,12 @@ class Coordinator:
         self._watch(bool(received.arrivals))
         for peer in self._router.flush():
             self._on_unreachable(peer)
+
+    def wait_ms(self) -> int | None:
+        """How long there is nothing to do if nothing comes; None for ever."""
+        now_s = self._clock()
+        waits_ms = (self._watchdog.wait_ms(now_s), self._deadlines.wait_ms(now_s))
+        return min((ms for ms in waits_ms if ms is not None), default=None)
 
     def on_error(self, error: BaseException) -> None:
         """Something that must not happen ends this process, or a peer: leave a trace."""
@@ -229,7 +258,7 @@ class Coordinator:
             elif isinstance(instruction, do.FenceWorker):
                 self._supervisor.fence(instruction.peer)
             elif isinstance(instruction, do.SetDeadline):
-                self._deadlines.set(instruction, time.monotonic())
+                self._deadlines.set(instruction, self._clock())
             else:
                 send_instruction(self._router, instruction)
 
@@ -237,7 +266,7 @@ class Coordinator:
 
     def _watch(self, has_arrivals: bool) -> None:
         """Look after the busy workers, and tell of deadlines, if it is time."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         for passed in self._deadlines.take_passed(now_s):
             self._handle(passed)
         if self._watchdog.is_due(now_s):
@@ -255,11 +284,11 @@ class Coordinator:
         try:
             worker = self._supervisor.start(slot)
         except OSError as error:
-            self.on_no_process(slot, error)
+            self._on_no_process(slot, error)
         else:
-            self._router.watch(worker.pidfd)
+            self._router.watch(worker.child.pidfd)
 
-    def on_no_process(self, slot: int, error: OSError) -> None:
+    def _on_no_process(self, slot: int, error: OSError) -> None:
         """The system refuses a process for worker ``slot``."""
         self._give_up(
             f"a process for worker {slot} cannot be started: {error} (`ulimit -u`, `ulimit -n` and "

@@ -1,29 +1,25 @@
-"""Supervisor: starts worker processes, sees them die, and knows what each of them is called.
+"""Supervisor: starts workers, sees them die, and knows what each of them is called.
 
-It decides nothing about tasks; a death becomes a WorkerLost event for the core. The core's words
-are imported where they are needed: the first workers are started before anything else is loaded.
+It decides nothing about tasks; a death becomes a WorkerLost event for the core. What a process is
+the spawner knows. The core's words are imported where they are needed: the first workers are
+started before anything else is loaded.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 import time
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from mpgrad.coordinator.reaper import Reaper
-from mpgrad.exits import is_stopped
-from mpgrad.shm.status_board import StatusBoard
-from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
-
-if TYPE_CHECKING:
-    from mpgrad.coordinator.watchdog import Sight
 from mpgrad.handles import WORKER_DEVICE_ARENA
 from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
 from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.shm.status_board import StatusBoard
+
+if TYPE_CHECKING:
+    from mpgrad.coordinator.reaper import End
+    from mpgrad.coordinator.watchdog import Sight
 
 #: Workers that may die in a row before one is ready, by their own fault: the next ones would, too.
 FAILED_STARTS_MAX = 3
@@ -32,18 +28,50 @@ FAILED_STARTS_MAX = 3
 KILLED_STARTS_MAX = 50
 #: Seconds that all workers together get to leave by themselves when the engine closes.
 GRACE_S = 0.2
-#: To the kernel a worker holds more memory than it does, by these thousandths of all there is.
-_OOM_SCORE_ADJUSTMENT = 300
-_OOM_SCORE_MAX = 1000
 
-_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
-#: glibc gives freed arrays back to the kernel at once, and the next temporary faults its pages in
-#: again: 3,800 page faults per backward of 32 layers 512 wide, 85 with these (bytes; both needed).
-_MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-}
+class Child(Protocol):
+    """A process as its parent sees it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def pidfd(self) -> int:
+        """A descriptor that becomes readable when it dies."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def is_stopped(self) -> bool:
+        """Whether it got SIGSTOP and no SIGCONT since."""
+        ...
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Whether it ends within ``timeout_s`` seconds."""
+        ...
+
+    def reap(self) -> End:
+        """Wait for its end, and give its pidfd back."""
+        ...
+
+
+class Spawner(Protocol):
+    """Starts worker processes."""
+
+    def start(self, peer: str, slot: int, device: int, arena: int) -> Child:
+        """Start one.
+
+        Args:
+            peer: its name.
+            slot: its row of the status board.
+            device: number of its GPU, or ON_CPU.
+            arena: number of the memory that it exports, or -1.
+
+        Raises:
+            OSError: the system allows no more; nothing is left open.
+        """
+        ...
 
 
 class WorkerProcess(NamedTuple):
@@ -51,26 +79,39 @@ class WorkerProcess(NamedTuple):
 
     peer: str
     slot: int
-    process: subprocess.Popen[bytes]
-    pidfd: int
+    child: Child
     #: Number of the GPU of a GPU worker, and of the memory that it exports; else -1.
     device: int
     arena: int
 
 
 class Supervisor:
-    """The parent of the workers."""
+    """The parent of the workers.
 
-    def __init__(self, setup: CoordinatorSetup) -> None:
-        self._setup = setup
-        self.board = StatusBoard.create()
+    Args:
+        cpu_workers: slots of the CPU.
+        gpus: for each slot behind them its GPU.
+        board: where each worker says what it runs.
+        spawner: starts processes.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        cpu_workers: int,
+        gpus: tuple[int, ...],
+        board: StatusBoard,
+        spawner: Spawner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cpu_workers, self._gpus = cpu_workers, gpus
+        self._board, self._spawner, self._clock = board, spawner, clock
         self._by_pidfd: dict[int, WorkerProcess] = {}
         self._by_peer: dict[str, WorkerProcess] = {}
         self._incarnations: dict[int, int] = {}
         #: Each process that exports device memory does so under a number of its own.
         self._arenas = 0
         self._joined: set[str] = set()
-        self._reaper = Reaper()
         self._failed_starts = 0
         self._killed_starts: Counter[int] = Counter()
         self.restarts = 0
@@ -80,77 +121,29 @@ class Supervisor:
         incarnation = self._incarnations.get(slot, 0) + 1
         self._incarnations[slot] = incarnation
         self.restarts += incarnation > 1
-        self.board.clear(slot)
-        setup = self._setup
-        process, writer = spawn(
-            [setup.executable, "-P", "-m", "mpgrad.workers"],
-            self._inherited(slot),
-            self._environment(),
-        )
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except OSError:
-            os.close(writer)
-            process.kill()
-            process.wait()
-            raise
-        _die_before_the_client(process.pid)
-        device, arena = self._gpu_of(slot), -1
+        self._board.clear(slot)
+        peer, device, arena = f"w{slot}.{incarnation}", self._gpu_of(slot), -1
         if device != ON_CPU:
             arena = WORKER_DEVICE_ARENA + self._arenas
             self._arenas += 1
-        worker = WorkerProcess(f"w{slot}.{incarnation}", slot, process, pidfd, device, arena)
-        self._by_pidfd[worker.pidfd] = self._by_peer[worker.peer] = worker
-        self._send_setup(writer, worker)
+        child = self._spawner.start(peer, slot, device, arena)
+        worker = WorkerProcess(peer, slot, child, device, arena)
+        self._by_pidfd[child.pidfd] = self._by_peer[peer] = worker
         return worker
 
     @property
     def slots(self) -> int:
         """How many workers there are to be: those of the CPU, and behind them those of GPUs."""
-        return self._setup.cpu_workers + len(self._setup.gpus)
+        return self._cpu_workers + len(self._gpus)
 
     def device_of(self, peer: str) -> tuple[int, int]:
         """A worker's GPU and the number of its memory there, or (ON_CPU, -1)."""
         worker = self._by_peer[peer]
         return worker.device, worker.arena
 
-    def _inherited(self, slot: int) -> tuple[int, ...]:
-        setup = self._setup
-        shared = (setup.client_arena_fd, setup.engine_arena_fd, self.board.fd)
-        return shared if self._gpu_of(slot) == ON_CPU else (*shared, setup.device_board_fd)
-
     def _gpu_of(self, slot: int) -> int:
-        at = slot - self._setup.cpu_workers
-        return self._setup.gpus[at] if 0 <= at < len(self._setup.gpus) else ON_CPU
-
-    def _send_setup(self, writer: int, worker: WorkerProcess) -> None:
-        setup = self._setup
-        send_setup(
-            writer,
-            WorkerSetup(
-                endpoint=setup.endpoint,
-                peer=worker.peer,
-                coordinator_pid=os.getpid(),
-                client_arena_fd=setup.client_arena_fd,
-                engine_arena_fd=setup.engine_arena_fd,
-                board_fd=self.board.fd,
-                slot=worker.slot,
-                environment=setup.worker_environment,
-                device=worker.device,
-                device_arena=worker.arena,
-                device_board_fd=setup.device_board_fd,
-            ),
-        )
-
-    def _environment(self) -> dict[str, str]:
-        """What BLAS and the allocator read when they are loaded, so it has to stand here."""
-        threads = str(self._setup.blas_threads)
-        return {
-            **_MALLOC,
-            **os.environ,
-            **dict.fromkeys(_BLAS_THREADS, threads),
-            "PYTHONPATH": self._setup.python_path,
-        }
+        at = slot - self._cpu_workers
+        return self._gpus[at] if 0 <= at < len(self._gpus) else ON_CPU
 
     def joined(self, peer: str) -> None:
         """``peer`` is ready for tasks."""
@@ -164,7 +157,7 @@ class Supervisor:
 
     def pids(self) -> tuple[int, ...]:
         workers = sorted(self._by_pidfd.values(), key=lambda worker: worker.slot)
-        return tuple(worker.process.pid for worker in workers)
+        return tuple(worker.child.pid for worker in workers)
 
     def is_current(self, peer: str) -> bool:
         """Whether ``peer`` names a living incarnation."""
@@ -174,15 +167,15 @@ class Supervisor:
         """Kill a worker that broke the protocol or hangs; its death is reported as any other."""
         worker = self._by_peer.get(peer)
         if worker is not None:
-            worker.process.kill()
+            worker.child.kill()
 
     def sight(self, peer: str) -> Sight:
         """What worker ``peer`` is doing right now."""
         from mpgrad.coordinator.watchdog import Sight
 
         worker = self._by_peer[peer]
-        running = self.board.read(worker.slot)
-        return Sight(peer, _name(worker), running, is_stopped(worker.process.pid))
+        running = self._board.read(worker.slot)
+        return Sight(peer, _name(worker), running, worker.child.is_stopped())
 
     def reap(self, pidfd: int) -> WorkerLost | WorkerUnavailable | int:
         """A worker has died: the event for the core, or the slot to start again.
@@ -191,12 +184,11 @@ class Supervisor:
         """
         worker = self._by_pidfd.pop(pidfd)
         del self._by_peer[worker.peer]
-        os.close(pidfd)
-        end = self._reaper.reap(worker.process)
+        end = worker.child.reap()
         is_killed, cause = end.is_killed, f"{_name(worker)} {end.words}"
         if worker.peer in self._joined:
             self._joined.discard(worker.peer)
-            running = self.board.read(worker.slot)
+            running = self._board.read(worker.slot)
             return WorkerLost(worker.peer, cause, is_killed, running)
         self._failed_starts += not is_killed
         self._killed_starts[worker.slot] += is_killed
@@ -207,27 +199,15 @@ class Supervisor:
 
     def stop_all(self) -> None:
         """Wait a moment for the workers to leave, then kill and reap them."""
-        deadline = time.monotonic() + GRACE_S
+        deadline = self._clock() + GRACE_S
         for worker in self._by_pidfd.values():
-            try:
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
+            if not worker.child.has_ended(max(0.0, deadline - self._clock())):
+                worker.child.kill()
         for worker in self._by_pidfd.values():
-            worker.process.wait()
-
-
-def _die_before_the_client(pid: int) -> None:
-    """Have the kernel end worker ``pid`` before the client or the coordinator, if memory runs out.
-
-    A second kill often follows the first: what the killed process held is not free yet when the
-    next one asks for a page. The engine replaces workers; the client nobody replaces.
-    """
-    with contextlib.suppress(OSError):  # a process that has died already, or a kernel that refuses
-        own = int(Path("/proc/self/oom_score_adj").read_text())
-        adjusted = min(own + _OOM_SCORE_ADJUSTMENT, _OOM_SCORE_MAX)
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(adjusted))
+            worker.child.reap()
+        self._by_pidfd.clear()
+        self._by_peer.clear()
 
 
 def _name(worker: WorkerProcess) -> str:
-    return f"worker {worker.peer} (pid {worker.process.pid})"
+    return f"worker {worker.peer} (pid {worker.child.pid})"

@@ -10,40 +10,46 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
 _lock = threading.Lock()
 #: How often each thread is inside.
-_holders: Counter[int] = Counter()
+_holders: dict[int, int] = {}
 _controllers: list[Any] = []
 #: How many modules there were when the libraries were looked for: SciPy brings one of its own.
 _modules = 0
-_before: list[int] = []
+#: The libraries that were limited, and how many threads they had.
+_before: list[tuple[Any, int]] = []
 
 
-@contextmanager
-def blas_limit(threads: int) -> Iterator[None]:
+class blas_limit:
     """Hold BLAS to ``threads`` threads in this process while any holder is inside."""
-    thread = threading.get_ident()
-    with _lock:
-        if not _holders:
-            _before[:] = [library.num_threads for library in _libraries()]
-            _set([threads] * len(_before))
-        _holders[thread] += 1
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_thread", "_threads")
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
         with _lock:
-            _holders[thread] -= 1
-            if not _holders[thread]:
-                del _holders[thread]
             if not _holders:
-                _set(_before)
+                for library in _libraries():
+                    count = library.num_threads
+                    if count != self._threads:
+                        _before.append((library, count))
+                        _set(library, self._threads)
+            _holders[self._thread] = _holders.get(self._thread, 0) + 1
+
+    def __exit__(self, *exc: object) -> None:
+        with _lock:
+            left = _holders.pop(self._thread) - 1
+            if left:
+                _holders[self._thread] = left
+            if not _holders:
+                _restore()
 
 
 def _libraries() -> list[Any]:
@@ -58,17 +64,15 @@ def _libraries() -> list[Any]:
     return _controllers
 
 
-def _set(threads: list[int]) -> None:
-    for library, count in zip(_controllers, threads, strict=True):
-        if library.num_threads != count:
-            # From 3.8 on threadpoolctl heeds only the first thread that ever set a limit, unless
-            # that one gives its right up; here one counter speaks for all threads.
-            give_up = getattr(library, "clear_controlling_thread", None)
-            if give_up is not None:
-                give_up(force=True)
-            library.set_num_threads(count)
-            if give_up is not None:
-                give_up()
+def _set(library: Any, count: int) -> None:
+    # From 3.8 on threadpoolctl heeds only the first thread that ever set a limit. What it does then
+    # is called at once here: one counter speaks for all threads.
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
+
+
+def _restore() -> None:
+    while _before:
+        _set(*_before.pop())
 
 
 def _leave_others_in_child() -> None:
@@ -76,12 +80,12 @@ def _leave_others_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     thread, was_limited = threading.get_ident(), bool(_holders)
-    own = _holders[thread]
+    own = _holders.get(thread, 0)
     _holders.clear()
     if own:
         _holders[thread] = own
     elif was_limited:
-        _set(_before)
+        _restore()
 
 
 os.register_at_fork(after_in_child=_leave_others_in_child)

@@ -1,76 +1,62 @@
-"""choose(): where ``auto`` executes a graph: ``process`` only if that is clearly faster."""
+"""Where ``auto`` executes a graph: by what each mode is predicted to take, and has taken."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import OrderedDict, deque
+from statistics import median_low
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.scheduler import tuning
+from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import Plan
 
-#: Graphs with less work than this are never worth a message, in microseconds.
-WORTH_A_LOOK_US = 2_000.0
-#: How much better the prediction for ``process`` must be.
-MARGIN = 1.2
-#: Weight of the newest backward in what a mode takes; how many must have run in workers.
-NEWEST, SEEN_MIN = 0.3, 3
-#: Workers that were slower than predicted are tried again once in so many backwards.
-TRY_AGAIN_EVERY = 64
+Mode: TypeAlias = Literal["local", "process"]
 
-#: What a question to the coordinator takes where the costs below hold, in microseconds.
-ROUND_TRIP_US = 93.0
-#: A start-up on a busy machine shall not decide for a whole run.
-SCALE_MIN, SCALE_MAX = 0.5, 4.0
+#: Structures whose times are kept, those used last.
+STRUCTURES_MAX = 64
 
 
-class HandoverCost(NamedTuple):
-    """What messages take, in microseconds; the defaults were measured once, on two cores."""
+class Prediction(NamedTuple):
+    """What a backward would take in each mode, in microseconds."""
 
-    #: Submitting and waking up, once per backward (``scripts/bench transport`` gave it for a Node).
-    submit_us: float = 580.0
-    #: Handing one task over and hearing of its end while the workers are busy: an estimate from the
-    #: 75 us that ``scripts/bench overhead`` gave for short tasks, which share messages.
-    task_us: float = 120.0
-
-    @classmethod
-    def measured(cls, round_trip_us: float) -> HandoverCost:
-        """On a machine where a question to the coordinator takes so long."""
-        scale = min(max(round_trip_us / ROUND_TRIP_US, SCALE_MIN), SCALE_MAX)
-        return cls(*[scale * cost for cost in cls()])
+    local: float
+    process: float
 
 
 class Choice(NamedTuple):
-    """``local`` or ``process``, and why."""
+    """Where a graph runs, and why."""
 
     mode: str
     reason: str
+    #: What the choice was made of; None where there was none.
+    predicted: Prediction | None = None
+    #: True where the mode is measured again although the other one is expected to be faster.
+    is_trial: bool = False
 
 
-def too_small(frozen: FrozenGraph, workers: int) -> Choice | None:
-    """``local`` where that can be said without a plan; else None."""
+def too_small(frozen: FrozenGraph, workers: int, message_us: float) -> Choice | None:
+    """``local`` where no plan could make workers clearly faster; else None."""
     work_us = sum([spec.cost_us for spec in frozen.spec.nodes])
-    if work_us < WORTH_A_LOOK_US:
-        return Choice("local", f"only {work_us:.0f} us of work")
     if workers < 2:
         return Choice("local", "one CPU worker would not be faster than this process")
+    least_us = tuning.BACKWARD_MESSAGES * message_us + work_us / workers
+    if least_us * tuning.MARGIN >= work_us:
+        return Choice("local", f"only {work_us:.0f} us of work")
     return None
 
 
-def choose(planned: Plan, workers: int, cost: HandoverCost | None = None) -> Choice:
-    """Compare the predicted makespans of both modes.
+def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
+    """The makespans: the work; and the critical path, an even share of the work, or what the client
+    has to run, one task after another, each with its messages.
 
-    A Function that was never measured counts as expensive. Where the workers are not up yet, the
-    engine runs such a graph locally while they start, and so measures it.
-
-    Args:
-        planned: the plan of the placed graph.
-        workers: how many there are.
-        cost: what messages take.
+    Graham's bound for list scheduling (Graham, "Bounds for certain multiprocessing anomalies",
+    1966) says that the order can cost at most twice this; with many tasks it is close.
     """
-    predicted = predict_process_us(planned, workers, cost or HandoverCost())
-    here = f"this process {planned.work_us:.0f} us"
-    if predicted * MARGIN >= planned.work_us:
-        return Choice("local", f"workers would take about {predicted:.0f} us, {here}")
-    return Choice("process", f"workers take about {predicted:.0f} us, {here}")
+    share_us = (planned.work_us + len(planned.tasks) * message_us) / workers
+    client_us = sum([task.cost_us for task in planned.tasks if task.on_client])
+    longest_us = max(planned.critical_path_us + message_us, share_us, client_us)
+    return Prediction(planned.work_us, tuning.BACKWARD_MESSAGES * message_us + longest_us)
 
 
 def gpus_of(frozen: FrozenGraph) -> list[int]:
@@ -85,48 +71,80 @@ def gpus_of(frozen: FrozenGraph) -> list[int]:
 
 
 class Experience:
-    """What the backwards of one graph took in each mode, by the clock; overrules a prediction."""
+    """What the backwards of graphs of one structure took in each mode, beside what was predicted.
+
+    The relation of the two is kept, not the time: shapes and costs may change from step to step.
+    """
 
     def __init__(self) -> None:
-        self._took_us: dict[str, float] = {}
-        self._seen: dict[str, int] = {}
-        self._overruled = 0
+        self._took: dict[Mode, deque[float]] = {
+            mode: deque(maxlen=tuning.SAMPLES) for mode in ("local", "process")
+        }
+        self._has_begun: set[Mode] = set()
+        self._spent_us = self._lost_us = 0.0
 
-    def note(self, mode: str, microseconds: float) -> None:
-        """One more backward, all of it but freezing and committing."""
-        seen = self._seen[mode] = self._seen.get(mode, 0) + 1
-        if seen <= 2:  # much is made in the first one that serves all others
-            self._took_us[mode] = microseconds
-        else:
-            self._took_us[mode] += NEWEST * (microseconds - self._took_us[mode])
+    def note(self, mode: Mode, took_us: float, choice: Choice) -> None:
+        """One more backward, all of it but freezing and committing.
 
-    def correct(self, choice: Choice, work_us: float) -> Choice:
-        """``choice``, or ``local`` where workers were predicted to be faster and were not.
+        The first one of each mode does not count: much is made in it that serves all others.
+        """
+        if choice.predicted is None:
+            return
+        best_us = min(self._expected(choice.predicted))
+        if choice.is_trial:
+            self._lost_us += max(took_us - best_us, 0.0)
+        if mode in self._has_begun:
+            self._spent_us += best_us
+            self._took[mode].append(took_us / max(getattr(choice.predicted, mode), 1.0))
+        self._has_begun.add(mode)
 
-        They are tried again now and then: what slowed them down may have passed.
+    def choose(self, predicted: Prediction, *, has_workers: bool) -> Choice:
+        """The faster mode, or the other one where it is time to measure that again.
 
         Args:
-            choice: what was predicted.
-            work_us: what this process would take, if it has not run the graph yet.
+            predicted: for this graph.
+            has_workers: whether they run already; they are not started for a trial.
         """
-        if choice.mode != "process" or self._seen.get("process", 0) < SEEN_MIN:
-            return choice
-        local_us, process_us = self._took_us.get("local", work_us), self._took_us["process"]
-        if process_us <= local_us:
-            return choice
-        self._overruled += 1
-        if self._overruled % TRY_AGAIN_EVERY == 0:
-            return choice
-        return Choice("local", f"workers took {process_us:.0f} us, this process {local_us:.0f} us")
+        expected = self._expected(predicted)
+        # Workers must be clearly better in a graph that may never come again.
+        is_known = bool(self._took["process"]) or len(self._took["local"]) == tuning.SAMPLES
+        margin = 1.0 if is_known else tuning.MARGIN
+        is_faster = expected.process * margin < expected.local
+        modes: tuple[Mode, Mode] = ("process", "local") if is_faster else ("local", "process")
+        mode, other = modes
+        reason = (
+            f"workers would take about {expected.process:.0f} us, "
+            f"this process {expected.local:.0f} us"
+        )
+        if len(self._took[mode]) == tuning.SAMPLES and (other == "local" or has_workers):
+            best_us, other_us = min(expected), getattr(expected, other)
+            # A trial counts as dearer than it looks: nobody knows.
+            loss_us = max(other_us, tuning.MARGIN * best_us) - best_us
+            if self._lost_us + loss_us <= tuning.TRIAL_SHARE * self._spent_us:
+                return Choice(other, f"to measure it again; {reason}", predicted, is_trial=True)
+        return Choice(mode, reason, predicted)
+
+    def _expected(self, predicted: Prediction) -> Prediction:
+        """Medians: one interruption does not decide. What makes a graph slower here than its rules
+        take, it is taken to do in workers, too, until that is known.
+        """
+        local, process = self._took["local"], self._took["process"]
+        here = median_low(local) if local else 1.0
+        there = median_low(process) if process else here
+        return Prediction(predicted.local * here, predicted.process * there)
 
 
-def predict_process_us(planned: Plan, workers: int, cost: HandoverCost) -> float:
-    """Predicted makespan: the critical path, an even share of the work, or what the client has to
-    run, one task after another; and the messages.
+class Experiences:
+    """By the structure of the graph: all but sizes and costs. Not thread-safe by itself."""
 
-    Graham's bound for list scheduling (Graham, "Bounds for certain multiprocessing anomalies",
-    1966) says that the order can cost at most twice this; with many tasks it is close.
-    """
-    share = planned.work_us / workers + len(planned.tasks) * cost.task_us / workers
-    client = sum([task.cost_us for task in planned.tasks if task.on_client])
-    return cost.submit_us + max(planned.critical_path_us + cost.task_us, share, client)
+    def __init__(self) -> None:
+        self._found: OrderedDict[Any, Experience] = OrderedDict()
+
+    def of(self, spec: GraphSpec) -> Experience:
+        """What is known of graphs like this one."""
+        key = tuple([(node.name, node.edges, node.on_client) for node in spec.nodes])
+        found = self._found.setdefault(key, Experience())
+        self._found.move_to_end(key)
+        if len(self._found) > STRUCTURES_MAX:
+            self._found.popitem(last=False)
+        return found

@@ -10,21 +10,23 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd import profiler
-from mpgrad.autograd.client_nodes import Rule, rule_of
+from mpgrad.autograd.anomaly_mode import mode as anomaly
+from mpgrad.autograd.client_nodes import HooksBefore, Rule, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.dispatch import cpu
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.local import blame_for_nan, output_metadata, passes_on
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.stale_saved import StaleSaved
 from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.scheduler.plan_tables import InnerTarget, Member, Plan
+from mpgrad.scheduler.plan_tables import Member
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.storage import adopt, watched
-from mpgrad.workers.executor import Step, Wiring, run_steps
+from mpgrad.workers.executor import Step, run_steps
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -33,7 +35,7 @@ class ClientWorker:
     """The client's own tasks of one graph.
 
     Args:
-        frozen, planned: the graph.
+        frozen, graph: the graph and its plan.
         handover: what it reads and makes.
         arena: the engine's.
         user_code: what each rule is run in.
@@ -43,14 +45,14 @@ class ClientWorker:
     def __init__(
         self,
         frozen: FrozenGraph,
-        planned: Plan,
+        graph: PreparedGraph,
         handover: Handover,
         arena: ForeignArena,
         user_code: Callable[[], AbstractContextManager[None]],
         blas_threads: int,
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
-        self._frozen, self._planned = frozen, planned
+        self._frozen, self._graph, self._planned = frozen, graph, graph.plan
         self._handover, self._arena = handover, arena
         #: What the last failed task raised.
         self.error: BaseException | None = None
@@ -96,7 +98,6 @@ class ClientWorker:
             for step, member in zip(steps[1:], members[1:], strict=True):
                 if step.apply is not None:
                     step.apply = self._in_turn(member.node, step.apply)
-            blame_for_nan(steps, [self._frozen.nodes[member.node] for member in members])
             contributions = self._contributions(steps, dispatch)
             with watched() as changed:
                 self._run_steps(members, steps, contributions, emit, failed.append)
@@ -132,7 +133,6 @@ class ClientWorker:
         steps = [self._step(member) for member in members]
         for step in steps:
             step.release = None
-        blame_for_nan(steps, [nodes[member.node] for member in members])
         contributions = [
             (*self._planned.slots[0][slot], seed)
             for (task, slot, _), seed in zip(self._planned.seeds, self._frozen.seeds, strict=True)
@@ -164,20 +164,16 @@ class ClientWorker:
 
     def _step(self, member: Member) -> Step:
         node = self._frozen.nodes[member.node]
-        wiring = Wiring(
-            node.label,
-            node.input_metadata,
-            output_metadata(self._frozen, member.node),
-            [
-                (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
-                for route in member.routes
-            ],
-            member.captures,
-            takes_undefined=node.takes_undefined,
-            passes_on=passes_on(node),
-        )
         rule = self._as_user_code(rule_of(node)) if self._frozen.runs[member.node] else None
-        return Step(wiring, rule, None if self._frozen.keep_graph else node.release_saved)
+        step = Step(
+            self._graph.wiring(self._frozen, member),
+            rule,
+            None if self._frozen.keep_graph else node.release_saved,
+        )
+        # A hook before a Node may return NaN; the Node may not, be it by a hook behind it.
+        if anomaly.checks_nan and not isinstance(node, HooksBefore):
+            step.blamed = node.subject.name()
+        return step
 
     def _as_user_code(self, rule: Rule) -> Rule:
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:

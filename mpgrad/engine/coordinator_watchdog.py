@@ -10,7 +10,6 @@ clock: the time for which this process itself was stopped (Ctrl-Z, a suspended m
 from __future__ import annotations
 
 from mpgrad.engine.processes import CoordinatorProcess
-from mpgrad.exits import is_stopped
 from mpgrad.standard_streams import say
 
 #: Milliseconds that one wait lasts at most.
@@ -32,7 +31,7 @@ class CoordinatorWatchdog:
 
         It is killed here if it has been stopped for too long: the next wait sees it die.
         """
-        if has_come or not is_stopped(self._coordinator.pid):
+        if has_come or not self._coordinator.is_stopped():
             self._stopped = 0
             return
         self._stopped += 1

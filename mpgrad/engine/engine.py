@@ -167,14 +167,18 @@ class Engine:
 
     # ------------------------------------------------------------------ questions
 
-    def explain(self, tensor: Tensor) -> Explanation:
+    def explain(self, tensor: Tensor, *, source: bool = False) -> Explanation:
         """Where each Node behind ``tensor`` would run and why; runs nothing.
+
+        Args:
+            tensor: the root.
+            source: also show the source that ``local`` runs where such a graph comes again.
 
         Raises:
             RuntimeError: ``tensor`` does not require grad.
         """
         self._check_open()
-        return self._execution.explain(tensor)
+        return self._execution.explain(tensor, source)
 
     def statistics(self) -> EngineStatistics:
         """Counters and memory figures as of now."""

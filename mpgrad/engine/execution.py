@@ -6,16 +6,18 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mpgrad import config
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
-from mpgrad.engine.choice import WORTH_A_LOOK_US
+from mpgrad.engine.choice import Mode
 from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
@@ -41,6 +43,9 @@ from mpgrad.wire.schema import Processes
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class Execution:
     """What an Engine does its backwards with. Thread-safe.
@@ -52,31 +57,33 @@ class Execution:
 
     def __init__(self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]) -> None:
         self._options, self._spawn = options, spawn
-        self.sessions = SessionPool(spawn)
         self.preparation = Preparation(options)
+        self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
         self._counters = Counters()
         self._local_count = self._local_failed = 0
 
     def start_anew_in_child(self) -> None:
         """After a fork: the processes belong to the parent."""
         self.sessions.abandon()
-        self.sessions = SessionPool(self._spawn)
         self.preparation = Preparation(self._options)
+        self.sessions = SessionPool(self._spawn, self.preparation.expect_message_us)
         self._counters = Counters()
 
     # ------------------------------------------------------------------ one backward
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Prepare a frozen graph and run it; see ``autograd.engine_slot``."""
-        ready = self.preparation.ready(frozen, self.sessions.handover_cost)
+        ready = self._ready(frozen)
         if config.debug():
             self._report(frozen, ready)
         placed, graph = ready.placed, ready.graph
         if placed is not None:
             warn_of_serial_functions(placed)
         if placed is None or graph is None or not self._goes_to_workers(ready):
-            with self._counted_locally(), self._timed("local", ready):
-                return run_local(frozen)
+            if graph is None:
+                return self._here(run_local, frozen)
+            with self._timed("local", ready):
+                return self._here(run_local, frozen)
         recovery = Recovery(self._options.recover)
         with self._timed("process", ready):
             while True:
@@ -92,11 +99,14 @@ class Execution:
                         raise
                     self._counters.note_recovery()
 
+    def _ready(self, frozen: FrozenGraph) -> Ready:
+        return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
+
     def _goes_to_workers(self, ready: Ready) -> bool:
         """Whether a graph runs in workers now: `auto` does not wait for them to start."""
         if ready.choice.mode != "process":
             return False
-        if self.preparation.mode() == "process" or self.sessions.is_running:
+        if self.preparation.mode() == "process" or self.sessions.is_ready:
             return True
         self._start_in_background()
         return False
@@ -114,29 +124,24 @@ class Execution:
             arrays = [array for array, _ in self.execute(watched)]
             captured = dict(zip(watched.spec.captures, arrays, strict=True))
             return record(frozen, seeds, captured)
-        with self._counted_locally():
-            return record(frozen, seeds)
+        return self._here(record, frozen, seeds)
 
-    @contextmanager
-    def _counted_locally(self) -> Iterator[None]:
-        """A backward of this process: with as many BLAS threads as a worker has."""
+    def _here(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a backward in this process: with as many BLAS threads as a worker has."""
         self._local_count += 1
         try:
             with blas_limit(self._options.blas_threads):
-                yield
+                return run(*args, **kwargs)
         except BaseException:
             self._local_failed += 1
             raise
 
     @contextmanager
-    def _timed(self, mode: str, ready: Ready) -> Iterator[None]:
-        """``auto`` remembers what a backward took, where one like it may come again."""
+    def _timed(self, mode: Mode, ready: Ready) -> Iterator[None]:
+        """``auto`` learns what a backward took."""
         started = perf_counter()
         yield
-        if self._options.mode == "auto" and ready.graph is not None:
-            took_us = (perf_counter() - started) * 1e6
-            if took_us >= WORTH_A_LOOK_US:
-                ready.graph.experience.note(mode, took_us)
+        self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
 
     def _start_in_background(self) -> None:
         """Start the processes beside this and the next local backward."""
@@ -149,7 +154,7 @@ class Execution:
 
     # ------------------------------------------------------------------ questions
 
-    def explain(self, tensor: Tensor) -> Explanation:
+    def explain(self, tensor: Tensor, source: bool) -> Explanation:
         """See ``Engine.explain``."""
         if not tensor.requires_grad:
             raise RuntimeError(
@@ -157,12 +162,14 @@ class Execution:
             )
         edges = [gradient_edge(tensor)]
         frozen = freeze(edges, [None], keep_graph=True, cost=costs.estimate)
-        return self._explain(frozen, self.preparation.ready(frozen, self.sessions.handover_cost))
+        ready = self._ready(frozen)
+        found = self._explain(frozen, ready)
+        return replace(found, source=compiled.source_of(frozen)) if source else found
 
     def _explain(self, frozen: FrozenGraph, ready: Ready) -> Explanation:
         placed = ready.placed or place(frozen)
         planned = (ready.graph or self.preparation.plan_of(placed.frozen)).plan
-        return explain(placed, planned, *ready.choice)
+        return explain(placed, planned, ready.choice.mode, ready.choice.reason)
 
     def _report(self, frozen: FrozenGraph, ready: Ready) -> None:
         """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
@@ -188,6 +195,8 @@ class Execution:
             restarts=processes.restarts if processes is not None else 0,
             protocol_errors=self.sessions.refused_frames
             + (processes.protocol_errors if processes is not None else 0),
+            compiled_graphs=compiled.kept.count()[0],
+            compiled_nodes=compiled.kept.count()[1],
             client_arena=ArenaStatistics(
                 arena.used_bytes,
                 arena.idle_bytes,

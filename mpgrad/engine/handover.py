@@ -25,12 +25,12 @@ from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.shipping.attributes import pack_attributes
 from mpgrad.autograd.shipping.decision import ShippedCode
 from mpgrad.device_arrays import is_on_gpu
-from mpgrad.dispatch import OperatorNode
 from mpgrad.engine.device_handover import DeviceHandover
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.handles import GradientRef
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler.chunks import chunk_ends
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan_tables import NodeTaskSpec

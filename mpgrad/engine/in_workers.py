@@ -65,7 +65,7 @@ def run_in_workers(
             handover.connect(coordinator)
             handover.is_timed, handover.learns = profile is not None, graph.learns()
             client = ClientWorker(
-                frozen, planned, handover, coordinator.arena, session.interrupts.user_code,
+                frozen, graph, handover, coordinator.arena, session.interrupts.user_code,
                 blas_threads,
             )  # fmt: skip
             # A task that all others wait for is run right here if it is next to nothing.

@@ -1,25 +1,44 @@
-"""run_local(): the whole graph in this process, on this thread, with the workers' own executor."""
+"""run_local(): a backward in this process and on this thread. The reference for what workers do.
+
+A loop over the Nodes in the order of the serial engine: sum what flows in, call the rule, pass on.
+For a graph that comes again, the same is written out (:mod:`mpgrad.engine.compiled`).
+"""
 
 from __future__ import annotations
 
-import functools
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from time import perf_counter
+from typing import Any
 
+import numpy as np
+
+from mpgrad import device_arrays
 from mpgrad.autograd import engine_slot, profiler
-from mpgrad.autograd.anomaly_mode import explain_failure
+from mpgrad.autograd.anomaly_mode import explain_failure, refuse_nan
 from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.nodes.node import InputMetadata, Node
+from mpgrad.autograd.recurring_graphs import Remembered
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.autograd.validate_outputs import (
+    add_notes,
+    require_number,
+    validate_output,
+    with_zeros,
+)
+from mpgrad.device import CPU
+from mpgrad.device_arrays import CUDA
+from mpgrad.dispatch import cpu
+from mpgrad.engine import compiled
 from mpgrad.engine.learning import durations_us, teach
-from mpgrad.ops.arithmetic import PASSING_ON
 from mpgrad.storage import is_exclusive
-from mpgrad.workers.executor import Step, Wiring, run_steps
 
+#: A graph is compiled when its tables serve for this time: source for one that comes twice would
+#: take longer than it saves.
+COMPILED_FROM_USE = 2
 #: From this size on a backward of operators alone holds the garbage collector off.
 HELD_ABOVE_NODES = 1000
 
@@ -37,113 +56,184 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 
 def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-    wirings, seeded = _wired(frozen)
-    order = frozen.spec.order
-    steps = [_step(frozen, node, wiring) for node, wiring in zip(order, wirings, strict=True)]
-    contributions = [
-        (step, input_nr, seed) for (step, input_nr), seed in zip(seeded, frozen.seeds, strict=True)
-    ]
-    results: list[Any] = [None] * len(frozen.sinks)
-    timings: list[float] = []
-    on_failure = None
-    if anomaly.enabled and not engine_slot.is_inside_rule():
-        blame_for_nan(steps, [frozen.nodes[node] for node in frozen.spec.order])
-        on_failure = functools.partial(_explain, frozen)
-    run_steps(
-        steps,
-        contributions,
-        results.__setitem__,
-        cpu,
-        timings=timings,
-        on_failure=on_failure,
-    )
-    del contributions
     known = frozen.remembered
-    if timings and (known is None or known.teaches((timings[-1] - timings[0]) * 1e6)):
-        teach(frozen, list(zip(_that_ran(frozen), durations_us(timings), strict=True)))
-    profile = profiler.active()
-    if profile is not None and not engine_slot.is_inside_rule():
-        profile.note_nodes(frozen, _that_ran(frozen), timings)
+    if known is not None and not (anomaly.enabled or CUDA.in_use or profiler.active()):
+        results = _run_compiled(frozen, known)
+        if results is not None:
+            return claim(results)
+    return _run_nodes(frozen)
+
+
+def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
+    """The captured gradients of a graph that has come several times; None: it is not compiled."""
+    program = known.program
+    if program is None:
+        if known.uses < COMPILED_FROM_USE:
+            return None
+        program = compiled.kept.add(known, frozen)
+    if isinstance(program, str):
+        return None
+    times: list[float] | None = [] if known.learns() else None
+    started = perf_counter()
+    results: list[Any] | None = program.run(frozen, times)
+    if results is not None and known.teaches((perf_counter() - started) * 1e6) and times:
+        teach(frozen, list(zip(_that_ran(frozen), durations_us(times), strict=True)))
+    return results
+
+
+def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+    nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
+    inflow = _Inflow(nodes)
+    for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
+        if seed is not None:
+            inflow.add(at, input_nr, seed)
+    #: By Node: its inputs that are results, and their numbers.
+    wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, (at, input_nr) in enumerate(frozen.spec.captures):
+        wanted[at].append((input_nr, number))
+    results: list[Any] = [None] * len(frozen.spec.captures)
+    call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
+    is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
+    times: list[float] = []
+    outputs: Any = None
+    for at in frozen.spec.order:
+        grads = inflow.take(at)
+        if at in wanted:
+            for input_nr, number in wanted[at]:
+                results[number] = grads[input_nr]
+        if not runs[at]:
+            continue
+        node, name, edges = nodes[at], specs[at].name, specs[at].edges
+        started = perf_counter()
+        try:
+            outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), cpu)
+            times += (started, perf_counter())
+            require_number(name, outputs, len(edges))
+            if is_watched:
+                _refuse_nan(frozen, at, outputs)
+            # A rule may change in place what nobody else holds: this frame lets go what it passes.
+            del grads
+            for number, edge in enumerate(edges):
+                grad = outputs[number]
+                if edge is not None and grad is not None:
+                    target, input_nr = edge
+                    expected = nodes[target].input_metadata[input_nr]
+                    inflow.add(target, input_nr, validate_output(name, number, grad, expected, cpu))
+        except Exception as error:
+            add_notes(error, name, node.input_metadata, _outputs(frozen, at), node.takes_undefined)
+            if is_watched:
+                explain_failure(node)
+            raise
+        outputs = grad = None
+        if not frozen.keep_graph:
+            node.release_saved()
+    _note_times(frozen, times)
     return claim(results)
 
 
-def _that_ran(frozen: FrozenGraph) -> list[int]:
-    """The Nodes that have a rule which ran, in serial order."""
-    return [index for index in frozen.spec.order if frozen.runs[index]]
+class _Inflow:
+    """What has flowed into each Node so far: PyTorch's InputBuffers, summed as it comes."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._grads: list[list[Any] | None] = [None] * len(nodes)
+        #: Inputs whose gradient is a sum made here, which may be added to in place.
+        self._sums: set[tuple[int, int]] = set()
+
+    def add(self, at: int, input_nr: int, grad: Any) -> None:
+        """One more contribution."""
+        grads = self._grads[at]
+        if grads is None:
+            grads = self._grads[at] = [None] * len(self._nodes[at].input_metadata)
+        before = grads[input_nr]
+        if before is None:
+            grads[input_nr] = grad
+        elif CUDA.in_use and device_arrays.is_on_gpu(before):
+            # All contributions lie on the same device: ``validate_outputs`` saw to that.
+            with device_arrays.on(device_arrays.device_of(before)):
+                grads[input_nr] = self._sum(at, input_nr, before, grad)
+        else:
+            grads[input_nr] = np.asarray(self._sum(at, input_nr, before, grad))
+
+    def _sum(self, at: int, input_nr: int, before: Any, grad: Any) -> Any:
+        if (at, input_nr) in self._sums:
+            before += grad
+            return before
+        self._sums.add((at, input_nr))
+        return before + grad
+
+    def take(self, at: int) -> list[Any]:
+        """The inputs of a Node, which are complete; they are forgotten here."""
+        grads, self._grads[at] = self._grads[at], None
+        return [None] * len(self._nodes[at].input_metadata) if grads is None else grads
 
 
-def _explain(frozen: FrozenGraph, step: int) -> None:
-    explain_failure(frozen.nodes[frozen.spec.order[step]])
+def _call_rule(node: Node, grads: list[Any], needs: tuple[bool, ...], xp: Any) -> Sequence[Any]:
+    """What the rule of ``node`` gives; nothing where nothing has flowed in."""
+    if not node.takes_undefined:
+        for grad in grads:
+            if grad is None:
+                if all(grad is None for grad in grads):
+                    return [None] * len(needs)
+                grads = with_zeros(grads, node.input_metadata, xp)
+                break
+        if node.passes_on and _is_even(node):
+            return [grads[0] if needed else None for needed in needs]
+    return rule_of(node)(xp, grads, needs)
 
 
-def blame_for_nan(steps: Sequence[Step], nodes: Sequence[Node]) -> None:
-    """Anomaly mode: have what ``nodes`` return searched for NaN, where that is asked for.
-
-    A hook before a Node may return NaN; the Node may not, be it by a hook behind it.
-    """
-    if anomaly.checks_nan:
-        for step, node in zip(steps, nodes, strict=True):
-            if not isinstance(node, HooksBefore):
-                step.blamed = node.subject.name()
+def _is_even(node: Any) -> bool:
+    """Whether the inputs of forward that want a gradient look like its result."""
+    expected = node.input_metadata[0]
+    return all(info is None or info == expected for info in node.input_info)
 
 
-class _Wired(NamedTuple):
-    """What is the same whenever a graph like this one is run."""
-
-    #: In serial order.
-    wirings: list[Wiring]
-    #: (step, input number) of each seed.
-    seeded: list[tuple[int, int]]
-
-
-def _wired(frozen: FrozenGraph) -> _Wired:
-    """Made once for graphs that come again and again."""
-    known = frozen.remembered
-    if known is not None and known.wired is not None:
-        return cast("_Wired", known.wired)
-    captures: dict[int, list[tuple[int, int]]] = {}
-    for number, (node, input_nr) in enumerate(frozen.spec.captures):
-        captures.setdefault(node, []).append((input_nr, number))
-    rank = {node: at for at, node in enumerate(frozen.spec.order)}
-    wirings = [
-        Wiring(
-            frozen.spec.nodes[node].name,
-            frozen.nodes[node].input_metadata,
-            output_metadata(frozen, node),
-            [
-                None if target is None else (rank[target[0]], target[1])
-                for target in frozen.spec.nodes[node].edges
-            ],
-            captures.get(node, ()),
-            takes_undefined=frozen.nodes[node].takes_undefined,
-            passes_on=passes_on(frozen.nodes[node]),
-        )
-        for node in frozen.spec.order
-    ]
-    wired = _Wired(wirings, [(rank[node], input_nr) for node, input_nr in frozen.spec.seeds])
-    if known is not None:
-        known.wired = wired
-    return wired
+def _call_rule_on_device(
+    node: Node, grads: list[Any], needs: tuple[bool, ...], xp: Any
+) -> Sequence[Any]:
+    """The same, on the GPU of the first gradient that lies on one."""
+    device = device_arrays.first_gpu(grads)
+    with device_arrays.on(device):
+        xp = xp if device is CPU else device_arrays.cuda_namespace()
+        return _call_rule(node, grads, needs, xp)
 
 
-def passes_on(node: Node) -> bool:
-    """See ``Wiring``."""
-    return isinstance(node, OperatorNode) and node.operator.name in PASSING_ON
-
-
-def _step(frozen: FrozenGraph, index: int, wiring: Wiring) -> Step:
-    if not frozen.runs[index]:
-        return Step(wiring, None)
-    node = frozen.nodes[index]
-    return Step(wiring, rule_of(node), None if frozen.keep_graph else node.release_saved)
-
-
-def output_metadata(frozen: FrozenGraph, index: int) -> list[InputMetadata | None]:
-    """For each output of a node what its consumer expects, None where nobody wants it."""
+def _outputs(frozen: FrozenGraph, at: int) -> list[InputMetadata | None]:
+    """What the consumer of each output of a Node expects."""
     return [
-        None if target is None else frozen.nodes[target[0]].input_metadata[target[1]]
-        for target in frozen.spec.nodes[index].edges
+        None if edge is None else frozen.nodes[edge[0]].input_metadata[edge[1]]
+        for edge in frozen.spec.nodes[at].edges
     ]
+
+
+def _refuse_nan(frozen: FrozenGraph, at: int, outputs: Sequence[Any]) -> None:
+    """A hook before a Node may return NaN; the Node may not, be it by a hook behind it."""
+    node = frozen.nodes[at]
+    if anomaly.checks_nan and not isinstance(node, HooksBefore):
+        name, expected = node.label, _outputs(frozen, at)
+        validated = [
+            None if meta is None or grad is None else validate_output(name, number, grad, meta, cpu)
+            for number, (meta, grad) in enumerate(zip(expected, outputs, strict=True))
+        ]
+        refuse_nan(node.subject.name(), validated)
+
+
+def _note_times(frozen: FrozenGraph, times: list[float]) -> None:
+    """Tell the cost model, and a profile that is active, when the rules ran."""
+    known, profile = frozen.remembered, profiler.active()
+    teaches = times and (known is None or known.teaches((times[-1] - times[0]) * 1e6))
+    if not teaches and profile is None:
+        return
+    ran = _that_ran(frozen)
+    if teaches:
+        teach(frozen, list(zip(ran, durations_us(times), strict=True)))
+    if profile is not None and not engine_slot.is_inside_rule():
+        profile.note_nodes(frozen, ran, times)
+
+
+def _that_ran(frozen: FrozenGraph) -> list[int]:
+    """The Nodes whose rule was run, in serial order."""
+    return [at for at in frozen.spec.order if frozen.runs[at]]
 
 
 def claim(results: list[Any]) -> list[tuple[Any, bool]]:

@@ -16,9 +16,9 @@ from mpgrad.autograd.shipping.attributes import attributes_reason, attributes_wo
 from mpgrad.autograd.shipping.decision import Decision, ShippedCode, decide
 from mpgrad.device import CPU
 from mpgrad.device_arrays import get_default_device
-from mpgrad.dispatch import OperatorNode
 from mpgrad.dtype import default_float
 from mpgrad.errors import PerformanceWarning
+from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler.graph_spec import ON_CPU
 
 

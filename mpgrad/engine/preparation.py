@@ -12,12 +12,21 @@ from mpgrad.autograd import engine_slot
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.device_arrays import CUDA
-from mpgrad.engine.choice import Choice, HandoverCost, choose, gpus_of, too_small
+from mpgrad.engine.choice import (
+    Choice,
+    Experience,
+    Experiences,
+    Mode,
+    gpus_of,
+    predict,
+    too_small,
+)
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed, keep_unreadable, place
-from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs
+from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_cache import PlanCache
+from mpgrad.scheduler.plan_cache import MakePlan, PlanCache
 
 
 class Ready(NamedTuple):
@@ -33,20 +42,40 @@ class Preparation:
 
     Args:
         options: of the Engine.
+
+    Attributes:
+        message_us: what a message costs, in microseconds.
     """
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        make_plan = partial(plan, workers=options.cpu_workers, gpu_workers=Counter(options.gpus))
-        self._graphs = PreparedGraphs(PlanCache(make_plan).plan)
         self._lock = threading.Lock()
+        self._experiences = Experiences()
+        self._plan_with(tuning.MESSAGE_US)
 
-    def ready(self, frozen: FrozenGraph, cost: HandoverCost) -> Ready:
+    def expect_message_us(self, message_us: float) -> None:
+        """What a message costs from now on; plans are made anew where that is far from before."""
+        with self._lock:
+            if abs(message_us - self.message_us) > tuning.DRIFT_MAX * self.message_us:
+                self._plan_with(message_us)
+
+    def _plan_with(self, message_us: float) -> None:
+        workers, gpus = self._options.cpu_workers, self._options.gpus
+        self.message_us = message_us
+        self._make_plan: MakePlan = partial(
+            plan, workers=workers, gpu_workers=Counter(gpus), message_us=message_us
+        )
+        #: What a plan depends on beside the graph.
+        self._plans_for = workers, gpus, message_us
+        #: Plans of graphs that are not recognised before their tables are made.
+        self._others = PlanCache(self._make_plan)
+
+    def ready(self, frozen: FrozenGraph, *, has_workers: bool) -> Ready:
         """Place, plan and choose, only as far as it takes to know the mode.
 
         Args:
             frozen: the graph.
-            cost: what messages take.
+            has_workers: whether they run.
         """
         choice = self._choice_without_plan(frozen)
         if choice is not None and choice.mode == "local":
@@ -54,9 +83,8 @@ class Preparation:
         placed = place(frozen)
         graph = self.plan_of(placed.frozen)
         if choice is None:
-            choice = choose(graph.plan, self._options.cpu_workers, cost)
-            if frozen.may_recur:
-                choice = graph.experience.correct(choice, graph.plan.work_us)
+            predicted = predict(graph.plan, self._options.cpu_workers, self.message_us)
+            choice = self._experience(graph).choose(predicted, has_workers=has_workers)
         return Ready(choice, placed, graph)
 
     def _choice_without_plan(self, frozen: FrozenGraph) -> Choice | None:
@@ -68,7 +96,21 @@ class Preparation:
                 return Choice("local", f"{why}, which has no worker" if missing else why)
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self._options.mode}")')
-        return too_small(frozen, self._options.cpu_workers)
+        return too_small(frozen, self._options.cpu_workers, self.message_us)
+
+    def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
+        """``auto`` learns what a backward took; not one that runs here until the workers are up."""
+        if ready.graph is None:
+            return
+        ready.graph.note_run(took_us)
+        if ready.choice.mode == mode:
+            self._experience(ready.graph).note(mode, took_us, ready.choice)
+
+    def _experience(self, graph: PreparedGraph) -> Experience:
+        if graph.experience is None:
+            with self._lock:
+                graph.experience = self._experiences.of(graph.spec)
+        return graph.experience
 
     def mode(self) -> str:
         """The mode that is in force on this thread now."""
@@ -78,8 +120,17 @@ class Preparation:
     def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
         """The plan of a placed graph, and what else was made of its tables now or in an earlier
         step."""
+        known, spec = frozen.remembered, frozen.spec
         with self._lock:
-            return self._graphs.of(frozen.spec, may_recur=frozen.may_recur)
+            if known is None:
+                return PreparedGraph(spec, self._others.plan(spec))
+            graph: PreparedGraph | None = known.prepared.get(self._plans_for)
+            if graph is None:
+                graph = PreparedGraph.made(spec, self._make_plan)
+            elif not graph.serves(spec):
+                graph = graph.renewed(spec, self._make_plan)
+            known.keep_prepared(self._plans_for, graph)
+            return graph
 
     def without_unreadable(self, placed: Placed) -> tuple[Placed, PreparedGraph]:
         """The same graph, where Nodes whose saved tensors cannot be read stay in the client."""

@@ -18,7 +18,7 @@ from mpgrad.engine.kernel_limits import (
     require_processes,
 )
 from mpgrad.engine.options import EngineOptions
-from mpgrad.exits import describe_exit
+from mpgrad.exits import describe_exit, is_stopped
 from mpgrad.handles import ENGINE_ARENA
 from mpgrad.hash_seed import hash_seed_for_children
 from mpgrad.shm.arena import client_arena
@@ -131,6 +131,10 @@ class CoordinatorProcess:
 
     def is_alive(self) -> bool:
         return not self._is_killed and self._process.poll() is None
+
+    def is_stopped(self) -> bool:
+        """Whether it got SIGSTOP and no SIGCONT since."""
+        return is_stopped(self.pid)
 
     def cause_of_death(self) -> str:
         """How it ended, in words; asked once its pidfd says that it has."""

@@ -22,7 +22,7 @@ from mpgrad.errors import (
     MpgradError,
     ProtocolError,
 )
-from mpgrad.handles import ENGINE_ARENA, Block
+from mpgrad.handles import Block, is_counted
 from mpgrad.hook_for_tests import hooked
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -51,13 +51,16 @@ class Session:
     Args:
         coordinator: the process to talk to.
         peer: this session's name, "c<pid>.<number>".
+        interrupts: where Ctrl-C may strike while it waits.
 
     Raises:
         CoordinatorLost: it died before it answered.
         EngineClosed: it refused (its workers cannot be started).
     """
 
-    def __init__(self, coordinator: CoordinatorProcess, peer: str) -> None:
+    def __init__(
+        self, coordinator: CoordinatorProcess, peer: str, interrupts: Interrupts | None = None
+    ) -> None:
         self.peer = peer
         self.coordinator = coordinator
         self._state = ClientState(peer)
@@ -70,11 +73,13 @@ class Session:
         self._dealer.watch(self._pidfd)
         self._pid = os.getpid()
         self._answers: list[Any] = []
+        #: Why the coordinator serves this session no more, once it says so.
+        self._refusal: str | None = None
         self._warnings: dict[int, list[bytes]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts() if interrupts is None else interrupts
         try:
             self._send(schema.Hello(peer, coordinator.endpoint.token, schema.PROTOCOL_VERSION))
             self.workers: int = self._answer(schema.Welcome).workers
@@ -83,6 +88,11 @@ class Session:
             raise
 
     # ------------------------------------------------------------------ a graph
+
+    @property
+    def running(self) -> list[int]:
+        """The graphs that have been submitted and have not ended."""
+        return self._state.running
 
     def run(
         self, messages: Iterator[ev.GraphSubmitted | ev.GraphExtended], run_task: RunTask
@@ -139,11 +149,7 @@ class Session:
         """Let go the results of a graph if nobody fetched them: Ctrl-C came as it was done."""
         outcome = self._state.outcomes.pop(graph, None)
         if isinstance(outcome, do.CompleteGraph):
-            self.to_release += [
-                ref
-                for ref in outcome.captures
-                if isinstance(ref, Block) and ref.arena == ENGINE_ARENA
-            ]
+            self.to_release += [ref for ref in outcome.captures if is_counted(ref)]
 
     def _extend(self, graph: int, messages: Iterator[Any]) -> Exception | None:
         """Send the rest of a graph; if it cannot be made, cancel what has begun."""
@@ -155,8 +161,18 @@ class Session:
             return error
         return None
 
+    def _require_welcome(self) -> None:
+        """Raise EngineClosed if the coordinator has refused this session."""
+        if self._refusal is not None:
+            raise EngineClosed(
+                f"the coordinator process (pid {self.coordinator.pid}) refused session "
+                f"{self.peer}: {self._refusal}. No .grad was changed. `mpgrad doctor` tells what "
+                'this machine offers; Engine(mode="local") needs no other processes.'
+            )
+
     def _step(self) -> None:
         """Sleep until something comes, and deal with it."""
+        self._require_welcome()  # it is told once, perhaps to a backward inside this one
         patience_ms = self.interrupts.patience_ms
         with self.interrupts.allowed():
             readable = self._dealer.wait(
@@ -198,11 +214,8 @@ class Session:
 
     def _receive(self, message: Any) -> list[Any]:
         if isinstance(message, schema.Refused):
-            raise EngineClosed(
-                f"the coordinator process (pid {self.coordinator.pid}) refused session "
-                f"{self.peer}: {message.reason}. No .grad was changed. `mpgrad doctor` tells what "
-                'this machine offers; Engine(mode="local") needs no other processes.'
-            )
+            self._refusal = message.reason
+            self._require_welcome()
         if isinstance(message, do.ForwardOutput):
             self._show(message)
             return []

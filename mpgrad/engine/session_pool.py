@@ -17,13 +17,13 @@ import numpy as np
 
 from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.engine.choice import HandoverCost
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.handles import Block
+from mpgrad.scheduler.tuning import measured_message_us
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -38,21 +38,24 @@ class SessionPool:
 
     Args:
         spawn: starts a coordinator.
+        on_start: is told what a message costs here whenever processes have started.
 
     Attributes:
-        handover_cost: what messages take here, measured whenever processes have started.
         refused_frames: how many of the coordinators' messages were refused here.
     """
 
-    def __init__(self, spawn: Callable[[], CoordinatorProcess]) -> None:
-        self._spawn = spawn
+    def __init__(
+        self, spawn: Callable[[], CoordinatorProcess], on_start: Callable[[float], None]
+    ) -> None:
+        self._spawn, self._on_start = spawn, on_start
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
+        #: The last one whose workers were ready.
+        self._started: CoordinatorProcess | None = None
         self._idle: list[Session] = []
         self._session_numbers = itertools.count(1)
         #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
-        self.handover_cost = HandoverCost()
         self.refused_frames = 0
 
     # ------------------------------------------------------------------ processes
@@ -61,6 +64,11 @@ class SessionPool:
     def is_running(self) -> bool:
         coordinator = self._coordinator
         return coordinator is not None and coordinator.is_alive()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a backward could begin at once: the workers have started."""
+        return self.is_running and self._started is self._coordinator
 
     @property
     def coordinator(self) -> CoordinatorProcess:
@@ -99,8 +107,9 @@ class SessionPool:
             let_idle_threads_sleep()
             try:
                 session = self._open_session()
-                self.handover_cost = HandoverCost.measured(session.round_trip_us())
+                self._on_start(measured_message_us(session.round_trip_us()))
                 self._idle.append(session)
+                self._started = spawned
             except BaseException:
                 self._end(by_force=True)
                 raise
@@ -124,6 +133,7 @@ class SessionPool:
     def _end(self, *, by_force: bool = False) -> None:
         with self._lock:
             coordinator, self._coordinator = self._coordinator, None
+            self._started = None
             if coordinator is None:
                 return
             if by_force or not self._idle:
@@ -138,7 +148,7 @@ class SessionPool:
 
     def abandon(self) -> None:
         """Forget everything without touching it: this is a forked child."""
-        self._coordinator = None
+        self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
 from mpgrad.storage import VersionCounter
 
 

@@ -74,6 +74,8 @@ class EngineStatistics:
         recoveries: backwards that were run again because the coordinator had died.
         protocol_errors: messages that were refused: malformed, or from a process that has not
             proved to belong to this engine, or with what their sender may not say.
+        compiled_graphs, compiled_nodes: graphs that this process keeps as source, which ``local``
+            runs, and the Nodes of all of them.
         client_arena, engine_arena: the arenas of this process's tensors and of workers' results
             (None while no process runs).
     """
@@ -89,6 +91,8 @@ class EngineStatistics:
     restarts: int = 0
     recoveries: int = 0
     protocol_errors: int = 0
+    compiled_graphs: int = 0
+    compiled_nodes: int = 0
     client_arena: ArenaStatistics | None = None
     engine_arena: ArenaStatistics | None = None
 
@@ -114,6 +118,8 @@ class Explanation:
         work_us: of all Nodes, one after another, in microseconds.
         critical_path_us: of the longest chain of NodeTasks; no number of workers beats it.
         nodes: in the order of the serial engine.
+        source: what ``local`` runs from the third backward of such a graph on, or why it runs a
+            loop over the Nodes; None unless it was asked for.
     """
 
     mode: str
@@ -121,6 +127,7 @@ class Explanation:
     work_us: float
     critical_path_us: float
     nodes: tuple[ExplainedNode, ...]
+    source: str | None = None
 
     def __str__(self) -> str:
         head = (
@@ -134,7 +141,7 @@ class Explanation:
             f"{node.cost_us:>10.1f} us  {node.reason}"
             for node in self.nodes
         ]
-        return "\n".join([head, *rows])
+        return "\n".join([head, *rows, *([] if self.source is None else ["", self.source])])
 
 
 def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:

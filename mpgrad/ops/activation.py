@@ -96,7 +96,7 @@ def log_softmax(
 def _along(scaled: Operator, input: Any, dim: Any, dtype: Any) -> Tensor:
     tensor = as_tensor_operand(input)
     tensor = tensor if dtype is None else cast(tensor, dtype)
-    if tensor.dtype.kind != "f":
+    if tensor._array.dtype.kind != "f":
         raise NotImplementedError(f"{scaled.name} is not implemented for {tensor.dtype}")
     dim = one_dim(dim, tensor.ndim)
     if tensor.ndim == 0:

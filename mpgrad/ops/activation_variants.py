@@ -11,7 +11,7 @@ from mpgrad.ops.arithmetic import add, div, mul, neg, sub
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import ge, gt, le, lt
 from mpgrad.ops.indexing import chunk
-from mpgrad.ops.promotion import floating
+from mpgrad.ops.promotion import stored
 from mpgrad.ops.shape import clone, reshape
 from mpgrad.ops.transcendental import sigmoid, tanh
 from mpgrad.tensor import Tensor
@@ -37,6 +37,8 @@ def hardtanh(
     """
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
+    if input.dtype.kind in "iu":
+        min_val, max_val = (stored(bound, input._array.dtype) for bound in (min_val, max_val))
 
     def bounded(x: Tensor) -> Tensor:
         return where(le(x, min_val), min_val, where(ge(x, max_val), max_val, x))  # type: ignore[no-any-return]
@@ -157,4 +159,4 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
 def softmin(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
     """``softmax`` of ``-input``."""
-    return softmax(neg(floating(input)), dim, dtype=dtype)
+    return softmax(neg(input), dim, dtype=dtype)

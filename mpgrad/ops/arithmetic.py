@@ -52,10 +52,8 @@ _add = operator(
     lambda xp, a, b: xp.add(a, b),
     a=lambda xp, grad, a_shape: xp.sum_to(grad, a_shape),
     b=lambda xp, grad, b_shape: xp.sum_to(grad, b_shape),
+    passes_on=True,
 )
-
-#: Operators whose inputs get the gradient itself, the very array, where none was broadcast.
-PASSING_ON = frozenset({_add.name})
 
 
 def add(input: Any, other: Any, *, alpha: float = 1) -> Tensor:

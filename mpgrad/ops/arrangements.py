@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.ops.arithmetic import mul, sub
+from mpgrad.ops.arithmetic import add, mul, sub
+from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import lt
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import diagonal_scatter, gather, index_select
@@ -36,7 +38,7 @@ __all__ = [
 def tile(input: Tensor, *dims: Any) -> Tensor:
     """``input`` side by side with itself, ``dims`` times along the last dimensions."""
     counts = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], tuple | list) else dims
-    return repeat(input, *(1,) * (input.ndim - len(counts)), *counts)
+    return repeat(input, (*(1,) * (input.ndim - len(counts)), *counts))
 
 
 def atleast_1d(*tensors: Any) -> Any:
@@ -124,13 +126,19 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return reshape(blocks, tuple(a * b for a, b in zip(left, right, strict=True)))
 
 
-def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
+def cdist(
+    x1: Tensor,
+    x2: Tensor,
+    p: float = 2.0,
+    compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
+) -> Tensor:
     """The distance (the ``p``-norm of the difference) of each row of ``x1`` from each of ``x2``.
 
     Args:
         x1: (..., rows, columns).
         x2: (..., other rows, columns); leading dimensions broadcast.
         p: from 0.
+        compute_mode: kept for PyTorch's callers; differences are always taken.
 
     Returns:
         (..., rows, other rows). The differences take ``columns`` times its memory.
@@ -190,10 +198,14 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """The elements at ``indices`` along ``dim`` (of the flattened input, if it is None).
 
-    The other dimensions of both broadcast.
+    The other dimensions of both broadcast. Negative indices count from the end.
     """
+    if indices.dtype != np.int64:
+        raise RuntimeError(
+            f"take_along_dim(): dtype of indices should be int64 but got {indices.dtype}"
+        )
     if dim is None:
-        return gather(reshape(input, -1), 0, reshape(indices, -1))
+        input, indices, dim = reshape(input, -1), reshape(indices, -1), 0
     dim = one_dim(dim, input.ndim)
     common = np.broadcast_shapes(
         *(tuple(1 if d == dim else n for d, n in enumerate(x.shape)) for x in (input, indices))
@@ -202,4 +214,5 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
         broadcast_to(x, tuple(x.shape[dim] if d == dim else n for d, n in enumerate(common)))
         for x in (input, indices)
     ]
-    return gather(along[0], dim, along[1])
+    places = where(lt(along[1], 0), add(along[1], input.shape[dim]), along[1])
+    return gather(along[0], dim, places)

@@ -1,8 +1,8 @@
 """The source of the functions that call one operator, and that record one call of it.
 
-What the registry knows of an operator is written out: its inputs by name, its attributes, whether
+What the registry knows of an operator is written out: inputs by name, its attributes, whether
 the result is a view, and for which inputs wanted, what the formulas save. So nothing of it is
-looked up or looped over in a call. :mod:`mpgrad.dispatch` gives the free names their meaning.
+looked up or looped over in a call. :mod:`mpgrad.dispatch` defines the free names.
 
     def mul(a, b):
         if MODES.entered or CUDA.in_use:

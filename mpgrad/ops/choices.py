@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import call
+from mpgrad.dispatch import call, unrecorded
+from mpgrad.ops.indexing import unbind
 from mpgrad.ops.promotion import (
     as_operand,
     as_tensor_operand,
@@ -17,6 +18,7 @@ from mpgrad.ops.promotion import (
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
 from mpgrad.ops.registry import operator
+from mpgrad.ops.shape import contiguous, reshape
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "clamp_min",
     "maximum",
     "minimum",
+    "nonzero",
     "where",
 ]
 
@@ -171,6 +174,14 @@ _where = operator(
 )
 
 
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """The indices of all elements that are not zero, one row each (or one tensor a dimension)."""
+    if as_tuple and input.ndim == 0:
+        input = reshape(input, (1,))
+    found = unrecorded(lambda xp, x: xp.argwhere(x), input)
+    return tuple(contiguous(index) for index in unbind(found, 1)) if as_tuple else found
+
+
 def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     """``input`` where ``condition`` is true, ``other`` elsewhere (all broadcast).
 
@@ -180,8 +191,6 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
         RuntimeError: ``condition`` holds neither booleans nor bytes.
     """
     if input is None and other is None:
-        from mpgrad.ops.selection import nonzero  # made of this
-
         return nonzero(condition, as_tuple=True)
     condition = as_tensor_operand(condition)
     if condition.dtype.kind != "b" and condition.dtype != np.uint8:

@@ -91,6 +91,7 @@ def searchsorted(
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
+    sorter: Tensor | None = None,
 ) -> Tensor:
     """Where ``input`` goes into ``sorted_sequence``, so that that stays in order.
 
@@ -100,6 +101,7 @@ def searchsorted(
             which may also be a vector.
         out_int32: int32 in place of int64.
         right: behind equal elements; ``side``: ``"left"`` or ``"right"`` says the same.
+        sorter: the indices that bring the sequence into order, where it is not.
 
     Raises:
         RuntimeError: the shapes do not fit, or ``side`` contradicts ``right``.
@@ -109,6 +111,13 @@ def searchsorted(
     where = "right" if right or side == "right" else "left"
     values = as_tensor_operand(input)
     sequence, wanted = on_host(sorted_sequence._array), on_host(values._array)
+    if sorter is not None:
+        if sorter.shape != sorted_sequence.shape or sorter.dtype != np.int64:
+            raise RuntimeError(
+                f"searchsorted(): sorter must be of dtype int64 and of the shape of the sequence, "
+                f"{list(sequence.shape)}, not {sorter.dtype} of {list(sorter.shape)}"
+            )
+        sequence = np.take_along_axis(sequence, on_host(sorter._array), -1)
     if sequence.ndim == 1:
         places = np.asarray(np.searchsorted(sequence, wanted, where))  # type: ignore[call-overload]
     else:

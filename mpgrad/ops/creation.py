@@ -13,7 +13,8 @@ from mpgrad import storage
 from mpgrad.device import CPU
 from mpgrad.device_arrays import on, on_host, usable
 from mpgrad.dtype import COMPLEX, DEFAULTS, FLOATING, default_float
-from mpgrad.ops.promotion import stored
+from mpgrad.ops.device_moves import to_device
+from mpgrad.ops.promotion import cast, stored
 from mpgrad.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -50,9 +51,6 @@ def tensor(
 def as_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """``data`` as a Tensor: itself if it is one already, no copy of an array that fits."""
     if isinstance(data, Tensor):
-        from mpgrad.ops.device_moves import to_device
-        from mpgrad.ops.promotion import cast
-
         data = data if device is None else to_device(data, usable(device))
         return data if dtype is None else cast(data, dtype)
     here = usable(device)

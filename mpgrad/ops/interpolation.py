@@ -10,7 +10,7 @@ import numpy as np
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import index_select
-from mpgrad.ops.shape import permute, reshape
+from mpgrad.ops.shape import clone, permute, reshape
 from mpgrad.tensor import Tensor
 
 #: Modes and the dimensions of the inputs that they take.
@@ -125,6 +125,8 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     *batch, channels, height, width = input.shape
     parts = reshape(input, (*batch, channels // (r * r), r, r, height, width))
     k = len(batch)
+    if r == 1:
+        return clone(input)
     order = (*range(k), k, k + 3, k + 1, k + 4, k + 2)
     return reshape(permute(parts, order), (*batch, channels // (r * r), height * r, width * r))
 
@@ -144,5 +146,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     *batch, channels, height, width = input.shape
     parts = reshape(input, (*batch, channels, height // r, r, width // r, r))
     k = len(batch)
+    if r == 1:
+        return clone(input)
     order = (*range(k), k, k + 2, k + 4, k + 1, k + 3)
     return reshape(permute(parts, order), (*batch, channels * r * r, height // r, width // r))

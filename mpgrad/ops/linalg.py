@@ -38,6 +38,8 @@ def _rows(xp: Any, x: Any) -> Any:
 
 def _swapped(xp: Any, x: Any) -> Any:
     """The transpose of the last two dimensions."""
+    if x.ndim == 2:
+        return xp.transpose(x, (1, 0))
     order = list(range(x.ndim))
     order[-2:] = reversed(order[-2:])
     return xp.transpose(x, tuple(order))
@@ -100,22 +102,24 @@ def matmul(input: Any, other: Any) -> Tensor:
     """
     a, b = as_tensor_operand(input), as_tensor_operand(other)
     _check_dtypes("matmul", a, b)
-    if a.ndim == 0 or b.ndim == 0:
+    left_shape, right_shape = a._array.shape, b._array.shape
+    if not (left_shape and right_shape):
         raise RuntimeError(
             f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D"
         )
-    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+    is_row, is_column = len(left_shape) == 1, len(right_shape) == 1
+    if left_shape[-1] != right_shape[-1 if is_column else -2]:
         raise RuntimeError(
             "mat1 and mat2 shapes cannot be multiplied "
-            f"({'x'.join(map(str, a.shape))} and {'x'.join(map(str, b.shape))})"
+            f"({'x'.join(map(str, left_shape))} and {'x'.join(map(str, right_shape))})"
         )
-    left = a if a.ndim > 1 else reshape(a, (1, -1))
-    right = b if b.ndim > 1 else reshape(b, (-1, 1))
+    if not (is_row or is_column):
+        return call(_matmul, a, b)  # type: ignore[no-any-return]
+    left = reshape(a, (1, -1)) if is_row else a
+    right = reshape(b, (-1, 1)) if is_column else b
     product = call(_matmul, left, right)
-    if a.ndim > 1 and b.ndim > 1:
-        return product
     batch = product.shape[:-2]
-    kept = product.shape[-2:-1] if a.ndim > 1 else product.shape[-1:] if b.ndim > 1 else ()
+    kept = product.shape[-2:-1] if not is_row else product.shape[-1:] if not is_column else ()
     return reshape(product, batch + kept)
 
 
@@ -221,9 +225,9 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     # A dimension of length 1 is repeated, as in PyTorch.
     for d, other in zip(left, right, strict=True):
         if a.shape[d] == 1 and b.shape[other] != 1:
-            b = sum_over(b, other, True)
+            b = sum_over(b, other, True, dtype=b.dtype)
         elif b.shape[other] == 1 and a.shape[d] != 1:
-            a = sum_over(a, d, True)
+            a = sum_over(a, d, True, dtype=a.dtype)
     lengths = [a.shape[d] for d in left]
     if lengths != [b.shape[d] for d in right]:
         raise RuntimeError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
+
 from mpgrad.backends.cpu import INDEX
 from mpgrad.device_arrays import on_host
 from mpgrad.dispatch import call
@@ -49,8 +51,13 @@ def _nll_forward(
 ) -> Any:
     dim = _class_dim(input.shape)
     counts, weights, safe = _sample_weights(xp, target, weight, ignore_index, input.dtype)
-    picked = xp.take_along_axis(input, _with_class(xp, safe, dim), dim)
-    losses = xp.negative(xp.reshape(picked, target.shape))
+    if input.ndim == 2:
+        picked = xp.getitem(input, (INDEX, INDEX), (xp.arange(len(input)), safe))
+    else:
+        picked = xp.reshape(
+            xp.take_along_axis(input, _with_class(xp, safe, dim), dim), target.shape
+        )
+    losses = xp.negative(picked)
     if weight is not None:
         losses = xp.multiply(losses, weights)
     # Chosen, not multiplied by 0: what is ignored may be infinite.
@@ -107,21 +114,20 @@ def nll_loss(
         RuntimeError: other shapes do not fit, or the targets are no integers.
     """
     check_reduction(reduction)
-    dim = _class_dim(input.shape)
-    if input.ndim and input.ndim == target.ndim + 1 and input.shape[:dim] != target.shape[:dim]:
+    shape, samples = input._array.shape, target._array.shape
+    dim = _class_dim(shape)
+    expected = shape[:dim] + shape[dim + 1 :]
+    if shape and len(shape) == len(samples) + 1 and shape[:dim] != samples[:dim]:
         raise ValueError(
-            f"nll_loss: expected input batch_size ({input.shape[0]}) to match target batch_size "
-            f"({target.shape[0]})."
+            f"nll_loss: expected input batch_size ({shape[0]}) to match target batch_size "
+            f"({samples[0]})."
         )
-    if input.ndim == 0 or target.shape != input.shape[:dim] + input.shape[dim + 1 :]:
-        raise RuntimeError(
-            f"nll_loss: Expected target size {list(input.shape[:dim] + input.shape[dim + 1 :])}, "
-            f"got {list(target.shape)}"
-        )
-    if target.dtype.kind not in "iu":
+    if not shape or samples != expected:
+        raise RuntimeError(f"nll_loss: Expected target size {list(expected)}, got {list(samples)}")
+    if target._array.dtype.kind not in "iu":
         raise RuntimeError(f"nll_loss: expected integer class indices, but got {target.dtype}")
-    _check_weight(weight, input.shape[dim])
-    _check_targets(target, input.shape[dim], ignore_index)
+    _check_weight(weight, shape[dim])
+    _check_targets(target, shape[dim], ignore_index)
     return call(_nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
@@ -135,6 +141,9 @@ def _check_weight(weight: Tensor | None, classes: int) -> None:
 
 def _check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
     array = on_host(target._array)
+    # A negative number without its sign is larger than any class.
+    if np.maximum.reduce(array.view(f"u{array.itemsize}"), axis=None, initial=0) < classes:
+        return
     wrong = ((array < 0) | (array >= classes)) & (array != ignore_index)
     if wrong.any():
         raise IndexError(f"Target {array[wrong].flat[0]} is out of bounds for {classes} classes.")
@@ -166,10 +175,11 @@ def cross_entropy(
     check_reduction(reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
-    dim = _class_dim(input.shape)
+    shape = input._array.shape
+    dim = _class_dim(shape)
     logs = log_softmax(input, dim)
-    _check_weight(weight, input.shape[dim])
-    if target.shape == input.shape and target.dtype.kind == "f":
+    _check_weight(weight, shape[dim])
+    if target._array.shape == shape and target._array.dtype.kind == "f":
         if ignore_index >= 0:
             raise RuntimeError("ignore_index is not supported for floating point target")
         return _soft_cross_entropy(logs, target, weight, reduction, label_smoothing)

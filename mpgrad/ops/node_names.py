@@ -28,7 +28,8 @@ def _pow(inputs: Sequence[Any], attributes: dict[str, Any]) -> str:
 
 def _matmul(inputs: Sequence[Any], attributes: dict[str, Any]) -> str:
     left, right = inputs
-    return "MmBackward0" if left.ndim == 2 == right.ndim else "BmmBackward0"
+    is_plain = left._array.ndim == 2 == right._array.ndim
+    return "MmBackward0" if is_plain else "BmmBackward0"
 
 
 def _getitem(inputs: Sequence[Any], attributes: dict[str, Any]) -> str:

@@ -156,6 +156,8 @@ def normal(
         TypeError: there is neither a tensor nor a ``size``.
     """
     tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
+    if tensors and size is not None:
+        raise TypeError("normal() takes a size with two numbers only: tensors have their own")
     if not tensors:
         if size is None:
             raise TypeError("normal() of two numbers needs a size")
@@ -200,6 +202,10 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> T
         RuntimeError: ``input`` has other dimensions, weights are negative, not finite or zero in
             sum, or there are fewer than ``num_samples`` outcomes.
     """
+    if not input.dtype.is_floating_point:
+        raise RuntimeError(
+            f"multinomial only supports floating-point dtypes for input, got: {input.dtype}"
+        )
     weights = np.asarray(on_host(input._array), np.float64)
     if weights.ndim not in (1, 2):
         raise RuntimeError("prob_dist must be 1 or 2 dim")

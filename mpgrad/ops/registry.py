@@ -84,6 +84,7 @@ class Operator:
         elementwise: bool = False,
         on_any_devices: bool = False,
         in_columns: Narrowing | None = None,
+        passes_on: bool = False,
     ) -> None:
         self.name = name
         #: What its Nodes are called (``ops.node_names``).
@@ -104,6 +105,8 @@ class Operator:
         self.on_any_devices = on_any_devices
         #: What the first input's formula is given for some columns of that gradient alone.
         self.in_columns = in_columns
+        #: Whether the inputs get the gradient itself, the very array, where none was broadcast.
+        self.passes_on = passes_on
         self.joint = joint
         self.derivatives = derivatives
         self.inputs, self.variadic, self.attributes = _parameters(forward)
@@ -227,6 +230,10 @@ class Operator:
             return [None if grad is None else xp.conj(grad) for grad in gradients]
         return gradients
 
+    def asked_by(self, position: int) -> tuple[str, ...]:
+        """What the formula of the input at ``position`` asks for, by parameter."""
+        return self._wants[self.input_name(position)]
+
     def _needed(self, needs: tuple[bool, ...]) -> Sequence[tuple[int, Formula, Sequence[str]]]:
         """For each needed input its position, its formula, and what that asks for."""
         found = self._needed_by.get(needs)
@@ -294,6 +301,7 @@ def operator(
     elementwise: bool = False,
     on_any_devices: bool = False,
     in_columns: Narrowing | None = None,
+    passes_on: bool = False,
     **derivatives: Formula,
 ) -> Operator:
     """Register an operator (see the module's docstring).
@@ -310,6 +318,7 @@ def operator(
         elementwise: the formulas compute each element from the elements in its place alone, and
             decide by no values, so that they can be run ``blockwise``.
         on_any_devices: forward and the formulas move arrays between devices themselves.
+        passes_on: the inputs get the gradient itself, the very array, where none was broadcast.
         in_columns: for an operator whose first input's gradient is a product that can be computed
             column by column: what its formula is given for some of the columns.
         derivatives: a formula per differentiable input.
@@ -327,6 +336,7 @@ def operator(
         elementwise,
         on_any_devices,
         in_columns,
+        passes_on,
     )
     OPERATORS[name] = registered
     return registered

@@ -177,7 +177,7 @@ def index_add(
         RuntimeError: shapes or dtypes do not fit.
     """
     key = _slices("index_add", input, dim, index, source, RuntimeError)
-    scaled = source if alpha == 1 else mul(source, alpha)
+    scaled = source if alpha == 1 else mul(source, stored(alpha, input._array.dtype))
     return add(input, scatter_index(scaled, key, [index], input.shape))
 
 

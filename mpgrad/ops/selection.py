@@ -10,7 +10,6 @@ import numpy as np
 
 from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import unrecorded
 from mpgrad.ops.arithmetic import sub
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import logical_xor
@@ -24,18 +23,16 @@ from mpgrad.ops.indexing import (
     narrow,
     pick,
     scatter_index,
-    unbind,
 )
 from mpgrad.ops.overwriting import masked_fill
 from mpgrad.ops.reduction import sum as sum_over
-from mpgrad.ops.shape import broadcast_to, cat, clone, contiguous, reshape
+from mpgrad.ops.shape import broadcast_to, cat, clone, reshape
 from mpgrad.tensor import Tensor
 
 __all__ = [
     "diag",
     "diff",
     "masked_select",
-    "nonzero",
     "repeat_interleave",
     "roll",
     "take",
@@ -85,14 +82,6 @@ def _matrix_shape(input: Tensor) -> tuple[int, int]:
     if input.ndim < 2:
         raise RuntimeError("input tensor must have at least 2 dimensions")
     return input.shape[-2], input.shape[-1]
-
-
-def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
-    """The indices of all elements that are not zero, one row each (or one tensor a dimension)."""
-    if as_tuple and input.ndim == 0:
-        input = reshape(input, (1,))
-    found = unrecorded(lambda xp, x: xp.argwhere(x), input)
-    return tuple(contiguous(index) for index in unbind(found, 1)) if as_tuple else found
 
 
 # ------------------------------------------------------------------------ by place

@@ -13,6 +13,7 @@ from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.extrema import ValuesAndIndices, amax, amin
 from mpgrad.ops.indexing import take_along_axis
+from mpgrad.ops.promotion import refuse_complex
 from mpgrad.ops.reduction import mean, std
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import clone, reshape, squeeze
@@ -42,20 +43,32 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
     return Extrema(amin(input, dim, keepdim), amax(input, dim, keepdim))
 
 
-def std_mean(input: Tensor, dim: Any = None, **options: Any) -> tuple[Tensor, Tensor]:
-    """The standard deviation and the mean; ``options`` (``correction``, ``keepdim``) of ``std``."""
-    keepdim = options.get("keepdim", False)
-    return std(input, dim, **options), mean(input, dim, keepdim=keepdim)
+def std_mean(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = 1,
+) -> tuple[Tensor, Tensor]:
+    """``(std(input, ...), mean(input, ...))``."""
+    if isinstance(dim, bool):  # std_mean(x, unbiased)
+        dim, unbiased = None, dim
+    deviation = std(input, dim, unbiased, keepdim, correction=correction)
+    return deviation, mean(input, dim, keepdim=keepdim)
 
 
-def nansum(input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """The sum over ``dim`` of what is not NaN."""
-    return sum_over(where(isnan(input), 0.0, input), dim, keepdim)
+def nansum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The sum over ``dim`` of what is not NaN, computed in ``dtype`` where that is given."""
+    refuse_complex("nansum", input)
+    numbers = where(isnan(input), 0, input) if input.dtype.is_floating_point else input
+    return sum_over(numbers, dim, keepdim, dtype=dtype)
 
 
-def nanmean(input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """The mean over ``dim`` of what is not NaN."""
-    return nansum(input, dim, keepdim) / sum_over(logical_not(isnan(input)), dim, keepdim)
+def nanmean(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The mean over ``dim`` of what is not NaN, computed in ``dtype`` where that is given."""
+    total = nansum(input, dim, keepdim, dtype=dtype)
+    return total / sum_over(logical_not(isnan(input)), dim, keepdim)
 
 
 def cummax(input: Tensor, dim: int) -> ValuesAndIndices:

@@ -45,16 +45,12 @@ class CoordinatorState:
 
     Args:
         allocator: decides where blocks lie.
-        tables: go on with these (a copy that was made earlier) instead of empty ones.
+        tables: go on with these (as a journal has them) instead of empty ones.
     """
 
     def __init__(self, allocator: BlockAllocator, tables: CoordinatorTables | None = None) -> None:
-        if tables is None:
-            tables = CoordinatorTables(allocator)
-        else:
-            tables.leases.use(allocator)
-            tables.membership.find_workers()
-        self.tables = tables
+        self.tables = tables = CoordinatorTables() if tables is None else tables
+        tables.leases.use(allocator)
         self.graphs, self.ready, self._out = tables.graphs, tables.ready, tables.out
         self.leases, self.membership = tables.leases, tables.membership
         self._endings = GraphEndings(tables)
@@ -164,7 +160,8 @@ class CoordinatorState:
             elif count == 1:
                 del kept[block]
             else:
-                kept.update(event.blocks[:number])
+                for taken in event.blocks[:number]:
+                    member.keep(taken)
                 raise ProtocolError(f"{event.peer} released a block that it does not hold: {block}")
         for block in event.blocks:
             self.leases.release(block)

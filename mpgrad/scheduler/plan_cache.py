@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
@@ -22,14 +22,20 @@ from mpgrad.scheduler.plan_tables import Plan
 PLANS_MAX = 64
 
 
+MakePlan: TypeAlias = Callable[[GraphSpec], Plan]
+
+
 class PlanCache:
     """Plans by the structure of their graph. Not thread-safe by itself.
+
+    It serves graphs whose tables are made anew each time, because of hooks; the others keep their
+    plan beside their tables.
 
     Args:
         make_plan: makes one.
     """
 
-    def __init__(self, make_plan: Callable[[GraphSpec], Plan]) -> None:
+    def __init__(self, make_plan: MakePlan) -> None:
         self._make_plan = make_plan
         self._plans: OrderedDict[Any, tuple[list[float], Plan]] = OrderedDict()
 
@@ -37,8 +43,8 @@ class PlanCache:
         """The plan of ``spec``, made now or before."""
         key = structure(spec)
         found = self._plans.get(key)
-        costs = _costs(spec)
-        if found is None or not _are_near(costs, found[0]):
+        costs = costs_of(spec)
+        if found is None or not are_near(costs, found[0]):
             found = self._plans[key] = (costs, self._make_plan(spec))
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
@@ -75,7 +81,7 @@ def structure(spec: GraphSpec) -> Any:
     return nodes, spec.seeds, spec.captures, spec.order
 
 
-def _costs(spec: GraphSpec) -> list[float]:
+def costs_of(spec: GraphSpec) -> list[float]:
     """What each Node costs, in both of its halves."""
     seconds = [node.cost_us * node.second_half_share for node in spec.nodes]
     return [
@@ -83,6 +89,7 @@ def _costs(spec: GraphSpec) -> list[float]:
     ] + seconds
 
 
-def _are_near(now_us: list[float], then_us: list[float]) -> bool:
+def are_near(now_us: list[float], then_us: list[float]) -> bool:
+    """Whether a plan for the one costs serves the other ones, too."""
     moved = sum([abs(now - then) for now, then in zip(now_us, then_us, strict=True)])
     return moved <= tuning.DRIFT_MAX * min(sum(now_us), sum(then_us))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 
 from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.shm.free_list import SMALLEST_PUNCHED_BYTES, FreeList
+from mpgrad.shm.free_list import SMALLEST_PUNCHED_BYTES, FreeList, FreeListStatistics
 from mpgrad.shm.segment import Segment
 
 _MIB = 1 << 20
@@ -79,6 +79,9 @@ class Backing:
             InvariantViolated: no live block starts there.
         """
         self._free_list.free(offset)
+
+    def statistics(self) -> FreeListStatistics:
+        return self._free_list.statistics()
 
     def trim(self, idle_limit: int | None = None) -> int:
         """Give idle pages back until at most ``idle_limit`` bytes are idle; the bytes given back.

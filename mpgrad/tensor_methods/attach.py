@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.autograd import variable
+import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
+from mpgrad.autograd import engine_slot, variable
 from mpgrad.autograd.modes import overrides
+from mpgrad.autograd.nodes.node import Node
 from mpgrad.ops import (
     activation,
     arithmetic,
     arrangements,
-    catalogue,  # noqa: F401  (registers every operator)
     choices,
     comparison,
     complex_numbers,
@@ -25,7 +26,9 @@ from mpgrad.ops import (
     extrema,
     indexing,
     linalg,
+    linear_systems,
     matrices,
+    matrix_functions,
     norms,
     ordering,
     overwriting,
@@ -37,6 +40,7 @@ from mpgrad.ops import (
     scattering,
     selection,
     shape,
+    special,
     statistics,
     transcendental,
 )
@@ -132,6 +136,32 @@ def backward(
     run(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
+def call_node(self: Node, *grads: Any) -> Any:
+    """Run this Node alone, here and now, and return the gradients of the forward inputs.
+
+    No hook is called, and what the Node saved stays; the computation is recorded unless
+    recording is off.
+
+    Args:
+        grads: for each forward output a Tensor or None.
+
+    Returns:
+        A Tensor or None if there is one forward input, else a tuple of them.
+
+    Raises:
+        TypeError: too many or too few gradients, or one that is no Tensor.
+        RuntimeError: what the Node saved was released.
+    """
+    from mpgrad.autograd.nodes.direct_call import call_directly
+
+    return call_directly(self, grads)
+
+
+def _load_engine() -> None:
+    """The default engine sits in the slot as soon as it is loaded."""
+    from mpgrad.engine import engine  # noqa: F401
+
+
 # ------------------------------------------------------------------------ arguments in other places
 
 
@@ -185,7 +215,7 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),
     (arrangements, "atleast_1d atleast_2d atleast_3d cartesian_prod cdist"),
-    (matrices, "inv matrix_norm multi_dot norm solve vector_norm"),
+    (matrices, "inv multi_dot solve"),
     (counting, "bucketize isin searchsorted"),
     (piecewise, ""),
     (statistics, "std_mean"),
@@ -207,7 +237,18 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "swapaxes": shape.transpose,
     "swapdims": shape.transpose,
     "moveaxis": shape.movedim,
-    "inverse": matrices.inv,
+    **{
+        name: getattr(linear_systems, name)
+        for name in ["cholesky_inverse", "cholesky_solve", "pinverse", "triangular_solve"]
+    },
+    **{name: getattr(matrix_functions, name) for name in ["matrix_exp", "qr", "svd"]},
+    **{
+        name: getattr(special, name)
+        for name in (
+            *("digamma", "erfinv", "i0", "igamma", "igammac", "lgamma", "mvlgamma", "polygamma"),
+            "sinc",
+        )
+    },
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,
@@ -266,6 +307,8 @@ def _attach() -> None:
     ):
         for name, member in table.items():
             setattr(Tensor, name, member)
+    Node.__call__ = call_node  # type: ignore[method-assign]
+    engine_slot.load = _load_engine
 
 
 _attach()

@@ -41,6 +41,9 @@ def to(
     Raises:
         RuntimeError: there is no such device.
     """
+    if args and isinstance(args[-1], bool):  # non_blocking, and copy
+        flags = [flag for flag in args if isinstance(flag, bool)]
+        copy = flags[1] if len(flags) > 1 else copy
     for argument in args:
         if isinstance(argument, Tensor):
             dtype, device = argument.dtype, argument.device
@@ -136,7 +139,7 @@ def type_(self: Tensor, dtype: Any = None) -> Any:
 
 
 def _in_dtype(dtype: Any) -> Callable[[Tensor], Tensor]:
-    def method(self: Tensor) -> Tensor:
+    def method(self: Tensor, memory_format: MemoryFormat = preserve_format) -> Tensor:
         return cast(self, dtype)
 
     method.__doc__ = f"In {np.dtype(dtype)} (differentiable where that is a floating dtype)."

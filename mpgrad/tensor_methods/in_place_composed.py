@@ -1,7 +1,7 @@
 """In-place forms of functions that are made of several operators: the result is copied in.
 
 What is overwritten is an input of what is copied, so that recording ``copy_`` records all of it.
-No formula of these functions may ask for the overwritten values.
+Where a formula may ask for the overwritten values, the function gets a copy of them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.ops import arithmetic, comparison, linalg, reduction, scattering, selection
+from mpgrad.autograd.grad_mode import is_grad_enabled
+from mpgrad.ops import (
+    arithmetic,
+    comparison,
+    linalg,
+    piecewise,
+    products,
+    reduction,
+    scattering,
+    selection,
+)
 from mpgrad.ops.promotion import check_cast
+from mpgrad.ops.shape import clone
 from mpgrad.tensor import Tensor
 from mpgrad.tensor_methods.in_place import copy_
 
 
-def _composed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _composed(
+    function: Callable[..., Tensor], *, keeps_values: bool = False
+) -> Callable[..., Tensor]:
     def method(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        result = function(self, *arguments, **options)
+        copied = keeps_values and self.requires_grad and is_grad_enabled()
+        result = function(clone(self) if copied else self, *arguments, **options)
         check_cast(result.dtype, self)
         if result.shape != self.shape:
             raise RuntimeError(
@@ -31,19 +45,25 @@ def _composed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return method
 
 
+_FORMS = (
+    (arithmetic, "addcmul addcdiv"),
+    (linalg, "addmm baddbmm"),
+    (reduction, "cumsum"),
+    (scattering, "index_add index_copy index_fill masked_scatter scatter scatter_add"),
+    (selection, "tril triu"),
+)
+#: Those whose formulas ask for values, and comparisons, which give none to the old ones.
+_FORMS_OF_VALUES = (
+    (arithmetic, "true_divide"),
+    (comparison, "eq ne gt ge lt le logical_and logical_not logical_or logical_xor"),
+    (comparison, "not_equal greater greater_equal less less_equal"),
+    (piecewise, "deg2rad erfc float_power frac hypot logit nan_to_num rad2deg xlogy"),
+    (products, "cumprod"),
+)
+
 METHODS: dict[str, Callable[..., Any]] = {
-    f"{name}_": _composed(getattr(family, name))
-    for family, names in (
-        (arithmetic, "addcmul addcdiv"),
-        (
-            comparison,
-            "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
-            "logical_and logical_or logical_xor logical_not",
-        ),
-        (linalg, "addmm baddbmm"),
-        (reduction, "cumsum"),
-        (scattering, "index_add index_copy index_fill masked_scatter scatter scatter_add"),
-        (selection, "tril triu"),
-    )
+    f"{name}_": _composed(getattr(family, name), keeps_values=forms is _FORMS_OF_VALUES)
+    for forms in (_FORMS, _FORMS_OF_VALUES)
+    for family, names in forms
     for name in names.split()
 }

@@ -7,12 +7,15 @@ differently for another memory layout.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.device import Device
 from mpgrad.dtype import DType
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import TensorHandle
@@ -36,14 +39,6 @@ class InlineArray(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 PackedArray: TypeAlias = SharedArray | InlineArray
-
-
-class Metadata(msgspec.Struct, frozen=True, array_like=True):
-    """Shape and dtype of a gradient, and the number of its GPU if it lies on one."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    device: int = -1
 
 
 class OperatorRule(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -77,19 +72,41 @@ class CaptureRule(msgspec.Struct, frozen=True, array_like=True, tag=2):
 Rule: TypeAlias = OperatorRule | FunctionRule | CaptureRule
 
 
-class NodeWiring(msgspec.Struct, frozen=True, array_like=True):
-    """What surrounds a rule (compare ``scheduler.plan_tables.Member``)."""
+class Wiring(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """What surrounds the rule of a Node in a task; the same in each step of a training loop."""
 
     name: str
-    inputs: tuple[Metadata, ...]
-    #: For each output what it must look like; None where it is not wanted.
-    outputs: tuple[Metadata | None, ...]
-    #: For each output: (member, input number) inside the task, a task output, or unwanted.
+    #: What the gradients look like that flow in.
+    inputs: tuple[InputMetadata, ...]
+    #: The same of those that flow out; None where nobody wants one.
+    outputs: tuple[InputMetadata | None, ...]
+    #: For each output: (step, input number) inside the task, a task output, or None: unwanted.
     routes: tuple[tuple[int, int] | int | None, ...]
-    captures: tuple[tuple[int, int], ...]
+    #: (input number, task output): complete inputs that are wanted as they are.
+    captures: tuple[tuple[int, int], ...] = ()
+    #: Whether the rule wants to run even if no gradient is defined (custom Functions).
+    takes_undefined: bool = False
+    #: Whether the rule gives out the gradient that came in, the very array, where one of the same
+    #: shape and dtype is wanted.
+    passes_on: bool = False
+    #: Whether what has left so far is told to the coordinator before the rule runs.
     publishes: bool = False
     #: Of output 0 only these parts (``backends.column_parts``); None: all of it.
     parts: tuple[int, int] | None = None
+
+    @functools.cached_property
+    def needs(self) -> tuple[bool, ...]:
+        """For each output, whether it is wanted."""
+        return tuple([route is not None for route in self.routes])
+
+    @functools.cached_property
+    def only_passes_on(self) -> bool:
+        """Whether the input is what every wanted output is, whatever the rule does."""
+        return (
+            self.passes_on
+            and len(self.inputs) == 1
+            and all(meta is None or meta == self.inputs[0] for meta in self.outputs)
+        )
 
 
 class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +117,7 @@ class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
     """
 
     rule: Rule
-    #: A NodeWiring, see encode_wiring.
+    #: A Wiring, see encode_wiring.
     wiring: bytes
 
 
@@ -136,7 +153,8 @@ def name_of(nodes: Sequence[str]) -> str:
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(TaskProgram)
-_wiring_decoder = msgspec.msgpack.Decoder(NodeWiring)
+_wiring_encoder = msgspec.msgpack.Encoder(enc_hook=lambda dtype: dtype.str)
+_wiring_decoder = msgspec.msgpack.Decoder(Wiring, dec_hook=lambda _, name: np.dtype(name))
 
 
 def encode_program(program: TaskProgram) -> bytes:
@@ -155,20 +173,30 @@ def decode_program(data: bytes | memoryview) -> TaskProgram:
         raise ProtocolError(f"malformed task program: {error}") from None
 
 
-def encode_wiring(wiring: NodeWiring) -> bytes:
-    return _encoder.encode(wiring)
+def encode_wiring(wiring: Wiring) -> bytes:
+    return _wiring_encoder.encode(wiring)
 
 
-def decode_wiring(data: bytes) -> NodeWiring:
+def decode_wiring(data: bytes) -> Wiring:
     """The wiring in ``data``.
 
     Raises:
         ProtocolError: the bytes are none.
     """
     try:
-        return _wiring_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+        wiring = _wiring_decoder.decode(data)
+        return msgspec.structs.replace(
+            wiring,
+            inputs=tuple(map(_on_known_device, wiring.inputs)),
+            outputs=tuple(map(_on_known_device, wiring.outputs)),
+        )
+    except (msgspec.MsgspecError, TypeError, RuntimeError) as error:
         raise ProtocolError(f"malformed wiring of a Node: {error}") from None
+
+
+def _on_known_device(meta: InputMetadata | None) -> InputMetadata | None:
+    """``meta`` with the very Device that others of this process have."""
+    return None if meta is None else meta._replace(device=Device(*meta.device))
 
 
 # --------------------------------------------------------------------- plain values

@@ -6,4 +6,10 @@ import sys
 
 from mpgrad.workers.bootstrap import main
 
-main(int(sys.argv[1]))
+
+def load_tensors() -> None:
+    """Tensor with its methods: rules of the user may use them all."""
+    import mpgrad.tensor_methods  # noqa: F401
+
+
+main(int(sys.argv[1]), load_tensors)

@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from mpgrad.standard_streams import say
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int) -> None:
-    """Run a worker until it is told to stop."""
+def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
+    """Run a worker until it is told to stop.
+
+    Args:
+        descriptor: gives the worker's setup.
+        load_tensors: called as soon as the environment allows to load NumPy.
+    """
     gc.disable()  # importing makes no garbage, and each time there would be more to look through
     begin_child()
     die_with_parent()
@@ -34,6 +40,7 @@ def main(descriptor: int) -> None:
         sys.exit(1)  # the coordinator died before the kernel knew that we follow it
     environment = restore_environment(setup.environment)
     sys.breakpointhook = _no_breakpoint
+    load_tensors()
     worker = _worker(setup, environment)
     let_others_wake_up()  # behind the worker: the threads of its ZeroMQ context stay as they are
     gc.freeze()  # modules stay: the collector need not go through them in the middle of a task
@@ -49,9 +56,12 @@ def main(descriptor: int) -> None:
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
     from mpgrad.hook_for_tests import hooked
+    from mpgrad.shm.status_board import StatusBoard
+    from mpgrad.workers.process import ProcessExecutor
     from mpgrad.workers.worker import Worker
 
-    return hooked("worker", Worker)(setup, environment)
+    executor, board = ProcessExecutor(setup, environment), StatusBoard.attach(setup.board_fd)
+    return hooked("worker", Worker)(setup.endpoint, setup.peer, setup.slot, board, executor)
 
 
 def die_with_parent() -> None:

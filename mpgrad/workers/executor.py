@@ -1,7 +1,7 @@
 """run_steps(): the executor. Runs Nodes one after another and adds up what flows between them.
 
-A worker runs the few Nodes of one NodeTask with it, the ``local`` engine a whole graph; that is why
-both give the same bits. It knows arrays and rules, not processes.
+Workers run NodeTasks with it, and the client those that belong to it. It knows arrays and rules,
+not processes.
 """
 
 from __future__ import annotations
@@ -14,69 +14,17 @@ import numpy as np
 
 from mpgrad import device_arrays
 from mpgrad.autograd.anomaly_mode import refuse_nan
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.validate_outputs import validate_output
+from mpgrad.autograd.validate_outputs import (
+    add_notes,
+    require_number,
+    validate_output,
+    with_zeros,
+)
 from mpgrad.device import CPU
 from mpgrad.device_arrays import CUDA
-from mpgrad.errors import add_note
+from mpgrad.wire.programs import Wiring
 
 Apply: TypeAlias = Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]]
-
-
-class Wiring:
-    """What surrounds a Node's rule; the same in each step of a training loop.
-
-    Attributes:
-        name: of the Node.
-        inputs: metadata of the gradients that flow in.
-        outputs: metadata of those that flow out, None where nobody wants them.
-        routes: per output (step, input number), a number for ``emit``, or None.
-        captures: (input number, number for ``emit``): complete inputs that are wanted as they are.
-        takes_undefined: the rule wants to run even if no gradient is defined (custom Functions).
-        publishes: before it runs, ``Placement.publish`` is called.
-        parts: of output 0 those that are computed; None: all of it.
-        needs: for each output, whether it is wanted.
-        passes_on: the rule gives out the gradient that came in, the very array, where one of the
-            same shape and dtype is wanted.
-        is_even: all wanted outputs look like the only input.
-    """
-
-    __slots__ = (
-        "captures",
-        "inputs",
-        "is_even",
-        "name",
-        "needs",
-        "outputs",
-        "parts",
-        "passes_on",
-        "publishes",
-        "routes",
-        "takes_undefined",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        inputs: Sequence[InputMetadata],
-        outputs: Sequence[InputMetadata | None],
-        routes: Sequence[tuple[int, int] | int | None],
-        captures: Sequence[tuple[int, int]] = (),
-        *,
-        takes_undefined: bool = False,
-        passes_on: bool = False,
-        publishes: bool = False,
-        parts: tuple[int, int] | None = None,
-    ) -> None:
-        self.name = name
-        self.inputs, self.outputs = inputs, outputs
-        self.routes, self.captures = routes, captures
-        self.takes_undefined, self.passes_on = takes_undefined, passes_on
-        self.publishes, self.parts = publishes, parts
-        self.needs = tuple([route is not None for route in routes])
-        self.is_even = len(inputs) == 1 and all(
-            meta is None or meta == inputs[0] for meta in outputs
-        )
 
 
 class Step:
@@ -205,15 +153,13 @@ def run_steps(
             continue
         started = perf_counter() if timings is not None else 0.0
         try:
-            if wiring.passes_on and wiring.is_even and step.blamed is None:
+            if wiring.only_passes_on and step.blamed is None:
                 results = [values[0] if needed else None for needed in wiring.needs]
             else:
                 run = _apply_on_device if CUDA.in_use else _apply
                 results = run(step, values, xp, placement)
         except Exception as error:
-            add_note(error, f"in the backward graph at {_describe(wiring)}")
-            if wiring.takes_undefined and "read-only" in str(error):
-                add_note(error, COPY_FIRST)
+            add_notes(error, wiring.name, wiring.inputs, wiring.outputs, wiring.takes_undefined)
             if on_failure is not None:
                 on_failure(index)
             raise
@@ -228,30 +174,6 @@ def run_steps(
         results = result = None
         if step.release is not None:
             step.release()
-
-
-#: Beside NumPy's error, which says only that an array is read-only.
-COPY_FIRST = (
-    "what backward gets may belong to others, too: copy it before you change it, with "
-    "grad.clone() or numpy.array(grad)"
-)
-
-
-def _describe(wiring: Wiring) -> str:
-    """Name, and shapes of the gradients that flow in and out."""
-    inputs, outputs = (
-        ", ".join("-" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in metas)
-        for metas in (wiring.inputs, wiring.outputs)
-    )
-    return f"{wiring.name}({inputs}) -> ({outputs})"
-
-
-def _completed(wiring: Wiring, values: list[Any], xp: Any) -> list[Any]:
-    """``values`` with zeros where nothing has flowed in."""
-    return [
-        _zeros(xp, meta) if value is None else value
-        for value, meta in zip(values, wiring.inputs, strict=True)
-    ]
 
 
 def _apply_on_device(
@@ -273,16 +195,12 @@ def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) 
             if value is None:
                 if all(value is None for value in values):
                     return [None] * len(wiring.routes)
-                values = _completed(wiring, values, xp)
+                values = with_zeros(values, wiring.inputs, xp)
                 break
     if placement is not None:
         placement.begin(step)
     results = step.apply(xp, values, wiring.needs)  # type: ignore[misc]
-    if len(results) != len(wiring.routes):
-        raise RuntimeError(
-            f"Function {wiring.name} returned an invalid number of gradients - expected "
-            f"{len(wiring.routes)}, but got {len(results)}"
-        )
+    require_number(wiring.name, results, len(wiring.routes))
     grads: list[Any] = []
     for result, expected in zip(results, wiring.outputs, strict=True):
         if result is None or expected is None:
@@ -294,9 +212,3 @@ def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) 
     if placement is not None:
         placement.settle(step, grads)
     return grads
-
-
-def _zeros(xp: Any, meta: InputMetadata) -> Any:
-    if meta.device is CPU:
-        return xp.zeros(meta.shape, meta.dtype)
-    return device_arrays.zeros(meta.shape, meta.dtype, meta.device)

@@ -8,32 +8,26 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
+import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.autograd.functions.function_node import (
     ContextDescription,
     PortableContext,
     run_function_backward,
 )
-from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.shipping.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.backends.column_parts import Parts
-from mpgrad.device import CPU
-from mpgrad.device_arrays import cuda
-from mpgrad.ops.arithmetic import PASSING_ON
 from mpgrad.ops.registry import OPERATORS, Operator
 from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
-    Metadata,
     NodeProgram,
     OperatorRule,
     PackedArray,
+    Wiring,
     decode_plain,
     decode_wiring,
 )
-from mpgrad.workers.executor import Apply, Step, Wiring
+from mpgrad.workers.executor import Apply, Step
 from mpgrad.workers.memory import WorkerMemory
 
 #: Versions of user code that stay loaded, and the bytes that they came in.
@@ -57,8 +51,7 @@ class Rules:
     def step(self, program: NodeProgram) -> Step:
         """One Node of a task, ready to run."""
         rule = program.rule
-        passes_on = isinstance(rule, OperatorRule) and rule.operator in PASSING_ON
-        wiring = _wiring(program.wiring, isinstance(rule, FunctionRule), passes_on)
+        wiring = _wiring(program.wiring)
         return Step(wiring, self._apply(rule, wiring.parts))
 
     def _apply(
@@ -153,22 +146,6 @@ def _description(data: bytes) -> ContextDescription:
 
 
 @functools.lru_cache(WIRINGS_MAX)
-def _wiring(data: bytes, takes_undefined: bool, passes_on: bool) -> Wiring:
+def _wiring(data: bytes) -> Wiring:
     """What surrounds the rule of a Node."""
-    wiring = decode_wiring(data)
-    return Wiring(
-        wiring.name,
-        tuple(_metadata(meta) for meta in wiring.inputs),
-        tuple(None if meta is None else _metadata(meta) for meta in wiring.outputs),
-        wiring.routes,
-        wiring.captures,
-        takes_undefined=takes_undefined,
-        passes_on=passes_on,
-        publishes=wiring.publishes,
-        parts=wiring.parts,
-    )
-
-
-def _metadata(meta: Metadata) -> InputMetadata:
-    device = CPU if meta.device < 0 else cuda(meta.device)
-    return InputMetadata(meta.shape, np.dtype(meta.dtype), device)
+    return decode_wiring(data)

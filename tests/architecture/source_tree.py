@@ -78,3 +78,11 @@ def file_of(module: str) -> str | None:
             if candidate in files():
                 return candidate
     return None
+
+
+def late_imports(file: str) -> Iterator[Import]:
+    """Those that run when a function is called."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in node.body:
+                yield from _imports(file, statement, False)

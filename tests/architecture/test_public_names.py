@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -65,7 +66,7 @@ def test_importing_loads_no_array_library(module: str) -> None:
 
 
 def test_a_submodule_does_not_hide_the_name_it_shares() -> None:
-    # mpgrad/tensor.py and mpgrad.tensor(...); autograd/backward.py and autograd.backward(...)
+    # Such as autograd/backward.py and autograd.backward(...).
     source = (
         "import mpgrad.tensor, mpgrad.autograd.backward, mpgrad\n"
         "print(callable(mpgrad.tensor), callable(mpgrad.autograd.backward))"
@@ -80,3 +81,21 @@ def test_the_version_is_the_installed_one() -> None:
     except metadata.PackageNotFoundError:
         pytest.skip("mpgrad runs from its source tree, not installed")
     assert mpgrad.__version__ == installed
+
+
+@pytest.mark.parametrize("kind", [mpgrad.Tensor, mpgrad.Device, mpgrad.Size])
+def test_files_with_tensors_name_types_as_users_do(kind: type) -> None:
+    # Where the classes are written may change from release to release.
+    assert pickle.dumps(kind, protocol=0).split(b"\n")[0] == b"cmpgrad"
+
+
+@pytest.mark.slow
+def test_the_first_tensor_loads_no_module_that_it_does_not_need() -> None:
+    # Each of these takes a part of the time of `import numpy`, with what it loads in turn.
+    heavy = {"difflib", "pathlib", "pkgutil", "secrets", "hashlib", "zmq", "msgspec", "cloudpickle"}
+    loaded = run_python(
+        "import sys, numpy\nbefore = set(sys.modules)\n"
+        "import mpgrad as mg\nmg.tensor([1.0])\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    assert heavy & set(loaded.split()) == set()

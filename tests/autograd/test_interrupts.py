@@ -144,11 +144,10 @@ def test_it_is_said_once_until_all_has_ended(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.count("stopping") == 1
 
 
-def test_the_time_runs_from_ctrl_c_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_runs_from_ctrl_c_and_ends() -> None:
     """However late it is dealt with, and however many graphs it ends one after another."""
     now_s = [50.0]
-    monkeypatch.setattr("mpgrad.autograd.running.interrupts.time.monotonic", lambda: now_s[0])
-    interrupts = Interrupts()
+    interrupts = Interrupts(lambda: now_s[0])
     left: list[int | None] = []
 
     def look() -> None:

@@ -14,11 +14,11 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.recurring_graphs import NODES_MAX, VARIANTS_MAX, YOUNG_USES, Memory
+from mpgrad.autograd.recurring_graphs import NODES_MAX, VARIANTS_MAX, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.split import split_above_us
-from mpgrad.scheduler.tuning import MESSAGE_US
+from mpgrad.scheduler.tuning import MESSAGE_US, SAMPLES
 from mpgrad.tensor import gradient_edge
 from tests.random_programs import random_program
 
@@ -317,15 +317,15 @@ def test_costs_are_looked_up_while_a_graph_is_young_and_now_and_then() -> None:
     def cost(_: Node) -> float:
         return figures[0]
 
-    for number in range(3 * recurring_graphs.LOOK_UP_EVERY):
-        if number >= YOUNG_USES:
+    for number in range(3 * SAMPLES):
+        if number >= SAMPLES:
             figures[0] = 50.0
         a = leaf()
         graph = frozen(mg.relu(a).sum(), cost=cost)
         seen.append(max(spec.cost_us for spec in graph.spec.nodes))
     assert seen[0] == 10.0
     assert seen[-1] == 50.0
-    assert seen.index(50.0) <= YOUNG_USES + recurring_graphs.LOOK_UP_EVERY
+    assert seen.index(50.0) <= SAMPLES + SAMPLES
 
 
 def test_small_changes_of_cost_keep_the_tables() -> None:
@@ -335,7 +335,7 @@ def test_small_changes_of_cost_keep_the_tables() -> None:
     def cost(_: Node) -> float:
         return figure[0]
 
-    for _ in range(2 * recurring_graphs.LOOK_UP_EVERY):
+    for _ in range(2 * SAMPLES):
         specs.append(frozen(mg.relu(leaf()).sum(), cost=cost).spec)
         figure[0] *= 1.001
     assert all(spec is specs[0] for spec in specs)

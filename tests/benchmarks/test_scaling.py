@@ -15,7 +15,7 @@ from mpgrad.handles import Block
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
-from mpgrad.testing.random_graphs import random_graph
+from simulation.random_graphs import random_graph
 
 FREE = Costs(MessageCosts(*[0.0] * 9), WorkerCosts(*[0.0] * 5), {}, 0.0)
 USUAL = Costs(

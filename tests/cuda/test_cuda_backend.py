@@ -11,7 +11,8 @@ import pytest
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.backends import cuda_windows
 from mpgrad.backends.cuda import LINES_MIN, CudaBackend
-from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.dispatch import cpu
+from mpgrad.operator_node import OperatorNode
 from mpgrad.shm.cuda_driver import CudaDriver
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.ops.cases import CASES, Case

@@ -28,8 +28,11 @@ from tests.cuda.peer import Peer
 StartPeer = Callable[[], Peer]
 
 IMPORTS = (
-    "import os; from mpgrad.shm.cuda_export import *; from mpgrad.shm.cuda_import import *; "
-    "from mpgrad.shm.event_ring import *; from mpgrad.shm.segment_pool import Place"
+    "import os\n"
+    "from mpgrad.shm.cuda_export import *\n"
+    "from mpgrad.shm.cuda_import import *\n"
+    "from mpgrad.shm.event_ring import *\n"
+    "from mpgrad.shm.segment_pool import Place"
 )
 
 

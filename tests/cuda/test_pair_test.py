@@ -19,8 +19,10 @@ from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
 
 IMPORTS = (
-    "from mpgrad.shm.cuda_import import Importer; from mpgrad.shm.pair_test import *; "
-    "from mpgrad.shm.cuda_export import SegmentOffer; from mpgrad.shm.segment_pool import Place"
+    "from mpgrad.shm.cuda_import import Importer\n"
+    "from mpgrad.shm.pair_test import *\n"
+    "from mpgrad.shm.cuda_export import SegmentOffer\n"
+    "from mpgrad.shm.segment_pool import Place"
 )
 
 

@@ -10,24 +10,28 @@ import mpgrad as mg
 from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.engine import session_pool
 from mpgrad.engine.choice import (
-    MARGIN,
-    ROUND_TRIP_US,
-    SCALE_MAX,
-    SCALE_MIN,
-    SEEN_MIN,
-    TRY_AGAIN_EVERY,
-    WORTH_A_LOOK_US,
+    STRUCTURES_MAX,
     Choice,
     Experience,
-    HandoverCost,
-    choose,
-    predict_process_us,
+    Experiences,
+    Mode,
+    Prediction,
+    predict,
     too_small,
 )
 from mpgrad.engine.session import Session
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.tuning import (
+    MARGIN,
+    MESSAGE_US,
+    SAMPLES,
+    SURPRISE_MAX,
+    TRIAL_SHARE,
+    measured_message_us,
+)
 from mpgrad.tensor import gradient_edge
 
 
@@ -43,8 +47,11 @@ class Slow(mg.Function):
         return grad * 2
 
 
-def chosen(graph: FrozenGraph, workers: int, cost: HandoverCost | None = None) -> Choice:
-    return too_small(graph, workers) or choose(plan(graph.spec), workers, cost)
+def chosen(graph: FrozenGraph, workers: int, message_us: float = MESSAGE_US) -> Choice:
+    """What is chosen the first time."""
+    predicted = predict(plan(graph.spec, message_us=message_us), workers, message_us)
+    first = Experience().choose(predicted, has_workers=False)
+    return too_small(graph, workers, message_us) or first
 
 
 @pytest.fixture(autouse=True)
@@ -105,35 +112,41 @@ def test_a_function_that_never_ran_counts_as_expensive() -> None:
 def test_the_prediction_is_between_its_bounds() -> None:
     planned = plan(frozen(branches(16), 20_000.0).spec)
     assert planned.work_us == pytest.approx(16 * 20_000, rel=0.01)
-    predicted = predict_process_us(planned, 4, HandoverCost())
-    assert planned.work_us / 4 < predicted < planned.work_us / 4 * MARGIN
-    assert predict_process_us(planned, 1000, HandoverCost()) > planned.critical_path_us
+    predicted = predict(planned, 4, MESSAGE_US)
+    assert predicted.local == planned.work_us
+    assert planned.work_us / 4 < predicted.process < planned.work_us / 4 * MARGIN
+    assert predict(planned, 1000, MESSAGE_US).process > planned.critical_path_us
 
 
 def test_the_margin_decides_close_calls() -> None:
-    work = WORTH_A_LOOK_US * 10
-    two_of_unequal_length = chosen(frozen(chain(1) + chain(9), work / 10), 2)
+    two_of_unequal_length = chosen(frozen(chain(1) + chain(9), 2000.0), 2)
     assert two_of_unequal_length.mode == "local"
 
 
-def test_what_messages_take_here_decides() -> None:
-    graph = frozen(branches(16), 600.0)
-    here = HandoverCost.measured(ROUND_TRIP_US)
-    assert here == HandoverCost()
-    assert chosen(graph, 2, here).mode == "process"
-    assert chosen(graph, 2, HandoverCost.measured(4 * ROUND_TRIP_US)).mode == "local"
+def test_what_a_message_costs_here_decides() -> None:
+    graph = frozen(branches(16), 300.0)
+    assert chosen(graph, 2).mode == "process"
+    assert chosen(graph, 2, 4 * MESSAGE_US).mode == "local"
 
 
 def test_a_busy_start_does_not_decide_for_ever() -> None:
-    assert HandoverCost.measured(1e6).task_us == SCALE_MAX * HandoverCost().task_us
-    assert HandoverCost.measured(0.0).submit_us == SCALE_MIN * HandoverCost().submit_us
+    assert measured_message_us(1.5 * MESSAGE_US) == 1.5 * MESSAGE_US
+    assert measured_message_us(1e6) == SURPRISE_MAX * MESSAGE_US
+    assert measured_message_us(0.0) == MESSAGE_US / SURPRISE_MAX
 
 
 @pytest.mark.process
 def test_an_engine_asks_how_long_messages_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "round_trip_us", lambda session: 2 * ROUND_TRIP_US)
-    with mg.Engine("process", cpu_workers=1) as engine:
-        assert engine._execution.sessions.handover_cost == HandoverCost.measured(2 * ROUND_TRIP_US)
+    """Planner and chooser get the answer."""
+    monkeypatch.setattr(session_pool, "measured_message_us", measured_message_us)
+    monkeypatch.setattr(Session, "round_trip_us", lambda session: 2 * MESSAGE_US)
+    with mg.Engine("process", cpu_workers=2) as engine:
+        preparation = engine._execution.preparation
+        assert preparation.message_us == 2 * MESSAGE_US
+        graph = frozen(branches(4), 200.0)
+        found = preparation.plan_of(graph).plan
+        assert found == plan(graph.spec, workers=2, message_us=2 * MESSAGE_US)
+        assert found != plan(graph.spec, workers=2)
     monkeypatch.undo()
     with mg.Engine("process", cpu_workers=1) as engine, engine._execution.sessions.session() as own:
         assert own.round_trip_us() > 0.0
@@ -202,39 +215,110 @@ def test_explain_wants_a_graph() -> None:
         mg.Engine("local").explain(mg.ones(1))
 
 
-PROCESS = Choice("process", "predicted")
+# ---------------------------------------------------------------------- what both modes took
 
 
-def experienced(process_us: float, local_us: float | None = None) -> Experience:
+PREDICTED = Prediction(10_000.0, 6_000.0)
+
+
+def run(experience: Experience, took_us: Prediction, steps: int) -> list[Choice]:
+    """So many backwards of a graph that takes so long in each mode."""
+    made = []
+    for _ in range(steps):
+        choice = experience.choose(PREDICTED, has_workers=True)
+        experience.note(mode_of(choice), getattr(took_us, choice.mode), choice)
+        made.append(choice)
+    return made
+
+
+def mode_of(choice: Choice) -> Mode:
+    return "process" if choice.mode == "process" else "local"
+
+
+@pytest.mark.parametrize(
+    "took", [Prediction(10_000.0, 14_000.0), Prediction(10_000.0, 6_000.0), Prediction(1e4, 9e3)]
+)
+def test_the_faster_mode_is_found_whatever_was_predicted(took: Prediction) -> None:
+    faster = "local" if took.local < took.process else "process"
+    made = run(Experience(), took, 50)[4:]
+    assert all(choice.mode == faster or choice.is_trial for choice in made)
+    lost_us = sum(getattr(took, choice.mode) - min(took) for choice in made)
+    assert lost_us <= 0.05 * 50 * min(took)
+
+
+def test_the_first_backward_of_a_mode_does_not_count() -> None:
     experience = Experience()
-    experience.note("process", 1e6)  # the first one, in which all is made
-    for _ in range(SEEN_MIN):
-        experience.note("process", process_us)
-    if local_us is not None:
-        experience.note("local", local_us)
-    return experience
+    choice = experience.choose(PREDICTED, has_workers=True)
+    assert choice.mode == "process"
+    experience.note("process", 500_000.0, choice)
+    assert experience.choose(PREDICTED, has_workers=True).mode == "process"
 
 
-def test_workers_that_were_slower_than_this_process_are_not_chosen_again() -> None:
-    assert experienced(5000.0).correct(PROCESS, 4000.0).mode == "local"
-    assert experienced(5000.0).correct(PROCESS, 6000.0) is PROCESS
-    assert experienced(5000.0, local_us=4000.0).correct(PROCESS, 6000.0).mode == "local"
-    assert experienced(5000.0, local_us=6000.0).correct(PROCESS, 4000.0) is PROCESS
+def test_what_takes_longer_here_than_its_rules_would_in_workers_too() -> None:
+    """Many short Nodes: the executor costs more than they do."""
+    experience, chained = Experience(), Prediction(10_000.0, 10_700.0)
+    for _ in range(3):
+        choice = experience.choose(chained, has_workers=False)
+        assert choice.mode == "local"
+        experience.note("local", 30_000.0, choice)
 
 
-def test_a_prediction_stands_while_little_is_known() -> None:
+def test_one_interruption_does_not_change_the_mode() -> None:
     experience = Experience()
-    for _ in range(SEEN_MIN - 1):
-        experience.note("process", 5000.0)
-        assert experience.correct(PROCESS, 4000.0) is PROCESS
-    local = Choice("local", "predicted")
-    assert experienced(1.0).correct(local, 4000.0) is local
+    run(experience, PREDICTED, 5)
+    choice = experience.choose(PREDICTED, has_workers=True)
+    experience.note("process", 200_000.0, choice)
+    assert experience.choose(PREDICTED, has_workers=False).mode == "process"
 
 
-def test_workers_are_tried_again_now_and_then_and_may_have_become_faster() -> None:
-    experience = experienced(5000.0)
-    chosen = [experience.correct(PROCESS, 4000.0).mode for _ in range(2 * TRY_AGAIN_EVERY)]
-    assert chosen.count("process") == 2
-    for _ in range(20):
-        experience.note("process", 1000.0)
-    assert experience.correct(PROCESS, 4000.0) is PROCESS
+def test_what_has_become_slower_is_left_and_what_has_become_faster_is_found() -> None:
+    experience = Experience()
+    run(experience, PREDICTED, 50)
+    made = run(experience, Prediction(10_000.0, 30_000.0), 20)
+    assert [choice.mode for choice in made[SAMPLES:]].count("process") == 0
+    made = run(experience, PREDICTED, 2000)
+    assert {choice.mode for choice in made[-20:] if not choice.is_trial} == {"process"}
+
+
+def test_trials_cost_no_more_than_their_share() -> None:
+    took = Prediction(10_000.0, 40_000.0)
+    made = run(Experience(), took, 3000)
+    trials = [choice for choice in made if choice.is_trial]
+    assert len(trials) > 5
+    spent_us = sum(getattr(took, choice.mode) for choice in made)
+    assert len(trials) * 30_000.0 <= TRIAL_SHARE * spent_us
+
+
+def test_no_workers_are_started_for_a_trial() -> None:
+    experience, slower = Experience(), Prediction(10_000.0, 11_000.0)
+    for _ in range(200):
+        choice = experience.choose(slower, has_workers=False)
+        assert choice.mode == "local"
+        experience.note("local", 10_000.0, choice)
+    assert experience.choose(slower, has_workers=True).is_trial
+
+
+def test_a_close_call_is_tried_in_a_graph_that_comes_again() -> None:
+    close, experience = Prediction(10_000.0, 9_500.0), Experience()
+    modes = []
+    for _ in range(SAMPLES + 2):
+        choice = experience.choose(close, has_workers=False)
+        modes.append(choice.mode)
+        experience.note(mode_of(choice), 10_000.0, choice)
+    assert modes == [*["local"] * (SAMPLES + 1), "process"]
+
+
+def test_it_is_kept_when_costs_and_shapes_change() -> None:
+    experiences, graph = Experiences(), frozen(branches(4), 10.0)
+    nodes = [node._replace(cost_us=7.0, input_nbytes=(8,)) for node in graph.spec.nodes]
+    known = experiences.of(graph.spec)
+    assert experiences.of(graph.spec._replace(nodes=tuple(nodes))) is known
+    assert experiences.of(frozen(branches(5)).spec) is not known
+
+
+def test_of_structures_that_are_not_used_nothing_is_kept() -> None:
+    experiences = Experiences()
+    first = experiences.of(frozen(chain(1)).spec)
+    for length in range(2, STRUCTURES_MAX + 2):
+        experiences.of(frozen(chain(length)).spec)
+    assert experiences.of(frozen(chain(1)).spec) is not first

@@ -12,11 +12,10 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import storage
-from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES
 from mpgrad.engine import local
 from mpgrad.engine.local import claim
+from mpgrad.scheduler.tuning import SAMPLES
 from mpgrad.shm.arena import client_arena
-from mpgrad.workers import executor
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +214,7 @@ def test_a_graph_that_comes_again_and_again_teaches_less_often(
     monkeypatch.setattr(local, "teach", lambda _, measured: learned.extend(measured))
     took_s = [0.0]
     clock = itertools.count()
-    monkeypatch.setattr(executor, "perf_counter", lambda: next(clock) * took_s[0])
+    monkeypatch.setattr(local, "perf_counter", lambda: next(clock) * took_s[0])
 
     def backward() -> bool:
         learned.clear()
@@ -223,7 +222,7 @@ def test_a_graph_that_comes_again_and_again_teaches_less_often(
         return bool(learned)
 
     took_s[0] = 1e-6
-    assert all(backward() for _ in range(YOUNG_USES))
-    assert sum(backward() for _ in range(4 * LEARN_EVERY)) == 4
+    assert all(backward() for _ in range(SAMPLES))
+    assert sum(backward() for _ in range(4 * SAMPLES)) == 4
     took_s[0] = 1.0
     assert backward()

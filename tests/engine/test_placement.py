@@ -14,11 +14,12 @@ from mpgrad.autograd import costs
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.engine import placement
-from mpgrad.engine.choice import choose, too_small
+from mpgrad.engine.choice import Experience, predict, too_small
 from mpgrad.engine.placement import place
 from mpgrad.errors import PerformanceWarning
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.tuning import MESSAGE_US
 from mpgrad.tensor import gradient_edge
 
 
@@ -71,9 +72,10 @@ def frozen(loss: mg.Tensor) -> FrozenGraph:
 def test_functions_of_the_client_are_not_counted_as_parallel() -> None:
     """Each was never measured, and so counts as expensive."""
     graph = frozen(loss_of(16))
-    assert too_small(graph, 2) is None
-    assert choose(plan(graph.spec), 8).mode == "process"
-    assert choose(plan(place(graph).frozen.spec), 8).mode == "local"
+    assert too_small(graph, 2, MESSAGE_US) is None
+    for found, mode in ((graph, "process"), (place(graph).frozen, "local")):
+        predicted = predict(plan(found.spec), 8, MESSAGE_US)
+        assert Experience().choose(predicted, has_workers=False).mode == mode
     explanation = mg.Engine("auto", cpu_workers=8).explain(loss_of(16))
     assert explanation.mode == "local"
     assert {node.where for node in explanation.nodes} == {"client"}

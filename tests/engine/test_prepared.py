@@ -12,11 +12,15 @@ from mpgrad.autograd import freeze as freezing
 from mpgrad.autograd.freeze import freeze
 from mpgrad.autograd.frozen_graph import FrozenGraph
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.recurring_graphs import LEARN_EVERY, YOUNG_USES, Memory
+from mpgrad.autograd.recurring_graphs import ENGINES_MAX, Memory
 from mpgrad.engine import prepared
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.prepared import PreparedGraph, PreparedGraphs, wiring_of
+from mpgrad.engine.options import EngineOptions
+from mpgrad.engine.preparation import Preparation
+from mpgrad.engine.prepared import PLANS_AT_ONCE, PreparedGraph
+from mpgrad.engine.wiring import wiring_of
 from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.tuning import SAMPLES
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensor import gradient_edge
 from mpgrad.wire.programs import (
@@ -26,6 +30,7 @@ from mpgrad.wire.programs import (
     TaskProgram,
     decode_program,
     decode_wiring,
+    encode_wiring,
 )
 
 
@@ -49,39 +54,70 @@ def _one(_: Node) -> float:
     return 1.0
 
 
+def preparation(cpu_workers: int = 2) -> Preparation:
+    return Preparation(
+        EngineOptions.checked("process", cpu_workers, "none", None, 1, "worker", None, None)
+    )
+
+
 def like(graph: FrozenGraph) -> FrozenGraph:
     """Another graph with the very same tables."""
     return graph._replace(nodes=tuple(graph.nodes))
 
 
 def test_the_same_tables_are_prepared_once() -> None:
-    graphs = PreparedGraphs(plan)
-    graph = frozen()
-    first = graphs.of(graph.spec, may_recur=True)
-    assert graphs.of(like(graph).spec, may_recur=True) is first
-    equal = graph.spec._replace()
-    assert equal == graph.spec
-    assert graphs.of(equal, may_recur=True) is not first
+    made = preparation()
+    first = made.plan_of(frozen())
+    again = frozen()
+    assert made.plan_of(again) is first
+    assert preparation(cpu_workers=3).plan_of(again) is not first
+    assert made.plan_of(frozen(size=4)) is not first
 
 
 def test_what_cannot_come_again_is_not_kept() -> None:
-    graphs = PreparedGraphs(plan)
-    graph = frozen()
-    first = graphs.of(graph.spec, may_recur=False)
-    assert graphs.of(graph.spec, may_recur=False) is not first
+    made, graph = preparation(), frozen()._replace(remembered=None)
+    assert made.plan_of(graph) is not made.plan_of(graph)
+    assert made.plan_of(graph).plan is made.plan_of(graph).plan
 
 
-def test_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "NODES_MAX", 20)
-    graphs = PreparedGraphs(plan)
+def test_few_engines_keep_what_they_made_of_a_graph() -> None:
     graph = frozen()
-    first = graphs.of(graph.spec, may_recur=True)
-    others = [frozen(steps=steps) for steps in range(3, 9)]
-    made = []
-    for other in others:
-        made.append(graphs.of(other.spec, may_recur=True))
-        assert graphs.of(graph.spec, may_recur=True) is first
-    assert graphs.of(others[0].spec, may_recur=True) is not made[0]
+    for workers in range(1, 2 * ENGINES_MAX):
+        preparation(cpu_workers=workers).plan_of(graph)
+    assert graph.remembered is not None
+    assert len(graph.remembered.prepared) == ENGINES_MAX
+
+
+def test_a_graph_whose_nodes_move_to_the_client_is_planned_anew() -> None:
+    made, graph = preparation(), frozen()
+    first = made.plan_of(graph)
+    nodes = list(graph.spec.nodes)
+    nodes[1] = nodes[1]._replace(on_client=True)
+    moved = graph._replace(spec=graph.spec._replace(nodes=tuple(nodes)))
+    assert any(task.on_client for task in made.plan_of(moved).plan.tasks)
+    assert not any(task.on_client for task in first.plan.tasks)
+
+
+def test_costs_that_change_all_the_time_do_not_cost_a_plan_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planning takes longer than a short backward: it must earn its time first."""
+    now_s = iter(range(1_000_000))
+    monkeypatch.setattr(prepared, "perf_counter", lambda: next(now_s) * 1e-3)  # a plan takes 1 ms
+    made, graph = preparation(), frozen()
+
+    def plans(runs: int, took_us: float) -> int:
+        found = []
+        for run in range(runs):
+            costs = [node._replace(cost_us=10.0 ** (run % 2)) for node in graph.spec.nodes]
+            spec = graph.spec._replace(nodes=tuple(costs))
+            found.append(made.plan_of(graph._replace(spec=spec)))
+            found[-1].note_run(took_us)
+        return len({id(one) for one in found})
+
+    assert plans(100, took_us=0.0) == PLANS_AT_ONCE
+    assert plans(100, took_us=1000.0) in range(9, 12)
+    assert plans(100, took_us=1e6) == 100  # it pays
 
 
 def test_programs_are_those_of_the_graph() -> None:
@@ -89,7 +125,7 @@ def test_programs_are_those_of_the_graph() -> None:
     for graph in (small, large):
         found = PreparedGraph(graph.spec, plan(graph.spec))
         for task, members in enumerate(found.plan.groups):
-            expected = tuple(wiring_of(graph, member) for member in members)
+            expected = tuple(encode_wiring(wiring_of(graph, member)) for member in members)
             programs = found.programs(graph, task)
             wirings = [p if isinstance(p, bytes) else p.wiring for p in programs]
             assert tuple(wirings) == expected
@@ -153,9 +189,9 @@ def contents(rule: Rule) -> Any:
 def test_every_use_teaches_at_first_and_then_now_and_then() -> None:
     graph = frozen()
     found = PreparedGraph(graph.spec, plan(graph.spec))
-    learned = [found.learns() for _ in range(YOUNG_USES + 4 * LEARN_EVERY)]
-    assert all(learned[:YOUNG_USES])
-    assert sum(learned[YOUNG_USES:]) == 4
+    learned = [found.learns() for _ in range(SAMPLES + 4 * SAMPLES)]
+    assert all(learned[:SAMPLES])
+    assert sum(learned[SAMPLES:]) == 4
 
 
 def test_only_a_sudden_change_is_a_surprise() -> None:

@@ -28,9 +28,10 @@ def sent(
     frozen: FrozenGraph, planned: Plan, workers: int = 2
 ) -> tuple[GraphSubmitted, list[GraphExtended]]:
     """All messages of one submission."""
-    handover = Handover(frozen, PreparedGraph(frozen.spec, planned), {})
+    graph = PreparedGraph(frozen.spec, planned)
+    handover = Handover(frozen, graph, {})
     arena = client_arena()
-    client = ClientWorker(frozen, planned, handover, arena, nullcontext, 1)  # type: ignore[arg-type]
+    client = ClientWorker(frozen, graph, handover, arena, nullcontext, 1)  # type: ignore[arg-type]
     ahead = client.run_ahead() if planned.opens_alone else None
     first, *rest = handover.messages("c1.1", 7, 0, workers, ahead)
     return first, rest  # type: ignore[return-value]

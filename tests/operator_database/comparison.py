@@ -59,7 +59,8 @@ def difference(here: Any, there: Any, *, values: bool = True, ties: bool = False
     if isinstance(there, tuple):
         if not isinstance(here, tuple) or len(here) != len(there):
             return f"{_short(here)} in place of {_short(there)}"
-        found = (difference(a, b, values=values, ties=ties) for a, b in zip(here, there, strict=True))
+        pairs = zip(here, there, strict=True)
+        found = (difference(a, b, values=values, ties=ties) for a, b in pairs)
         return next(filter(None, found), "")
     if isinstance(there, np.ndarray):
         if not isinstance(here, np.ndarray):
@@ -83,9 +84,10 @@ def _of_values(here: Any, there: Any) -> str:
     close = TOLERANCES.get(str(here.dtype), 1e-9)
     finite = np.isfinite(there)
     scale = float(np.abs(there[finite]).max()) if finite.any() else 0.0
-    if np.allclose(here, there, rtol=close, atol=close * max(scale, 1e-3), equal_nan=True):
+    margin = close * max(scale, 0.1)
+    if np.allclose(here, there, rtol=close, atol=margin, equal_nan=True):
         return ""
-    wrong = ~np.isclose(here, there, rtol=close, atol=close * max(scale, 1e-3), equal_nan=True)
+    wrong = ~np.isclose(here, there, rtol=close, atol=margin, equal_nan=True)
     where = tuple(int(at) for at in np.argwhere(wrong)[0])
     return f"{here[where]} in place of {there[where]}"
 

@@ -52,6 +52,11 @@ def operators() -> dict[str, list[Any]]:
     return dict(sorted(found.items()))
 
 
+def is_random(name: str, keywords: dict[str, Any]) -> bool:
+    """Whether a call gives other numbers each time, or none that mean anything."""
+    return name in RANDOM or bool(keywords.get("dropout_p"))
+
+
 def is_private(name: str) -> bool:
     """Whether a name of the database is none that a program would use."""
     last = name.rpartition(".")[2]

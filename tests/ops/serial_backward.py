@@ -10,7 +10,8 @@ import numpy as np
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.dispatch import OperatorNode, cpu
+from mpgrad.dispatch import cpu
+from mpgrad.operator_node import OperatorNode
 from mpgrad.ops import arithmetic, creation, differentiable
 from mpgrad.tensor import Tensor, gradient_edge
 

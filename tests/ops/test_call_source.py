@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad import dispatch
 from mpgrad.autograd.modes.operator_mode import OperatorMode
 from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.dispatch import OperatorNode
+from mpgrad.operator_node import OperatorNode
 from mpgrad.ops import call_source
 from mpgrad.ops.registry import OPERATORS
 from tests.ops.cases import CASES, Case
@@ -78,16 +79,16 @@ def test_a_traceback_shows_the_line_that_was_written() -> None:
     def broken(xp: Any, a: Any) -> Any:
         raise KeyError("this one")
 
-    operator = mg.dispatch.Operator("broken", broken, {}, None, 1)
+    operator = dispatch.Operator("broken", broken, {}, None, 1)
     with pytest.raises(KeyError) as caught:
-        mg.dispatch.call(operator, mg.tensor([1.0]))
+        dispatch.call(operator, mg.tensor([1.0]))
     assert "raw = forward(cpu, a_array)" in "".join(traceback.format_tb(caught.tb))
 
 
 def test_no_parameter_hides_what_the_source_needs() -> None:
     for operator in OPERATORS.values():
         if call_source.is_written_out(operator):
-            hidden = {*operator.inputs, *operator.attributes} & set(mg.dispatch._KNOWN)
+            hidden = {*operator.inputs, *operator.attributes} & set(dispatch._KNOWN)
             assert not hidden | {*operator.inputs} & {"result", "raw", "needs", "record", "node"}
 
 

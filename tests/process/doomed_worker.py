@@ -9,10 +9,11 @@ import numpy as np
 
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.wire.environment import WorkerEnvironment
-from mpgrad.wire.setup import WorkerSetup
+from mpgrad.shm.status_board import StatusBoard
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.workers.executor import Step
 from mpgrad.workers.memory import WorkerMemory
+from mpgrad.workers.process import ProcessExecutor
 from mpgrad.workers.task import Publication
 from mpgrad.workers.worker import Reply, Worker
 from tests.process.kill_points import KillPoint, points_of, strike
@@ -48,21 +49,25 @@ class _Doom:
 class DoomedWorker(Worker):
     """The same loop, with a look at the kill points wherever a task gets a step further."""
 
-    def __init__(self, setup: WorkerSetup, environment: WorkerEnvironment) -> None:
-        super().__init__(setup, environment)
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        peer: str,
+        slot: int,
+        board: StatusBoard,
+        executor: ProcessExecutor,
+    ) -> None:
+        super().__init__(endpoint, peer, slot, board, executor)
         points = points_of("worker")
         self._doom = _Doom(points)
-        self._runner.publication = functools.partial(_DoomedPublication, self._doom)
+        executor.runner.publication = functools.partial(_DoomedPublication, self._doom)
         #: Where it dies once the replies that it holds have been sent.
         self._last: KillPoint | None = None
         for point in points:
-            if point is not None and (point.phase, setup.peer) == (
-                "joining",
-                f"w{point.nth - 1}.1",
-            ):
+            if point is not None and (point.phase, peer) == ("joining", f"w{point.nth - 1}.1"):
                 strike(point)
 
-    def _perform(self, instructions: list[Any]) -> Reply | None:
+    def _perform(self, instructions: list[Any]) -> do.DispatchNodeTask | None:
         for reply in instructions:
             if isinstance(reply, ev.NodeTaskDone | ev.NodeTaskFailed):
                 point = self._doom.of((reply.graph, reply.task, reply.attempt))

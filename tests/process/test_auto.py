@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine.session import Session
+from mpgrad.scheduler.tuning import MESSAGE_US
 from tests.leftovers import wait_until
 
 pytestmark = pytest.mark.process
@@ -44,6 +46,26 @@ def test_heavy_branches_move_to_the_workers() -> None:
         assert gradient() == 24.0
         statistics = engine.statistics()
         assert (statistics.backwards_local, statistics.backwards_process) == (1, 1)
+
+
+def test_no_backward_waits_for_workers_that_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    are_asked_for = threading.Event()
+
+    def round_trip_us(_: Session) -> float:
+        are_asked_for.wait(60.0)  # the last thing before they are ready
+        return MESSAGE_US
+
+    monkeypatch.setattr(Session, "round_trip_us", round_trip_us)
+    threads = threading.active_count()
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        for _ in range(3):
+            assert gradient() == 24.0
+        assert threading.active_count() > threads
+        assert engine.coordinator_pid is not None
+        are_asked_for.set()
+        assert wait_until(lambda: threading.active_count() == threads)
+        statistics = engine.statistics()
+        assert (statistics.backwards_local, statistics.backwards_process) == (3, 0)
 
 
 def test_closing_while_the_workers_start() -> None:

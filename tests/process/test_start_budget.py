@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,9 @@ from mpgrad.coordinator.supervisor import (
     Supervisor,
     WorkerProcess,
 )
+from mpgrad.coordinator.worker_processes import WorkerSpawner
 from mpgrad.scheduler.events import WorkerUnavailable
+from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
 
@@ -36,20 +37,18 @@ def supervisor_of(tmp_path: Path) -> Iterator[Callable[[str], Supervisor]]:
             client_arena_fd=0, engine_arena_fd=0, worker_environment=b"", blas_threads=1,
             executable=str(path), python_path="", journal=JournalPlan("off", ""),
         )  # fmt: skip
-        made.append(Supervisor(setup))
+        board = StatusBoard.create()
+        made.append(Supervisor(1, (), board, WorkerSpawner(setup, board)))
         return made[-1]
 
     yield make
     while made:
-        supervisor = made.pop()
-        supervisor.stop_all()
-        for pidfd in list(supervisor._by_pidfd):
-            supervisor.reap(pidfd)
+        made.pop().stop_all()
 
 
 def kill(supervisor: Supervisor, worker: WorkerProcess) -> int | WorkerUnavailable:
-    worker.process.send_signal(signal.SIGKILL)
-    outcome = supervisor.reap(worker.pidfd)
+    worker.child.kill()
+    outcome = supervisor.reap(worker.child.pidfd)
     assert isinstance(outcome, int | WorkerUnavailable)
     return outcome
 
@@ -83,7 +82,7 @@ def test_workers_that_fail_by_themselves(supervisor_of: Callable[[str], Supervis
     supervisor = supervisor_of("exit 7")
     workers = [supervisor.start(slot) for slot in range(FAILED_STARTS_MAX)]
     for worker in workers[:-1]:
-        assert supervisor.reap(worker.pidfd) == worker.slot
-    outcome = supervisor.reap(workers[-1].pidfd)
+        assert supervisor.reap(worker.child.pidfd) == worker.slot
+    outcome = supervisor.reap(workers[-1].child.pidfd)
     assert isinstance(outcome, WorkerUnavailable)
     assert "status 7" in outcome.reason

@@ -81,10 +81,13 @@ def test_a_query_does_not_wait_for_ever_either(impatient: None) -> None:
 
 def test_a_long_task_is_none_of_its_business(impatient: None) -> None:
     """A client that waits for long hears nothing, and a coordinator that sleeps is not stopped."""
-    watch = coordinator_watchdog.CoordinatorWatchdog(mg.current_engine())  # type: ignore[arg-type]
-    watch._coordinator = type("Child", (), {"pid": os.getpid()})()  # no child of ours: not stopped
-    for _ in range(100):
-        watch.note_wait(has_come=False)
+    with mg.Engine("process", cpu_workers=1) as engine:
+        check_usable()
+        sessions = engine._execution.process.sessions
+        watch = coordinator_watchdog.CoordinatorWatchdog(sessions.coordinator)
+        for _ in range(100):
+            watch.note_wait(has_come=False)
+        check_usable()
 
 
 GOES_ON = """

@@ -8,7 +8,7 @@ import pytest
 
 from mpgrad.errors import InvariantViolated
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, check_spec, reaches, serial_order
-from mpgrad.testing.random_graphs import random_graph
+from simulation.random_graphs import random_graph
 
 
 def node(sequence_nr: int, *targets: tuple[int, int] | None, inputs: int = 1) -> NodeSpec:

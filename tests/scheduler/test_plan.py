@@ -15,8 +15,8 @@ from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE, InnerTarget, Plan
 from mpgrad.scheduler.tuning import BACKWARD_MESSAGES, MESSAGE_US, worth_us
-from mpgrad.testing.path_counts import TracedGraph, Value, add, join, run_members, run_serially
-from mpgrad.testing.random_graphs import random_graph
+from simulation.path_counts import TracedGraph, Value, add, join, run_members, run_serially
+from simulation.random_graphs import random_graph
 
 #: What a cut of a chain costs.
 CUT_US = BACKWARD_MESSAGES * MESSAGE_US
@@ -47,7 +47,7 @@ def groups(planned: Plan) -> list[list[int]]:
 def run_in_any_order(traced: TracedGraph, planned: Plan, rng: Random) -> list[Value | None]:
     """Execute the tasks as they become ready, each time a random one."""
     tasks = planned.tasks
-    buffers = [InputBuffer(task.places) for task in tasks]
+    buffers = [InputBuffer.empty(task.places) for task in tasks]
     waits = [task.dependencies for task in tasks]
     captures: list[Value | None] = [None] * len(traced.spec.captures)
     ready = []

@@ -8,7 +8,7 @@ from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_cache import PLANS_MAX, PlanCache, structure
 from mpgrad.scheduler.tuning import DRIFT_MAX
-from mpgrad.testing.random_graphs import random_graph
+from simulation.random_graphs import random_graph
 
 
 def scaled(spec: GraphSpec, factor: float) -> GraphSpec:

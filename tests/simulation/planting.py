@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpgrad.testing import World, WorldFailure
+from simulation import World, WorldFailure
 
 #: What a mistake in a planted bug itself would raise.
 MISTAKES = (TypeError, NameError, AttributeError)

@@ -13,8 +13,8 @@ from mpgrad.scheduler.graph_endings import GraphEndings
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import MemberRecord, Membership
 from mpgrad.scheduler.replies import Replies
-from mpgrad.testing import Faults, World, simulated_worker
-from mpgrad.testing.situations import BEREAVED, MEMORY_RETURNED, PEER_READ
+from simulation import Faults, World, worker_process
+from simulation.situations import BEREAVED, MEMORY_RETURNED, PEER_READ
 from tests.simulation.planting import Plants
 
 PLANTS = Plants(lambda seed: [World.drawn(seed, gpus=2 + seed % 2)], seeds=600)
@@ -126,13 +126,13 @@ def the_arena_of_a_dead_process_is_taken_for_that_of_the_next(patch):
 
 @bug
 def a_worker_makes_blocks_in_somebody_elses_memory(patch):
-    right = simulated_worker.SimulatedWorker._leave_on_device
+    right = worker_process.WorkerProcess._leave_on_device
 
     def wrong(self, value, program):
         block = right(self, value, program)
         return block._replace(arena=block.arena + 1) if block in self._made else block
 
-    patch.setattr(simulated_worker.SimulatedWorker, "_leave_on_device", wrong)
+    patch.setattr(worker_process.WorkerProcess, "_leave_on_device", wrong)
 
 
 @pytest.mark.parametrize("name", PLANTS.names())

@@ -10,7 +10,7 @@ from mpgrad.scheduler import split
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.scheduler.wiring import Wiring
-from mpgrad.testing import World, simulated_client
+from simulation import World, caller
 from tests.simulation.planting import Plants
 
 PLANTS = Plants(lambda seed: [World.drawn(seed)])
@@ -19,7 +19,7 @@ bug = PLANTS.bug
 
 def spoil(patch: pytest.MonkeyPatch, change: Callable[[Plan], Plan]) -> None:
     """Make ``change`` to every plan."""
-    patch.setattr(simulated_client, "plan", lambda spec, **options: change(plan(spec, **options)))
+    patch.setattr(caller, "plan", lambda spec, **options: change(plan(spec, **options)))
 
 
 @bug

@@ -8,7 +8,7 @@ from mpgrad.scheduler.graph_task import GraphPhase, GraphTask
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.replies import Replies
 from mpgrad.scheduler.task_dispatch import Dispatcher
-from mpgrad.testing import Faults, World
+from simulation import Faults, World
 from tests.simulation.planting import Plants
 
 

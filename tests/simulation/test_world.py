@@ -13,12 +13,12 @@ import pytest
 
 from mpgrad.scheduler.graph_spec import check_spec
 from mpgrad.scheduler.instructions import CompleteGraph
-from mpgrad.testing.faults import ALL_FAULTS, NO_FAULTS, Faults
-from mpgrad.testing.many_worlds import run_worlds
-from mpgrad.testing.path_counts import MODULUS, TracedGraph, run_serially
-from mpgrad.testing.random_graphs import NODES_MAX, NODES_MIN, random_graph
-from mpgrad.testing.situations import ALL_SITUATIONS
-from mpgrad.testing.world import World
+from simulation.faults import ALL_FAULTS, NO_FAULTS, Faults
+from simulation.many_worlds import run_worlds
+from simulation.path_counts import MODULUS, TracedGraph, run_serially
+from simulation.random_graphs import NODES_MAX, NODES_MIN, random_graph
+from simulation.situations import ALL_SITUATIONS
+from simulation.world import World
 
 #: Two graphs a World on average, and a few more Worlds than that needs.
 WORLDS_FAST, WORLDS_SLOW = 520, 2600
@@ -74,7 +74,7 @@ def run_with_one_fault(kind: str, seeds: range) -> None:
 
 def test_the_log_does_not_depend_on_the_hash_seed() -> None:
     code = (
-        "from mpgrad.testing.world import World\n"
+        "from simulation.world import World\n"
         "print([World.drawn(seed).run().log.digest() for seed in range(24)])"
     )
     digests = [

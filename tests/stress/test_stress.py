@@ -14,7 +14,7 @@ import mpgrad as mg
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
-from mpgrad.testing import __main__ as testing
+from simulation import __main__ as testing
 from stress import chaos, deep, killer, simulation, soak
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
@@ -243,7 +243,7 @@ def test_a_failed_world_says_how_to_see_it_again(
     *_, again, verdict = capsys.readouterr().out.splitlines()
     assert verdict.startswith("simulation: FAILED: 0 worlds")
     assert "InvariantViolated" in verdict
-    command = again.removeprefix("again: python -m mpgrad.testing ").split()
+    command = again.removeprefix("again: python -m simulation ").split()
     assert testing.main(command) == 1
 
 

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.device import CPU, Device
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.errors import ProtocolError
 from mpgrad.handles import TensorHandle
@@ -20,12 +22,11 @@ from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
     InlineArray,
-    Metadata,
     NodeProgram,
-    NodeWiring,
     OperatorRule,
     SharedArray,
     TaskProgram,
+    Wiring,
     decode_plain,
     decode_program,
     decode_wiring,
@@ -114,9 +115,13 @@ def test_long_tasks_are_named_by_their_ends() -> None:
 
 
 def test_wirings() -> None:
-    meta = Metadata((2, 3), "<f4")
-    wiring = NodeWiring("MulBackward0", (meta,), (meta, None), ((1, 0), 2, None), ((0, 1),))
-    assert decode_wiring(encode_wiring(wiring)) == wiring
+    meta = InputMetadata((2, 3), np.dtype("<f4"))
+    there = meta._replace(device=Device("cuda:1"))
+    wiring = Wiring("MulBackward0", (meta,), (meta, None, there), ((1, 0), 2, None), ((0, 1),))
+    decoded = decode_wiring(encode_wiring(wiring))
+    assert decoded == wiring
+    assert decoded.needs == (True, True, False)
+    assert decoded.inputs[0].device is CPU  # not only equal to it
     with pytest.raises(ProtocolError, match="malformed wiring"):
         decode_wiring(b"\xc1")
 

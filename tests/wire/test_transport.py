@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.memory import MemoryDealer, MemoryRouter
 from mpgrad.wire.transport import (
     CLIENT,
     CONTROL,
@@ -21,6 +20,7 @@ from mpgrad.wire.transport import (
     Dealer,
     Router,
 )
+from simulation.transport import MemoryDealer, MemoryRouter
 
 PATIENCE_MS = 5000
 

@@ -31,8 +31,9 @@ from mpgrad.autograd.saved.saved_tensor import SavedTensor
 from mpgrad.autograd.validate_outputs import validate_output
 from mpgrad.device import CPU
 from mpgrad.device_arrays import cuda_namespace, on, zeros
-from mpgrad.dispatch import OperatorNode, call, cpu, record_call
+from mpgrad.dispatch import call, cpu, record_call
 from mpgrad.errors import add_note
+from mpgrad.operator_node import OperatorNode
 from mpgrad.ops import differentiable
 from mpgrad.ops.registry import Operator
 from mpgrad.scheduler.graph_spec import Target
@@ -152,6 +153,8 @@ class _Recorder:
         parts = self._parts.pop(target, [])
         if not parts:
             return None
+        if self._captured is not None and self._captured[target] is None:
+            return None  # the formula left it undefined
         if len(parts) == 1:
             ((total, has_value),) = parts
             if self._captured is not None and not has_value:

@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,12 @@ from mpgrad.autograd.anomaly_mode import mode as anomaly
 from mpgrad.autograd.anomaly_mode import origin
 from mpgrad.autograd.grad_mode import is_inference_mode_enabled
 from mpgrad.autograd.nodes.assigned_grad import wanted_dtype
-from mpgrad.autograd.nodes.node import NATIVE, SEQUENCE_NR_MAX, Node
+from mpgrad.autograd.nodes.node import NATIVE, SEQUENCE_NR_MAX, InputMetadata, Node
 from mpgrad.device_arrays import device_of, is_writable, on
 from mpgrad.storage import adopt, adopt_in_layout, is_dense
-from mpgrad.tensor import Tensor, gradient_metadata
+
+if TYPE_CHECKING:
+    from mpgrad.tensor import Tensor
 
 _grad_lock = threading.RLock()
 _has_warned_of_layout = False
@@ -47,10 +49,10 @@ class AccumulateGrad(Node):
 
     prefix = NATIVE
 
-    def __init__(self, variable: Tensor) -> None:
+    def __init__(self, variable: Tensor, gradient: InputMetadata) -> None:
         # Once for each leaf in every step of a training loop: by itself, without Node.__init__.
         self.next_edges = ()
-        self.input_metadata = (gradient_metadata(variable),)
+        self.input_metadata = (gradient,)
         self.sequence_nr = SEQUENCE_NR_MAX
         self.hooks = None
         self._metadata = origin() if anomaly.enabled else None
@@ -72,7 +74,7 @@ class AccumulateGrad(Node):
             return
         existing = variable._grad
         if existing is None:
-            variable._grad = Tensor(first_grad(grad, variable._array, exclusive=exclusive))
+            variable._begin_grad(first_grad(grad, variable._array, exclusive=exclusive))
             return
         existing._version_counter.count()
         with on(device_of(grad)):

@@ -11,7 +11,8 @@ from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.autograd.higher_order.recording import mirrored_call
 from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
 from mpgrad.autograd.nodes.node import Node
-from mpgrad.dispatch import OperatorNode, call
+from mpgrad.dispatch import call
+from mpgrad.operator_node import OperatorNode
 from mpgrad.tensor import Tensor
 
 

@@ -7,11 +7,10 @@ This file knows neither tensors nor engines.
 
 from __future__ import annotations
 
-import importlib
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -95,6 +94,9 @@ class Node:
     has_packed = False
     #: Whether its rule is the user's.
     is_user_code = False
+    #: Whether the rule gives out the gradient that came in, the very array, where one of the same
+    #: shape and dtype is wanted.
+    passes_on = False
     #: Whether only the client may run it, because it calls what the user registered, or raises.
     runs_on_client = False
 
@@ -214,25 +216,10 @@ class Node:
         """
         raise NotImplementedError(f"{self.name()} does not support create_graph=True")
 
-    def __call__(self, *grads: Any) -> Any:
-        """Run this Node alone, here and now, and return the gradients of the forward inputs.
+    if TYPE_CHECKING:
 
-        No hook is called, and what the Node saved stays; the computation is recorded unless
-        recording is off.
-
-        Args:
-            grads: for each forward output a Tensor or None.
-
-        Returns:
-            A Tensor or None if there is one forward input, else a tuple of them.
-
-        Raises:
-            TypeError: too many or too few gradients, or one that is no Tensor.
-            RuntimeError: what the Node saved was released.
-        """
-        return importlib.import_module("mpgrad.autograd.nodes.direct_call").call_directly(
-            self, grads
-        )
+        def __call__(self, *grads: Any) -> Any:
+            """Attached by ``tensor_methods``: it needs the operators."""
 
     def release_saved(self) -> None:
         """Drop what forward saved; a later use raises (see FREED_MESSAGE)."""

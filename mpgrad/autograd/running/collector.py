@@ -9,29 +9,29 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 
 _lock = threading.Lock()
 _holders = 0
 _was_enabled = False
 
 
-@contextmanager
-def collector_held() -> Iterator[None]:
+class collector_held(ContextDecorator):
     """No collection while any thread is inside; not for code of the user, which may need one.
 
     Where the user has switched the collector off, it stays off.
     """
-    global _holders, _was_enabled
-    with _lock:
-        if _holders == 0:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _holders += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _holders, _was_enabled
+        with _lock:
+            if _holders == 0:
+                _was_enabled = gc.isenabled()
+                gc.disable()
+            _holders += 1
+
+    def __exit__(self, *exc: object) -> None:
+        global _holders
         with _lock:
             _holders -= 1
             if _holders == 0 and _was_enabled:

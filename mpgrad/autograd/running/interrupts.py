@@ -44,12 +44,17 @@ def interrupts_deferred() -> AbstractContextManager[None]:
 
 
 class Interrupts:
-    """One per session. Outside the main thread nothing is changed: signals strike that one."""
+    """One per session. Outside the main thread nothing is changed: signals strike that one.
+
+    Args:
+        clock: the time in seconds.
+    """
 
     #: Whose ``deferred`` the main thread is in, outermost.
     _owner: Interrupts | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._may_strike = False
         #: What is to be called or raised as soon as it may strike.
         self._pending: list[Pending] = []
@@ -88,11 +93,9 @@ class Interrupts:
             self._strike()
 
     def _take_over(self) -> None:
-        for number in _SIGNALS:
-            handler = _signal.getsignal(number)
-            if callable(handler):  # neither ignored nor the system's
-                self._handlers[number] = handler
-                _signal.signal(number, self._arrive)
+        self._handlers = _handlers()
+        for number in self._handlers:
+            _signal.signal(number, self._arrive)
 
     def _give_back(self) -> None:
         for number, handler in self._handlers.items():
@@ -158,7 +161,7 @@ class Interrupts:
             return
         if number == signal.SIGINT:
             if self._since_s is None:
-                self._since_s = time.monotonic()
+                self._since_s = self._clock()
             if any(_is_ctrl_c(pending) for pending in self._pending):
                 return
         self._pending.append((self._handlers[number], number, frame))
@@ -177,7 +180,7 @@ class Interrupts:
         """
         owner = self._outer or self
         if owner._since_s is None:
-            owner._since_s = time.monotonic()  # a handler of the user's has raised it
+            owner._since_s = self._clock()  # a handler of the user's has raised it
         is_news, owner._is_stopping = not owner._is_stopping, True
         if is_news and isinstance(cause, KeyboardInterrupt):
             say(
@@ -197,7 +200,26 @@ class Interrupts:
         self._since_s, self._is_stopping = None, False
 
     def _age_ms(self) -> int:
-        return 0 if self._since_s is None else int((time.monotonic() - self._since_s) * 1000)
+        return 0 if self._since_s is None else int((self._clock() - self._since_s) * 1000)
+
+
+#: What the signals had when it was asked last, and the handlers among that.
+_last: tuple[list[Any], dict[int, Handler]] = ([], {})
+
+
+def _handlers() -> dict[int, Handler]:
+    """The handlers that are neither the system's nor say that a signal is ignored; not to change.
+
+    They are asked for in each backward, and nearly always the same ones.
+    """
+    global _last
+    found = list(map(_signal.getsignal, _SIGNALS))
+    before, handlers = _last
+    if found != before:
+        pairs = zip(_SIGNALS, found, strict=True)
+        handlers = {number: handler for number, handler in pairs if callable(handler)}
+        _last = found, handlers
+    return handlers
 
 
 def _is_ctrl_c(pending: Pending) -> bool:

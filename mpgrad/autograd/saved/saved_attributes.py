@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from mpgrad.autograd.nodes.node import Node
 from mpgrad.autograd.saved.saved_tensor import SavedTensor as _Saved
 from mpgrad.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.functions.function_node import FunctionNode
-    from mpgrad.dispatch import OperatorNode
+    from mpgrad.operator_node import OperatorNode
     from mpgrad.ops.registry import Operator
 
 _SAVED, _RAW = "_saved_", "_raw_saved_"
@@ -24,16 +24,14 @@ class SavedTensorHandle:
 
     __slots__ = ("_find", "_node")
 
-    _node: OperatorNode | FunctionNode
+    _node: Node
     _find: Callable[[], _Saved | None]
 
     def __new__(cls) -> SavedTensorHandle:
         raise RuntimeError("Trying to create a SavedTensor object from Python is forbidden.")
 
     @classmethod
-    def of(
-        cls, node: OperatorNode | FunctionNode, find: Callable[[], _Saved | None]
-    ) -> SavedTensorHandle:
+    def of(cls, node: Node, find: Callable[[], _Saved | None]) -> SavedTensorHandle:
         """The handle of what ``find()`` finds in ``node``; it raises once that was freed."""
         handle = object.__new__(cls)
         handle._node, handle._find = node, find
@@ -70,7 +68,7 @@ class SavedTensorHandle:
                 "Calling register_hooks on a saved tensor with value None is forbidden"
             )
         saved.register_hooks(pack_hook, unpack_hook)
-        self._node.has_packed = True
+        self._node.has_packed = True  # type: ignore[misc]  # a Node that saves has this slot
 
     def unpack(self) -> Tensor | None:
         """The tensor (see ``grad_fn._saved_<name>``); None if it was not needed."""
@@ -146,7 +144,7 @@ def _property(attribute: str) -> property:
     return property(lambda node: saved_attribute(node, attribute))
 
 
-def function_handles(node: FunctionNode, find: Callable[[], Any], count: int) -> tuple[Any, ...]:
+def function_handles(node: Node, find: Callable[[], Any], count: int) -> tuple[Any, ...]:
     """``grad_fn._raw_saved_tensors`` of a custom Function.
 
     Args:

@@ -99,7 +99,7 @@ def _installed_roots() -> tuple[str, ...]:
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
     # Not pathlib: it would take as long to load as all of this folder.
-    roots.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../.."))
+    roots.append(os.path.dirname(str(sys.modules["mpgrad"].__file__)))
     return tuple(sorted({os.path.realpath(root) + os.sep for root in roots}))
 
 

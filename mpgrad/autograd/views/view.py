@@ -6,7 +6,7 @@ shared version counter tells, and the next look replays the steps from the base,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +43,18 @@ _WHY = {
         "Clone the output of the custom Function first."
     ),
 }
+
+
+#: How an operator is called and recorded, and the array namespace for an array. ``dispatch`` puts
+#: them in; it makes every View that can be taken again, with this file.
+_call: Callable[..., Any]
+_namespace_for: Callable[[Any], Any]
+
+
+def install(call: Callable[..., Any], namespace_for: Callable[[Any], Any]) -> None:
+    """Put in what takes views again."""
+    global _call, _namespace_for
+    _call, _namespace_for = call, namespace_for
 
 
 class View:
@@ -117,13 +129,11 @@ class View:
         Raises:
             RuntimeError: the shape of the base was changed in place since.
         """
-        from mpgrad.dispatch import call  # it makes Views, with this file
-
         self.check_base(tensor)
         base = self.base
         with enable_grad():
             for operator, attributes in self._operators():
-                base = call(operator, base, **attributes)
+                base = _call(operator, base, **attributes)
         return base
 
     def check_base(self, tensor: Tensor) -> None:
@@ -132,13 +142,11 @@ class View:
         Raises:
             RuntimeError: the shape of the base was changed in place since.
         """
-        from mpgrad.dispatch import namespace_for  # it makes Views, with this file
-
         base = self.base
         if not getattr(base, "_was_reshaped", False):
             return
         try:
-            found = namespace_for(base._array).take_view(base._array, self.steps())
+            found = _namespace_for(base._array).take_view(base._array, self.steps())
         except (IndexError, ValueError):
             found = None
         if found is None or _place(found) != _place(tensor._array):

@@ -73,14 +73,29 @@ class ArrayNamespace:
         self.linalg = types.SimpleNamespace(
             **{name: self._function(getattr(np.linalg, name)) for name in names}
         )
+        self.fft = types.SimpleNamespace(
+            **{
+                name: self._function(getattr(np.fft, name))
+                for name in ("fftn", "ifftn", "rfftn", "irfftn")
+            }
+        )
         sign, logabsdet = (self._function(lambda x, i=i: np.linalg.slogdet(x)[i]) for i in (0, 1))
         self.linalg.slogdet = lambda x: (sign(x), logabsdet(x))
+        self.linalg.eigh = self._several(np.linalg.eigh, 2)
+        self.linalg.svd = self._several(np.linalg.svd, 3)
+        first, r = self._several(np.linalg.qr, 2), self._function(np.linalg.qr)
+        self.linalg.qr = lambda x, mode: r(x, mode) if mode == "r" else first(x, mode)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the fake of CuPy has no {name!r}")
 
     def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: operate(self._driver, function, *args, **kwargs)
+
+    def _several(self, function: Callable[..., Any], count: int) -> Callable[..., Any]:
+        """``function``, which gives a tuple of ``count`` arrays."""
+        each = [self._function(lambda *args, i=i: function(*args)[i]) for i in range(count)]
+        return lambda *args: tuple(one(*args) for one in each)
 
     def _creation(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: to_device(self._driver, function(*args, **kwargs))

@@ -1,0 +1,126 @@
+"""WorkerSpawner: starts worker processes; WorkerChild: one of them, as its parent sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+from mpgrad.coordinator.reaper import End, Reaper
+from mpgrad.exits import is_stopped
+from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.shm.status_board import StatusBoard
+from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
+
+#: To the kernel a worker holds more memory than it does, by these thousandths of all there is.
+_OOM_SCORE_ADJUSTMENT = 300
+_OOM_SCORE_MAX = 1000
+
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+#: glibc gives freed arrays back to the kernel at once, and the next temporary faults its pages in
+#: again: 3,800 page faults per backward of 32 layers 512 wide, 85 with these (bytes; both needed).
+_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
+
+
+class WorkerChild:
+    """See ``Child``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], reaper: Reaper) -> None:
+        self._process, self._reaper = process, reaper
+        self.pid, self.pidfd = process.pid, os.pidfd_open(process.pid)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def is_stopped(self) -> bool:
+        return is_stopped(self.pid)
+
+    def has_ended(self, timeout_s: float) -> bool:
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def reap(self) -> End:
+        end = self._reaper.reap(self._process)
+        os.close(self.pidfd)
+        return end
+
+
+class WorkerSpawner:
+    """See ``Spawner``.
+
+    Args:
+        setup: of the coordinator.
+        board: goes to every worker.
+    """
+
+    def __init__(self, setup: CoordinatorSetup, board: StatusBoard) -> None:
+        self._setup, self._board = setup, board
+        self._reaper = Reaper()
+
+    def start(self, peer: str, slot: int, device: int, arena: int) -> WorkerChild:
+        process, writer = spawn(
+            [self._setup.executable, "-P", "-m", "mpgrad.workers"],
+            self._inherited(device),
+            self._environment(),
+        )
+        try:
+            child = WorkerChild(process, self._reaper)
+        except OSError:
+            os.close(writer)
+            process.kill()
+            process.wait()
+            raise
+        _die_before_the_client(process.pid)
+        send_setup(writer, self._setup_of(peer, slot, device, arena))
+        return child
+
+    def _inherited(self, device: int) -> tuple[int, ...]:
+        setup = self._setup
+        shared = (setup.client_arena_fd, setup.engine_arena_fd, self._board.fd)
+        return shared if device == ON_CPU else (*shared, setup.device_board_fd)
+
+    def _setup_of(self, peer: str, slot: int, device: int, arena: int) -> WorkerSetup:
+        setup = self._setup
+        return WorkerSetup(
+            endpoint=setup.endpoint,
+            peer=peer,
+            coordinator_pid=os.getpid(),
+            client_arena_fd=setup.client_arena_fd,
+            engine_arena_fd=setup.engine_arena_fd,
+            board_fd=self._board.fd,
+            slot=slot,
+            environment=setup.worker_environment,
+            device=device,
+            device_arena=arena,
+            device_board_fd=setup.device_board_fd,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """What BLAS and the allocator read when they are loaded, so it has to stand here."""
+        threads = str(self._setup.blas_threads)
+        return {
+            **_MALLOC,
+            **os.environ,
+            **dict.fromkeys(_BLAS_THREADS, threads),
+            "PYTHONPATH": self._setup.python_path,
+        }
+
+
+def _die_before_the_client(pid: int) -> None:
+    """Have the kernel end worker ``pid`` before the client or the coordinator, if memory runs out.
+
+    A second kill often follows the first: what the killed process held is not free yet when the
+    next one asks for a page. The engine replaces workers; the client nobody replaces.
+    """
+    with contextlib.suppress(OSError):  # a process that has died already, or a kernel that refuses
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        adjusted = min(own + _OOM_SCORE_ADJUSTMENT, _OOM_SCORE_MAX)
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(adjusted))

@@ -1,0 +1,434 @@
+"""Caller: one calling thread of a user's process, around a real Session.
+
+It plans its graphs, submits them in chunks, runs the tasks that belong to it, compares the captures
+with the serial engine's, and lets go of them later. The Session is the engine's own, and blocks
+this thread as it would block the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+from mpgrad.engine.session import Session
+from mpgrad.errors import EngineClosed
+from mpgrad.handles import (
+    ENGINE_ARENA,
+    INLINE_LIMIT_BYTES,
+    Block,
+    GradientRef,
+    is_counted,
+)
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.plan import plan
+from mpgrad.scheduler.plan_tables import NodeTaskSpec, Plan
+from mpgrad.wire.codec import encode
+from mpgrad.wire.schema import EndSession
+from mpgrad.wire.transport import CLIENT
+from simulation.calling_thread import CallingThread
+from simulation.expectations import INTERRUPTED, require
+from simulation.known_coordinator import DrawnInterrupts, NotMade
+from simulation.path_counts import (
+    Content,
+    TracedGraph,
+    Value,
+    add,
+    pack,
+    run_members,
+)
+from simulation.random_graphs import publish_anywhere
+from simulation.simulated_memory import UNKNOWN_BLOCK
+from simulation.task_values import (
+    RuleRaised,
+    check_captures,
+    is_on_host,
+    may_run_ahead,
+    refuse_lost_memory,
+    run_program,
+)
+from simulation.transport import MemoryDealer
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+TASK_US_MAX = 100
+Seeds: TypeAlias = tuple[tuple[int, int, int, GradientRef], ...]
+#: What the caller writes into a result that is its own alone.
+ADOPTED: Content = (-2, -2)
+
+
+class Caller:
+    """One calling thread."""
+
+    def __init__(self, world: World, process: int, number: int, graphs: list[TracedGraph]) -> None:
+        self.process, self._world = process, world
+        self.peer = f"c{process}.{number}"
+        self.is_alive = True
+        #: By the session's name for it.
+        self.graphs = graphs
+        self._session: Session | None = None
+        self._dealer: MemoryDealer | None = None
+        self._plans: dict[int, Plan] = {}
+        #: Graphs whose first task was run here before they were submitted.
+        self._ran_ahead: set[int] = set()
+        #: Serial position of the last task of each graph that ran here: hooks keep their order.
+        self._last_position: dict[int, int] = {}
+        #: Blocks of the client's arena that a running graph may still read.
+        self._own_blocks: dict[int, list[Block]] = {}
+        #: Results and inputs of hooks that the caller can see, with what they showed at first.
+        self._views: list[tuple[Block, Content]] = []
+        self._thread = CallingThread(world.time, self._live)
+        #: How many backwards it is in.
+        self._depth = 0
+
+    # ------------------------------------------------------------------ the thread
+
+    def start(self) -> None:
+        """Begin, and plan what will come between."""
+        time, rng, dice = self._world.time, self._world.rng, self._world.dice
+        horizon = sum(80 * len(graph.spec.nodes) for graph in self.graphs)
+        if dice.strikes("cancel"):
+            time.after(rng.randint(0, 5000 + horizon), self._press_ctrl_c)
+        if dice.strikes("breach"):
+            time.after(rng.randint(0, horizon), self._break_protocol)
+        self._thread.resume()
+
+    def _live(self) -> None:
+        world, rng = self._world, self._world.rng
+        interrupts = DrawnInterrupts(world.time.seconds)
+        interrupts.rng = rng
+        try:
+            self._session = Session(world.known_coordinator, self.peer, interrupts)  # type: ignore[arg-type]
+            for name in range(len(self.graphs)):
+                self._idle(rng.choice((0, rng.randint(0, 2000), rng.randint(0, 10_000))))
+                if name not in self._plans:
+                    self._call_backward(name)
+            self._idle(rng.randint(0, 3000))
+            if rng.random() < 0.5:
+                self._let_all_go()
+        except EngineClosed as error:
+            is_meant = self.peer in world.coordinator.forgers or world.expected.has_given_up
+            require(is_meant, f"{self.peer} is refused: {error}")
+        self._leave()
+
+    def _call_backward(self, name: int) -> None:
+        with suppress(KeyboardInterrupt, NotMade):  # the program goes on
+            self._backward(name, 0)
+
+    def _idle(self, delay_us: int) -> None:
+        """Between two backwards; views die meanwhile, and the engine is told so now and then."""
+        assert self._session is not None
+        for part in (delay_us // 2, delay_us - delay_us // 2):
+            self._thread.sleep(part)
+            self._session.send_releases()
+
+    def dealer_for(self, lanes: tuple[str, ...]) -> MemoryDealer:
+        """Its connection, made by its Session."""
+        router = self._world.router
+        self._dealer = MemoryDealer(
+            router, self.peer, lanes, self._thread.on_arrival, self._thread.listen
+        )
+        return self._dealer
+
+    # ------------------------------------------------------------------ what goes wrong
+
+    def _press_ctrl_c(self) -> None:
+        if self.is_alive and self._depth:
+            self._world.note(self.peer, "Ctrl-C")
+            self._thread.wake_up(KeyboardInterrupt())
+
+    def vanish(self) -> None:
+        """The process dies. Its arena lives on as long as a worker has it mapped."""
+        if not self.is_alive:
+            return
+        world, self.is_alive = self._world, False
+        world.note(self.peer, "vanishes")
+        world.coordinator.on_session_gone(self.peer)
+        if self._dealer is not None:
+            self._dealer.cut()
+            self._dealer.close()
+            # Whoever has something for it notices; if nobody has, this tells.
+            goodbye = MemoryDealer(world.router, self.peer, (CLIENT,))
+            goodbye.close()
+            frames = [encode(EndSession(self.peer))]
+            world.time.after(world.rng.choice((0, 10_000)), goodbye.send, frames)
+        self._thread.end()
+
+    def end(self) -> None:
+        """The World is over."""
+        self._thread.end()
+
+    def _break_protocol(self) -> None:
+        """Say something that is never true, and be cut off for it."""
+        if not self.is_alive or self._dealer is None:
+            return
+        self._world.coordinator.forgers.add(self.peer)
+        wrong: ev.GraphSubmitted | ev.BlocksReleased
+        if self._world.rng.random() < 0.5:
+            wrong = ev.GraphSubmitted(self.peer, len(self.graphs), 0, (), (), 0, done=1)
+        else:
+            wrong = ev.BlocksReleased(self.peer, (UNKNOWN_BLOCK,))
+        self._dealer.send([encode(wrong)])
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether it has broken the protocol: nothing that it holds is its own any more."""
+        return self.peer in self._world.coordinator.forgers
+
+    def running(self) -> list[int]:
+        """Its graphs that have not ended."""
+        return [] if self._session is None else self._session.running
+
+    def _leave(self) -> None:
+        """The thread ends; results that it still holds are given back with the session."""
+        self.is_alive = False
+        left = [] if self._is_cut_off else self.running()
+        require(not left, f"{self.peer} leaves, and its graphs {left} have not ended")
+        if self._session is not None:
+            self._session.close()
+        if self._dealer is not None:
+            self._dealer.send([encode(EndSession(self.peer))])
+        self._world.coordinator.on_session_gone(self.peer)
+
+    # ------------------------------------------------------------------ a backward
+
+    def _backward(self, name: int, depth: int) -> None:
+        """Run graph ``name``.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+            NotMade: the rest of the graph could not be made.
+        """
+        assert self._session is not None
+        world, rng, graph = self._world, self._world.rng, self.graphs[name]
+        planned = plan(
+            graph.spec,
+            fuse=rng.random() < 0.7,
+            bundles=rng.random() < 0.5,
+            workers=rng.choice((1, 4, 64)),
+        )
+        if rng.random() < 0.5:
+            planned = publish_anywhere(planned, rng)
+        self._plans[name] = planned
+        program = world.expected.add_program(self.peer, name, graph, planned)
+        self._own_blocks[name] = []
+        tasks = [
+            task._replace(payload=(program, number)) for number, task in enumerate(planned.tasks)
+        ]
+        seeds = self._seeds(name, graph, planned)
+        done = int(may_run_ahead(graph, planned) and rng.random() < 0.7)
+        if done:
+            seeds = self._run_ahead(name, graph, planned, seeds)
+        cuts = [len(tasks)]
+        if rng.random() < 0.3:
+            cuts = sorted({rng.randint(done, len(tasks)), rng.randint(1, len(tasks)), len(tasks)})
+        submitted = ev.GraphSubmitted(
+            self.peer,
+            name,
+            depth=depth,
+            tasks=tuple(tasks[: cuts[0]]),
+            seeds=seeds,
+            capture_count=len(graph.spec.captures),
+            is_whole=len(cuts) == 1,
+            done=done,
+        )
+        self._depth += 1
+        try:
+            messages = self._messages(submitted, tasks, cuts)
+            end = self._session.run(messages, partial(self._run_task, depth))
+            if isinstance(end, do.CompleteGraph) and not self._is_cut_off:
+                self._check_result(name, end)
+        except (KeyboardInterrupt, NotMade):
+            left = self.running()
+            require(
+                name not in left, f"{self.peer} waits no longer for {name}, which has not ended"
+            )
+            self._free(name)
+            raise
+        finally:
+            self._depth -= 1
+        self._free(name)
+
+    def _messages(
+        self, submitted: ev.GraphSubmitted, tasks: list[NodeTaskSpec], cuts: list[int]
+    ) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
+        yield submitted
+        for start, end in pairwise(cuts):
+            if self._world.dice.strikes("cancel"):
+                raise NotMade
+            part = tuple(tasks[start:end])
+            yield ev.GraphExtended(self.peer, submitted.graph, part, is_whole=end == len(tasks))
+
+    def _seeds(self, name: int, graph: TracedGraph, planned: Plan) -> Seeds:
+        sizes = [graph.spec.nodes[node].input_nbytes[nr] for node, nr in graph.spec.seeds]
+        on_devices = [graph.spec.nodes[node].is_on_device(nr) for node, nr in graph.spec.seeds]
+        return tuple(
+            (*where, self._own_ref(name, value, nbytes, on_device))
+            for where, value, nbytes, on_device in zip(
+                planned.seeds, graph.seeds, sizes, on_devices, strict=True
+            )
+        )
+
+    def _run_ahead(self, name: int, graph: TracedGraph, planned: Plan, seeds: Seeds) -> Seeds:
+        """Run task 0 in this process; the other seeds, and what it gives."""
+        self._ran_ahead.add(name)
+        sums: list[Value | None] = [None] * len(planned.tasks[0].places)
+        for (task, slot, _), value in zip(planned.seeds, graph.seeds, strict=True):
+            if task == 0:
+                sums[slot] = add(sums[slot], value)
+        outputs = planned.tasks[0].outputs
+        values = run_members(graph, planned.groups[0], planned.slots[0], sums, len(outputs))
+        return tuple(seed for seed in seeds if seed[0] != 0) + tuple(
+            (output.task, output.slot, output.place, self._own_ref(name, value, output.nbytes))
+            for output, value in zip(outputs, values, strict=True)
+        )
+
+    def _own_ref(
+        self, name: int, value: Value | None, nbytes: int, on_device: bool = False
+    ) -> GradientRef:
+        """A gradient made in this process: undefined, inline, or in memory of its own."""
+        if value is None:
+            return None
+        if nbytes <= INLINE_LIMIT_BYTES and not on_device:
+            return pack(value.content)
+        block = self._world.memory.allot_client(nbytes, value.content, on_device=on_device)
+        self._own_blocks[name].append(block)
+        return block
+
+    def _free(self, name: int) -> None:
+        """The graph has ended: nobody reads what this process made for it any more."""
+        in_sight = [block for block, _ in self._views]
+        for block in self._own_blocks.pop(name):
+            if block not in in_sight:
+                self._world.memory.free_client(block)
+
+    # ------------------------------------------------------------------ its own tasks
+
+    def _run_task(
+        self, depth: int, dispatch: do.DispatchNodeTask
+    ) -> ev.NodeTaskDone | ev.NodeTaskFailed:
+        """As ``engine.client_worker``."""
+        try:
+            return self._try_task(depth, dispatch)
+        except Exception as error:
+            # The session would cancel the graph, as if a signal handler had raised this.
+            self._thread.fail(error)
+
+    def _try_task(
+        self, depth: int, dispatch: do.DispatchNodeTask
+    ) -> ev.NodeTaskDone | ev.NodeTaskFailed:
+        assert self._session is not None
+        world = self._world
+        world.note(self.peer, "run", dispatch)
+        position = self._plans[dispatch.name].tasks[dispatch.task].position
+        require(
+            self._last_position.get(dispatch.name, -1) < position,
+            f"{self.peer} runs task {dispatch.task} of its graph {dispatch.name} out of order",
+        )
+        self._last_position[dispatch.name] = position
+        key = (dispatch.graph, dispatch.task, dispatch.attempt)
+        try:
+            with self._session.interrupts.user_code():
+                self._call_user_code(depth)
+            if self._is_cut_off:
+                raise KeyboardInterrupt
+            refuse_lost_memory(world, dispatch)
+            outputs = self._publish(dispatch, run_program(world, dispatch))
+            return ev.NodeTaskDone(self.peer, *key, outputs, self._keep(dispatch))
+        except (KeyboardInterrupt, EngineClosed):
+            world.expected.interrupted.add(dispatch.payload[0])
+            return ev.NodeTaskFailed(self.peer, *key, INTERRUPTED, self._keep(dispatch))
+        except RuleRaised as error:
+            kept = self._keep(dispatch)
+            return ev.NodeTaskFailed(self.peer, *key, error.text, kept, error.step)
+
+    def _call_user_code(self, depth: int) -> None:
+        """A hook takes its time, or calls ``backward`` itself."""
+        world = self._world
+        later = [name for name in range(len(self.graphs)) if name not in self._plans]
+        if later and world.rng.random() < 0.8:
+            if world.dice.strikes("orphan"):
+                world.time.after(world.rng.randint(0, 1000), world.kill_client, self.process)
+            with suppress(NotMade):  # the hook goes on
+                self._backward(later[0], depth + 1)
+        self._thread.sleep(1 + int(TASK_US_MAX * world.rng.random()))
+
+    def _publish(
+        self, dispatch: do.DispatchNodeTask, values: list[Value | None]
+    ) -> tuple[GradientRef, ...]:
+        program = self._world.expected.programs[dispatch.payload[0]]
+        outputs = program.plan.tasks[dispatch.task].outputs
+        refs: list[GradientRef] = []
+        for number, (output, value) in enumerate(zip(outputs, values, strict=True)):
+            on_device = program.is_on_device(dispatch.task, number)
+            if (
+                value is not None
+                and value.source is not None
+                and is_on_host(value.source) != on_device
+            ):
+                refs.append(value.source)
+            else:
+                refs.append(self._own_ref(dispatch.name, value, output.nbytes, on_device))
+        return tuple(refs)
+
+    def _keep(self, dispatch: do.DispatchNodeTask) -> tuple[Block, ...]:
+        """A hook may hold on to the gradients that it was shown."""
+        inputs = [ref for slot in dispatch.inputs for ref in slot if isinstance(ref, Block)]
+        kept = tuple(
+            block
+            for block in inputs
+            if block.arena == ENGINE_ARENA and self._world.rng.random() < 0.2
+        )
+        for block in kept:
+            self._hold(block)
+        return kept
+
+    # ------------------------------------------------------------------ results
+
+    def _check_result(self, name: int, end: do.CompleteGraph) -> None:
+        check_captures(self._world, name, self.graphs[name], end)
+        for ref, is_exclusive in zip(end.captures, end.exclusive, strict=True):
+            if isinstance(ref, Block):
+                if is_counted(ref) and self._world.memory.is_lost(ref):
+                    self._let_go(ref)
+                    continue
+                if is_exclusive and self._world.rng.random() < 0.5:
+                    # The caller makes it its own and adds to it in place: nobody may see that.
+                    self._world.memory.overwrite(ref, ADOPTED)
+                self._hold(ref)
+        tasks, done = self._plans[name].tasks, int(name in self._ran_ahead)
+        on_workers = [at for at, task in enumerate(tasks) if at >= done and not task.on_client]
+        ran = sorted(number for number, *_ in end.ran)
+        require(ran == on_workers, f"graph {name} reports tasks {ran} of workers, not {on_workers}")
+
+    def _hold(self, block: Block) -> None:
+        """A view of ``block`` lives on in this process, for a while."""
+        self._views.append((block, self._world.memory.read(block)))
+        self._world.time.after(self._world.rng.randint(0, 5000), self._release)
+
+    def _release(self) -> None:
+        """One view dies; what it showed must not have changed meanwhile."""
+        if self.is_alive and self._views:
+            at = self._world.rng.randrange(len(self._views))
+            block, content = self._views.pop(at)
+            if not self._world.memory.is_lost(block) and not self._is_cut_off:
+                self._world.check_unchanged(self.peer, block, content)
+            self._let_go(block)
+
+    def _let_all_go(self) -> None:
+        """The last views die; then nothing is left that the coordinator keeps for this session."""
+        assert self._session is not None
+        for block, _ in self._views:
+            self._let_go(block)
+        self._views.clear()
+        self._session.send_releases()
+        self._world.coordinator.empty_handed.add(self.peer)
+
+    def _let_go(self, block: Block) -> None:
+        assert self._session is not None
+        if is_counted(block):
+            self._session.to_release.append(block)

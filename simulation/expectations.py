@@ -1,0 +1,235 @@
+"""Expectations: what must come out of a World, kept apart from the core that brings it about.
+
+It remembers which faults were planted where, so that a graph may fail only for one of them, and
+must not complete in spite of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
+from mpgrad.scheduler.plan_tables import CAPTURE, NOBODY, Member, Plan
+from simulation.path_counts import TracedGraph
+
+#: What a task of the client says whose inputs died with their GPU worker.
+MEMORY_IS_LOST = b"the worker that held this gradient is dead"
+#: What it says whose user code Ctrl-C broke.
+INTERRUPTED = b"interrupted"
+
+
+class Wrong(Exception):
+    """The simulation saw something that must not happen."""
+
+
+def require(truth: bool, message: str) -> None:
+    if not truth:
+        raise Wrong(message)
+
+
+class Program(NamedTuple):
+    """A submitted graph, as its tasks find it by the payload that travels with them."""
+
+    peer: str
+    name: int
+    graph: TracedGraph
+    plan: Plan
+
+    def is_on_device(self, task: int, output: int) -> bool:
+        """Whether an output of a task flows into an input that lies on a GPU."""
+        spec = self.graph.spec
+        _, consumer, slot, _ = self.plan.tasks[task].outputs[output]
+        if consumer == CAPTURE:
+            node, input_nr = spec.captures[slot]
+        else:
+            members, target = self.plan.groups[consumer], self.plan.slots[consumer][slot]
+            node, input_nr = members[target.member].node, target.input_nr
+            piece = members[target.member].piece_of
+            input_nr = input_nr if piece is None else piece
+        return spec.nodes[node].is_on_device(input_nr)
+
+
+class Expectations:
+    """The planted facts, by program number."""
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+        #: Programs whose caller has asked for an early end.
+        self.cancelled: set[int] = set()
+        #: Programs that have a task whose user code Ctrl-C broke.
+        self.interrupted: set[int] = set()
+        #: True where memory may run out, and where no more workers can be had.
+        self.is_memory_short = False
+        self.has_given_up = False
+        #: Programs of which gradients lay in the memory of a GPU worker that died.
+        self.bereaved: set[int] = set()
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._ended: set[int] = set()
+        self._runs: set[tuple[int, int, int]] = set()
+        #: Per (program, task): workers that crashed in it, or were killed in it, and the tasks
+        #: whose graphs must fail for that.
+        self._crashes: Counter[tuple[int, int]] = Counter()
+        self._kills: Counter[tuple[int, int]] = Counter()
+        self._fatal: set[tuple[int, int]] = set()
+
+    def add_program(self, peer: str, name: int, graph: TracedGraph, plan: Plan) -> int:
+        """The number under which the tasks of a graph find their rules."""
+        self.programs.append(Program(peer, name, graph, plan))
+        self._numbers[peer, name] = number = len(self.programs) - 1
+        return number
+
+    def cancel(self, peer: str, name: int) -> None:
+        self.cancelled.add(self._numbers[peer, name])
+
+    def number_of(self, peer: str, name: int) -> int:
+        return self._numbers[peer, name]
+
+    def on_begin(self, peer: str, device: int, dispatch: do.DispatchNodeTask) -> None:
+        """A worker begins a task: once per attempt, and never after its graph's end."""
+        key = (dispatch.graph, dispatch.task, dispatch.attempt)
+        require(key not in self._runs, f"{peer} runs {key}, which was run before")
+        self._runs.add(key)
+        spec = self.programs[dispatch.payload[0]].plan.tasks[dispatch.task]
+        require(spec.device == device, f"{peer} of device {device} runs {key} of {spec.device}")
+        require(dispatch.payload[0] not in self._ended, f"{peer} runs {key} of an ended graph")
+
+    def on_death(self, event: ev.WorkerLost, running: do.DispatchNodeTask | None) -> None:
+        """A worker that was ready has died, in the middle of ``running`` if that is given."""
+        if running is None:
+            return
+        task = running.payload
+        (self._kills if event.killed else self._crashes)[task] += 1
+        if self._crashes[task] >= DEATHS_MAX or self._kills[task] >= KILLS_MAX:
+            self._fatal.add(task)
+
+    def _has_fatal(self, number: int) -> bool:
+        return any(program == number for program, _ in self._fatal)
+
+    def check_ending(self, end: do.CompleteGraph | do.FailGraph) -> None:
+        """A graph ends once; it fails for a planted reason, and completes for want of one."""
+        number = self._numbers[end.peer, end.graph]
+        require(number not in self._ended, f"graph {end.graph} of {end.peer} ends twice")
+        self._ended.add(number)
+        if isinstance(end, do.FailGraph):
+            require(self._is_planted(number, end), f"nobody planted this failure: {end}")
+            return
+        graph = self.programs[number].graph
+        require(not graph.raising, f"graph {end.graph} completes, but a rule of it raises")
+        fatal = [task for program, task in sorted(self._fatal) if program == number]
+        require(not fatal, f"graph {end.graph} completes in spite of its tasks {fatal}")
+
+    def _is_planted(self, number: int, end: do.FailGraph) -> bool:
+        if end.kind == "error" and end.error == MEMORY_IS_LOST:
+            return number in self.bereaved
+        if end.kind == "error" and end.error == INTERRUPTED:
+            return number in self.interrupted
+        if end.kind == "error":
+            _, _, graph, plan = self.programs[number]
+            found = {at: (node, task, step) for at, node, task, step in _errors(graph, plan)}
+            # The first one; but user code behind an error does not run, even if a task that has
+            # Nodes in front of the error waits for it: then the error behind may be the first.
+            first = {min(found)} if found else set()
+            first.update(at for at in found if at == min(_positions(graph, plan, at), default=-1))
+            # Where it was ended early for another reason, the first error may not have come.
+            ended_early = (
+                self.is_memory_short
+                or self.has_given_up
+                or number in self.bereaved
+                or number in self.interrupted
+                or self._has_fatal(number)
+            )
+            return any(
+                (end.task, end.step) == (task, step) and end.error == error_text(node, task)
+                for at, (node, task, step) in found.items()
+                if ended_early or at in first
+            )
+        if end.kind in ("lost", "hung"):
+            if end.task == -1:
+                return self.has_given_up or number in self.bereaved
+            return (number, end.task) in self._fatal
+        if end.kind == "memory":
+            return self.is_memory_short
+        return end.kind == "cancelled" and number in self.cancelled
+
+
+def _positions(graph: TracedGraph, plan: Plan, last: int) -> list[int]:
+    """Serial positions of the rules that raise if no user code behind position ``last`` runs."""
+    return [at for at, *_ in _errors(graph, plan, last)]
+
+
+def _errors(
+    graph: TracedGraph, plan: Plan, last: int = NOBODY
+) -> Iterator[tuple[int, int, int, int]]:
+    """Which rules raise if every task is run that can be: serial position, Node, task, step.
+
+    What a failed task has not published, what lies behind it does not get.
+
+    Args:
+        graph: says which rules raise.
+        plan: its tasks.
+        last: tasks of the client whose serial position is behind it do not run.
+    """
+    #: Tasks that never begin, and for each that raises the step and what it published before.
+    stopped: set[int] = set()
+    raised: dict[int, tuple[int, set[int]]] = {}
+    feeds: dict[int, set[int]] = {}
+    for task, spec in enumerate(plan.tasks):
+        for consumer in (*(output.task for output in spec.outputs), *spec.unlocks):
+            feeds.setdefault(consumer, set()).add(task)
+    for task in topological(feeds, len(plan.tasks)):
+        spec = plan.tasks[task]
+        if (spec.on_client and spec.position > last) or any(
+            producer in stopped or (producer in raised and not _gives(plan, producer, task, raised))
+            for producer in feeds.get(task, ())
+        ):
+            stopped.add(task)
+            continue
+        if plan.groups[task][0].piece_of is not None:
+            continue
+        step = _first_raising(graph, plan.groups[task])
+        if step is not None:
+            gives = not plan.tasks[task].on_client
+            raised[task] = step, _published(plan.groups[task], step) if gives else set()
+            # Both halves of a Node may raise: the plan says which of them comes first.
+            position = (spec.position, *spec.inner_positions)[step]
+            yield position, plan.groups[task][step].node, task, step
+
+
+def _first_raising(graph: TracedGraph, members: Sequence[Member]) -> int | None:
+    return next((at for at, member in enumerate(members) if member.node in graph.raising), None)
+
+
+def _gives(plan: Plan, producer: int, task: int, raised: dict[int, tuple[int, set[int]]]) -> bool:
+    """Whether a task that raises has published before all that another one waits for."""
+    spec, (_, published) = plan.tasks[producer], raised[producer]
+    needed = {number for number, output in enumerate(spec.outputs) if output.task == task}
+    return needed <= published and task not in spec.unlocks
+
+
+def _published(members: Sequence[Member], step: int) -> set[int]:
+    """Outputs that a worker has published when Node ``step`` of its task has raised: all so far."""
+    published: set[int] = set()
+    for at, member in enumerate(members[: step + 1]):
+        published.update(output for _, output in member.captures)
+        if at < step:
+            published.update(route for route in member.routes if type(route) is int)
+    return published
+
+
+def topological(feeds: dict[int, set[int]], count: int) -> Iterator[int]:
+    """Tasks after those that feed them."""
+    done: set[int] = set()
+    while len(done) < count:
+        for task in range(count):
+            if task not in done and feeds.get(task, set()) <= done:
+                done.add(task)
+                yield task
+
+
+def error_text(node: int, task: int) -> bytes:
+    """What the planted exception says: it names the Node and the task that really raised."""
+    return f"the rule of node {node} raised in task {task}".encode()

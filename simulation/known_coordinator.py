@@ -1,0 +1,48 @@
+"""What a Session of a World has around it: the coordinator as it sees it, Ctrl-C, and bad luck."""
+
+from __future__ import annotations
+
+from random import Random
+
+from mpgrad.autograd.running.interrupts import Interrupts
+from simulation.expectations import Wrong
+from simulation.transport import MemoryEndpoint
+
+#: What running tasks are given where the caller no longer wants a graph.
+GRACES_MS = (0, 2, 1000)
+
+
+class NotMade(Exception):
+    """The rest of a graph cannot be made: an array has changed, memory has run out."""
+
+
+class KnownCoordinator:
+    """The coordinator process as its sessions see it."""
+
+    pid = 1
+    is_closed = False
+
+    def __init__(self, endpoint: MemoryEndpoint, pidfd: int) -> None:
+        self.endpoint, self.pidfd = endpoint, pidfd
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def kill(self, why: str | None = None) -> None:
+        raise Wrong(f"a session kills the coordinator: {why}")
+
+    def cause_of_death(self) -> str:
+        return "died"
+
+    def last_words(self) -> str:
+        return ""
+
+
+class DrawnInterrupts(Interrupts):
+    """Says nothing, and leaves running tasks more or less time."""
+
+    rng: Random
+
+    def begin_to_stop(self, cause: BaseException) -> int:
+        self._is_stopping, self._since_s = True, self._clock()
+        return self.rng.choice(GRACES_MS)

@@ -1,0 +1,150 @@
+"""The simulation's shared memory: every block remembers its generation and what was written to it.
+
+Each access says what it expects, so that use after free, a stale reference, a second write to a
+published block and a read of an unwritten one are found at the access itself.
+"""
+
+from __future__ import annotations
+
+from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.handles import (
+    CLIENT_ARENA,
+    CLIENT_DEVICE_ARENA,
+    ENGINE_ARENA,
+    WORKER_DEVICE_ARENA,
+    Block,
+)
+from mpgrad.shm.free_list import FreeList, FreeListStatistics
+from simulation.path_counts import Content
+
+#: What a worker leaves in a block when it dies while it writes.
+GARBAGE: Content = (-1, -1)
+#: A block that never was.
+UNKNOWN_BLOCK = Block(ENGINE_ARENA, 64, 64, 1 << 40)
+#: Address space of the simulated engine arena.
+ARENA_BYTES = 1 << 40
+
+
+class MemoryFault(Exception):
+    """Somebody read or wrote what was not theirs (any more)."""
+
+
+class _Cell:
+    __slots__ = ("content", "generation")
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.content: Content | None = None
+
+
+class SimulatedMemory:
+    """The arenas and the GPUs' memory; for the coordinator's core the engine arena's allocator."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.free_list = FreeList(ARENA_BYTES, ARENA_BYTES, "simulated arena")
+        #: May change at any time, which FreeList's own limit may not.
+        self.limit_bytes = limit_bytes
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        #: How often there was no room.
+        self.refusals = 0
+        self._client_blocks = 0
+        self._device_blocks = 0
+        #: Memory of GPU workers that are dead.
+        self._lost_arenas: set[int] = set()
+
+    # ------------------------------------------------------------------ the coordinator's side
+
+    def allocate(self, nbytes: int) -> tuple[int, int]:
+        """As ``FreeList.allocate``."""
+        used = self.free_list.used_bytes
+        if used + nbytes > self.limit_bytes:
+            self.refusals += 1
+            raise SharedMemoryExhausted(nbytes, used, self.limit_bytes, "simulated arena")
+        offset, generation = self.free_list.allocate(nbytes)
+        self._cells[ENGINE_ARENA, offset] = _Cell(generation)
+        return offset, generation
+
+    def free(self, offset: int) -> None:
+        """As ``FreeList.free``."""
+        self.free_list.free(offset)
+        del self._cells[ENGINE_ARENA, offset]
+
+    def statistics(self) -> FreeListStatistics:
+        """As ``FreeList.statistics``."""
+        return self.free_list.statistics()
+
+    # ------------------------------------------------------------------ the client's arena
+
+    def allot_client(self, nbytes: int, content: Content, *, on_device: bool = False) -> Block:
+        """A written block of the client's own; its addresses are never used again."""
+        self._client_blocks += 1
+        arena = CLIENT_DEVICE_ARENA if on_device else CLIENT_ARENA
+        block = Block(arena, self._client_blocks << 20, nbytes, self._client_blocks)
+        self._cells[arena, block.offset] = _Cell(block.generation)
+        self.write(block, content)
+        return block
+
+    def free_client(self, block: Block) -> None:
+        del self._cells[block.arena, block.offset]
+
+    # ------------------------------------------------------------------ a GPU worker's memory
+
+    def make_on_device(self, arena: int, nbytes: int, content: Content) -> Block:
+        """A written block that a GPU worker made where it found room."""
+        self._device_blocks += 1
+        block = Block(arena, self._device_blocks << 20, nbytes, self._device_blocks)
+        self._cells[arena, block.offset] = _Cell(block.generation)
+        self.write(block, content)
+        return block
+
+    def free_on_device(self, block: Block) -> None:
+        """The worker that made it was told that nobody holds it any more."""
+        self._cell(block, "freed again")
+        del self._cells[block.arena, block.offset]
+
+    def lose(self, arena: int) -> None:
+        """A GPU worker is dead, and its memory gone."""
+        self._lost_arenas.add(arena)
+        for key in [key for key in self._cells if key[0] == arena]:
+            del self._cells[key]
+
+    def is_lost(self, block: Block) -> bool:
+        """Whether it lay in the memory of a GPU worker that is dead."""
+        return block.arena in self._lost_arenas
+
+    def device_blocks(self) -> int:
+        """Blocks in the memory of living GPU workers."""
+        return sum(arena >= WORKER_DEVICE_ARENA for arena, _ in self._cells)
+
+    # ------------------------------------------------------------------ everybody
+
+    def check_live(self, block: Block) -> None:
+        """Raise MemoryFault unless ``block`` is still what it was when it was handed out."""
+        self._cell(block, "looked at")
+
+    def read(self, block: Block) -> Content:
+        content = self._cell(block, "read").content
+        if content is None:
+            raise MemoryFault(f"read before it was written: {block}")
+        return content
+
+    def write(self, block: Block, content: Content) -> None:
+        """Write once: who has seen the block relies on what it saw."""
+        cell = self._cell(block, "written")
+        if cell.content is not None:
+            raise MemoryFault(f"written twice: {block}")
+        cell.content = content
+
+    def overwrite(self, block: Block, content: Content) -> None:
+        """A write by the one who is alone with the block."""
+        self._cell(block, "overwritten").content = content
+
+    def _cell(self, block: Block, verb: str) -> _Cell:
+        cell = self._cells.get((block.arena, block.offset))
+        if cell is None:
+            raise MemoryFault(f"{verb} after it was freed: {block}")
+        if cell.generation != block.generation:
+            raise MemoryFault(
+                f"{verb} with a stale generation ({cell.generation} lives there): {block}"
+            )
+        return cell

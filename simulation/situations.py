@@ -1,0 +1,207 @@
+"""Situations: what a World has really been through, beyond the faults that were injected.
+
+A simulation proves nothing about a situation that it never gets into. So each one that the protocol
+has a rule for is counted when it is seen, and the tests demand that none is missing. On the way one
+more promise is checked: no worker idles while a task waits that it could run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from mpgrad.handles import WORKER_DEVICE_ARENA, Block
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.membership import FlightKey
+from simulation.expectations import require
+
+REPLIES = (ev.NodeTaskDone, ev.NodeTaskFailed, ev.NodeTaskDropped)
+
+DEAD_INCARNATION = "a reply of a dead incarnation came late"
+SECOND_REPLY = "a reply came twice"
+INNER_ORPHANED = "the owner of an inner graph was gone"
+PREFETCHED_LOST = "a worker died with tasks that it had not begun"
+SUSPECT_ALONE = "a suspect task was run again, alone"
+THIRD_ATTEMPT = "a task was begun for the third time"
+CREDIT_EXHAUSTED = "tasks waited because every worker had its fill"
+MEMORY_AWAITED = "tasks waited for memory, not for a worker"
+EARLIER_ERROR = "an error came after a later one and took its place"
+ERROR_OF_DRAINING = "a task failed in a graph that was ending already"
+CANCELLED_TOO_LATE = "a graph had ended when its caller cancelled it"
+EARLY_ARRIVAL = "a gradient arrived before the tables of its task"
+STOPPED_FENCED = "a stopped worker was fenced"
+DEADLINE_FENCED = "a worker was fenced that ran on in a cancelled graph"
+BYSTANDER_FENCED = "a worker was fenced for a cancelled graph and had tasks of another one"
+FENCE_OVERTAKEN = "a hung task ended between the fence and the death"
+NO_WORKER = "tasks waited because no worker was there"
+MEMORY_RETURNED = "a GPU worker was told that its blocks are free"
+BEREAVED = "a GPU worker died, and gradients of a graph with it"
+PEER_READ = "a GPU worker read what another one had made"
+PARTS_JOINED = "a task joined a gradient that came in parts"
+
+ALL_SITUATIONS = frozenset(
+    {
+        DEAD_INCARNATION,
+        SECOND_REPLY,
+        INNER_ORPHANED,
+        PREFETCHED_LOST,
+        SUSPECT_ALONE,
+        THIRD_ATTEMPT,
+        CREDIT_EXHAUSTED,
+        MEMORY_AWAITED,
+        EARLIER_ERROR,
+        ERROR_OF_DRAINING,
+        CANCELLED_TOO_LATE,
+        EARLY_ARRIVAL,
+        STOPPED_FENCED,
+        DEADLINE_FENCED,
+        BYSTANDER_FENCED,
+        FENCE_OVERTAKEN,
+        NO_WORKER,
+        MEMORY_RETURNED,
+        BEREAVED,
+        PEER_READ,
+        PARTS_JOINED,
+    }
+)
+
+
+class Situations:
+    """Looks at the coordinator's tables before and after each event."""
+
+    def __init__(self, core: CoordinatorState) -> None:
+        self._core = core
+        self.seen: Counter[str] = Counter()
+        self._first_errors: dict[int, Any] = {}
+        #: Graphs (session, its name for it) that failed because memory was short.
+        self._out_of_memory: set[tuple[str, int]] = set()
+
+    def before(self, event: Any) -> None:
+        """``event`` is about to be handled."""
+        core = self._core
+        if isinstance(event, REPLIES):
+            member = core.membership.get(event.peer)
+            if member is None:
+                self.seen[DEAD_INCARNATION] += 1
+            elif FlightKey(event.graph, event.task, event.attempt) not in member.flights:
+                self.seen[SECOND_REPLY] += 1
+            elif member.hung is not None and member.hung.running == event[1:4]:
+                self.seen[FENCE_OVERTAKEN] += 1
+            elif isinstance(event, ev.NodeTaskFailed):
+                graph = core.graphs[event.graph]
+                self._note(ERROR_OF_DRAINING, graph.failure is not None)
+                self._first_errors[event.graph] = graph.first_error
+        elif isinstance(event, ev.SessionClosed):
+            self._note(
+                INNER_ORPHANED,
+                any(
+                    graph.owner == event.peer and graph.depth > 0 for graph in core.graphs.values()
+                ),
+            )
+        elif isinstance(event, ev.WorkerLost):
+            member = core.membership.get(event.peer)
+            if member is not None:
+                self._note(BEREAVED, any(ref.arena == member.arena for ref in core.leases.counts()))
+                self._note(PREFETCHED_LOST, any(key != event.running for key in member.flights))
+        elif isinstance(event, ev.WorkerHung):
+            self._note(STOPPED_FENCED, event.running is None)
+        elif isinstance(event, ev.GraphCancelled):
+            self._note(CANCELLED_TOO_LATE, core.tables.graph_of(event.peer, event.graph) is None)
+
+    def after(self, event: Any, instructions: Sequence[Any], *, is_memory_short: bool) -> None:
+        """``event`` was handled."""
+        core = self._core
+        if isinstance(event, ev.NodeTaskFailed) and event.graph in core.graphs:
+            before = self._first_errors.get(event.graph)
+            now = core.graphs[event.graph].first_error
+            self._note(EARLIER_ERROR, before is not None and before != now)
+        elif isinstance(event, ev.DeadlinePassed):
+            self._note_fenced(event.graph, instructions)
+        elif isinstance(event, ev.NodeTaskDone) and event.graph in core.graphs:
+            self._note(EARLY_ARRIVAL, bool(core.graphs[event.graph].early))
+        if is_memory_short:
+            self._check_nothing_to_wait_for(instructions)
+        for instruction in instructions:
+            self._note(MEMORY_RETURNED, isinstance(instruction, do.ReleaseBlocks))
+            if isinstance(instruction, do.DispatchNodeTask):
+                self._note_peers(instruction)
+            if isinstance(instruction, do.DispatchNodeTask) and instruction.attempt > 1:
+                self._note(THIRD_ATTEMPT, instruction.attempt > 2)
+                deaths = core.graphs[instruction.graph].deaths
+                self._note(SUSPECT_ALONE, deaths.get(instruction.task, 0) > 0)
+        self._check_work_goes_on(is_memory_short)
+
+    def _note_fenced(self, graph: int, instructions: Sequence[Any]) -> None:
+        """Look at what the workers have that a deadline ends."""
+        for fence in instructions:
+            flights = self._core.membership.members[fence.peer].flights
+            self.seen[DEADLINE_FENCED] += 1
+            self._note(BYSTANDER_FENCED, any(key.graph != graph for key in flights))
+
+    def _note_peers(self, dispatch: do.DispatchNodeTask) -> None:
+        """Look at who reads whose memory."""
+        reader = self._core.membership.members[dispatch.peer]
+        arenas = {
+            ref.arena
+            for slot in dispatch.inputs
+            for ref in slot
+            if isinstance(ref, Block) and ref.arena >= WORKER_DEVICE_ARENA
+        }
+        self._note(PEER_READ, reader.arena >= 0 and bool(arenas - {reader.arena}))
+
+    def _note(self, situation: str, is_seen: bool) -> None:
+        if is_seen:
+            self.seen[situation] += 1
+
+    def _check_nothing_to_wait_for(self, instructions: Sequence[Any]) -> None:
+        """Memory may fail a graph only where nothing in flight could give some back."""
+        failed = {
+            (graph.owner, graph.name)
+            for graph in self._core.graphs.values()
+            if graph.failure is not None and graph.failure[0] == "memory"
+        }
+        failed.update(
+            i[:2] for i in instructions if isinstance(i, do.FailGraph) and i.kind == "memory"
+        )
+        new, self._out_of_memory = failed - self._out_of_memory, self._out_of_memory | failed
+        if new:
+            just_begun = [i[1:4] for i in instructions if isinstance(i, do.DispatchNodeTask)]
+            busy = [
+                worker.peer
+                for worker in self._core.membership.workers()
+                if any(key not in just_begun for key in worker.flights)
+            ]
+            require(not busy, f"graphs {sorted(new)} fail although {busy} may give memory back")
+
+    def _check_work_goes_on(self, is_memory_short: bool) -> None:
+        """The most urgent task waits only where no worker may have it, or memory is short."""
+        for device in self._core.ready.devices():
+            self._check_device_goes_on(device, is_memory_short)
+
+    def _check_device_goes_on(self, device: int, is_memory_short: bool) -> None:
+        first = self._core.ready.peek(device)
+        if first is None:
+            return
+        graph = self._core.graphs[first.graph]
+        workers = [w for w in self._core.membership.workers() if w.device == device]
+        is_suspect, spec = first.task in graph.deaths, graph.specs[first.task]
+        free = [
+            worker.peer
+            for worker in workers
+            if worker.has_credit(
+                for_suspect=is_suspect, for_short=spec.is_short, priority=spec.priority
+            )
+        ]
+        if is_memory_short:
+            # Whoever works may give memory back; if nobody does, nothing will ever come.
+            is_busy = any(worker.flights for worker in self._core.membership.workers())
+            require(is_busy or not free, f"task {first.task} of graph {first.graph} waits in vain")
+            self.seen[MEMORY_AWAITED] += 1
+        elif workers:
+            require(not free, f"{free} could run task {first.task} of graph {first.graph}")
+            self.seen[CREDIT_EXHAUSTED] += 1
+        else:
+            self.seen[NO_WORKER] += 1

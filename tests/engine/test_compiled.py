@@ -1,0 +1,410 @@
+"""A compiled graph gives the bits of the plain loop; what it cannot do, that loop does."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import linecache
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.engine import compiled, local
+from mpgrad.nn import functional
+from mpgrad.scheduler.tuning import SAMPLES
+from tests.random_programs import random_program
+
+freeze_module = importlib.import_module("mpgrad.autograd.freeze")
+
+#: A graph is compiled in the step after this one.
+STEPS = local.COMPILED_FROM_USE + 4
+
+
+@pytest.fixture(autouse=True)
+def engine() -> Iterator[mg.Engine]:
+    with mg.Engine("local") as engine:
+        yield engine
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[compiled.Compiled]:
+    """What was run as source, in that order."""
+    found: list[compiled.Compiled] = []
+    run = compiled.Compiled.run
+
+    def noted(self: compiled.Compiled, *args: Any) -> Any:
+        results = run(self, *args)
+        if results is not None:
+            found.append(self)
+        return results
+
+    monkeypatch.setattr(compiled.Compiled, "run", noted)
+    return found
+
+
+def bits(*tensors: Any) -> list[bytes | None]:
+    return [None if tensor is None else tensor.detach().numpy().tobytes() for tensor in tensors]
+
+
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 1000), marks=[
+    pytest.mark.slow, pytest.mark.long])], ids=["60", "1000"])  # fmt: skip
+def test_random_graphs(
+    seeds: range, ran: list[compiled.Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "COMPILED_FROM_USE", 1)
+    for seed in seeds:
+        results = []
+        for _ in range(2):
+            program = random_program(seed)
+            program.loss.backward()
+            results.append(bits(*[leaf.grad for leaf in program.leaves]))
+        assert results[0] == results[1], seed
+    assert len(ran) == len(seeds)
+
+
+def leaf(*shape: int, dtype: str = "f4", seed: int = 0) -> mg.Tensor:
+    values = np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+    return mg.tensor(values, requires_grad=True)
+
+
+# ---------------------------------------------------------------------- steps of training loops
+
+
+class _Scale(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return x.numpy() * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.numpy() * ctx.factor, None
+
+
+def _digits(step: int) -> list[Any]:
+    weights = [leaf(8, 6, seed=1), leaf(6, seed=2), leaf(6, 3, seed=3)]
+    x, labels = (
+        mg.tensor(np.float32(step) + np.eye(4, 8, dtype="f4")),
+        mg.tensor([0, 2, 1, step % 3]),
+    )
+    hidden = mg.relu(x @ weights[0] + weights[1])
+    functional.cross_entropy(hidden @ weights[2], labels).backward()
+    return [weight.grad for weight in weights]
+
+
+def _number_that_changes(step: int) -> list[Any]:
+    x = leaf(5)
+    ((x * (0.0 if step % 2 else -0.0)) + x**step).sum().backward()
+    return [x.grad]
+
+
+def _number_or_tensor(step: int) -> list[Any]:
+    x = leaf(5)
+    (x * (2.0 if step % 2 else mg.tensor(3.0))).sum().backward()
+    return [x.grad]
+
+
+def _dim_that_changes(step: int) -> list[Any]:
+    x = leaf(4, 4)
+    (x.sum(step % 2) * mg.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
+    return [x.grad]
+
+
+def _dtype_that_changes(step: int) -> list[Any]:
+    x = leaf(5, dtype="f8" if step % 2 else "f4")
+    (x * x).sum().backward()
+    return [x.grad]
+
+
+def _complex_numbers(step: int) -> list[Any]:
+    x = mg.tensor(np.arange(4) * (1 + step * 1j), requires_grad=True)
+    (x * x.exp()).abs().sum().backward()
+    return [x.grad]
+
+
+def _layout_that_changes(step: int) -> list[Any]:
+    x, y = leaf(6, 4), leaf(4, 6, seed=1)
+    (x * (y.t() if step % 2 else y.detach().t().contiguous())).sum().backward()
+    return [x.grad, y.grad]
+
+
+def _views_and_in_place(step: int) -> list[Any]:
+    x = leaf(4, 4)
+    y = x * 2
+    y[1].mul_(3.0 + step)
+    y.t()[2].add_(x[0])
+    y.sum().backward()
+    return [x.grad]
+
+
+def _sums_of_many(step: int) -> list[Any]:
+    x = leaf(3)
+    y = x * 1.5
+    (y * y + y.exp() + y + y.sin() + x).sum().backward()
+    return [x.grad]
+
+
+def _several_outputs(step: int) -> list[Any]:
+    x = leaf(6, 2)
+    first, _, third = x.split(2)
+    (first * third).sum().backward()
+    return [x.grad]
+
+
+def _grad_of_inner(step: int) -> list[Any]:
+    x = leaf(3)
+    y = x * 2
+    return list(mg.grad((y * y).sum(), [y, x]))
+
+
+def _inputs(step: int) -> list[Any]:
+    x, z = leaf(3), leaf(3, seed=1)
+    y = x * z
+    (y * y).sum().backward(inputs=[x])
+    return [x.grad, z.grad]
+
+
+def _twice(step: int) -> list[Any]:
+    x = leaf(3)
+    loss = (x * x.exp()).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return [x.grad]
+
+
+def _second_derivative(step: int) -> list[Any]:
+    x = leaf(3)
+    (first,) = mg.grad((x**3).sum(), x, create_graph=True)
+    (second,) = mg.grad((first * x).sum(), x)
+    return [first, second]
+
+
+def _third_derivative_that_is_zero(step: int) -> list[Any]:
+    x = leaf(3)
+    (first,) = mg.grad(x.sign().sum() + (x * x).sum(), x, create_graph=True)
+    (second,) = mg.grad(first.sum(), x, create_graph=True)
+    (third,) = mg.grad(second.sum(), x, allow_unused=True)
+    return [first, second, third]
+
+
+def _nothing_runs(step: int) -> list[Any]:
+    x, y = leaf(3), leaf(3)
+    return list(mg.grad(x.sum(), [y], allow_unused=True))
+
+
+def _given_gradient(step: int) -> list[Any]:
+    x = leaf(3)
+    (x * 2).backward(mg.tensor([1.0, float(step), -0.0]))
+    return [x.grad]
+
+
+def _accumulated(step: int) -> list[Any]:
+    x = leaf(3)
+    for _ in range(3):
+        (x * x).sum().backward()
+    return [x.grad]
+
+
+#: May be run as source, from some step on.
+COMPILED = [
+    _digits, _number_that_changes, _number_or_tensor, _dim_that_changes, _dtype_that_changes,
+    _complex_numbers, _layout_that_changes, _views_and_in_place, _sums_of_many, _several_outputs,
+    _grad_of_inner, _inputs, _twice, _second_derivative, _third_derivative_that_is_zero,
+    _given_gradient, _accumulated,
+]  # fmt: skip
+
+
+def _hook(step: int) -> list[Any]:
+    x = leaf(3)
+    y = x * 2
+    y.register_hook(lambda grad: grad * step)
+    (y * x).sum().backward()
+    return [x.grad]
+
+
+def _retained(step: int) -> list[Any]:
+    x = leaf(3)
+    y = x * step
+    y.retain_grad()
+    (y * y).sum().backward()
+    return [x.grad, y.grad]
+
+
+def _function(step: int) -> list[Any]:
+    x = leaf(3)
+    _Scale.apply(x, float(step)).sum().backward()
+    return [x.grad]
+
+
+def _checkpoint(step: int) -> list[Any]:
+    x = leaf(3)
+    checkpoint = mg.utils.checkpoint.checkpoint
+    checkpoint(lambda a: a.exp() * step, x, use_reentrant=False).sum().backward()
+    return [x.grad]
+
+
+def _packed(step: int) -> list[Any]:
+    x = leaf(3)
+    with mg.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(), mg.tensor):
+        y = (x * x).sum()
+    y.backward()
+    return [x.grad]
+
+
+def _anomaly(step: int) -> list[Any]:
+    x = leaf(3)
+    with mg.autograd.set_detect_anomaly(True):
+        (x * x).sum().backward()
+    return [x.grad]
+
+
+def _profiled(step: int) -> list[Any]:
+    x = leaf(3)
+    with mg.profiler.profile():
+        (x * x).sum().backward()
+    return [x.grad]
+
+
+#: Run by the plain loop, always.
+PLAIN = [_nothing_runs, _hook, _retained, _function, _checkpoint, _packed, _anomaly, _profiled]
+
+
+@pytest.mark.parametrize("step", [*COMPILED, *PLAIN], ids=lambda step: step.__name__)
+def test_steps_of_a_loop(
+    step: Callable[[int], list[Any]],
+    ran: list[compiled.Compiled],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = range(1, 2 * STEPS + SAMPLES)
+    found = [bits(*step(number)) for number in steps]
+    assert bool(ran) == (step in COMPILED)
+    monkeypatch.setattr(local, "_run_compiled", lambda *_: None)
+    assert found == [bits(*step(number)) for number in steps]
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def _after_some_steps(record: Callable[[], mg.Tensor]) -> mg.Tensor:
+    """What ``record`` gives, its graph compiled by now."""
+    for _ in range(STEPS):
+        record().backward()
+    return record()
+
+
+def test_a_graph_that_was_used_up_says_so(ran: list[compiled.Compiled]) -> None:
+    x = leaf(3)
+    loss = _after_some_steps(lambda: (x * x).sum())
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time") as caught:
+        loss.backward()
+    assert ran
+    assert "in the backward graph at MulBackward0(float32[3]) -> (float32[3], float32[3])" in str(
+        caught.value.__notes__
+    )
+    shown = "".join(traceback.format_tb(caught.tb))
+    assert "if saved is None: n1.saved  # raises" in shown
+
+
+def test_a_saved_tensor_that_was_changed_says_so() -> None:
+    x = leaf(3)
+
+    def record() -> mg.Tensor:
+        nonlocal y
+        y = x * 1.0
+        return (y * y).sum()
+
+    y = x
+    loss = _after_some_steps(record)
+    y.add_(1.0)
+    before = bits(x.grad)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert bits(x.grad) == before
+
+
+def test_several_threads_run_one_program(ran: list[compiled.Compiled]) -> None:
+    expected = [bits(*_digits(step)) for step in range(1, 30)]
+    found: list[Any] = []
+
+    def work() -> None:
+        with mg.Engine("local"):
+            found.append([bits(*_digits(step)) for step in range(1, 30)])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 4
+    assert ran
+
+
+def test_gradients_are_the_callers_own() -> None:
+    x, y = leaf(3), leaf(3, seed=1)
+    for _ in range(STEPS):
+        x.grad = y.grad = None
+        (x + y).backward(mg.ones(3))
+    x.grad.zero_()
+    assert y.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_too_large_a_graph_is_not_compiled(
+    ran: list[compiled.Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "NODES_MAX", 3)
+    x = leaf(3)
+    _after_some_steps(lambda: (x * x).sin().sum()).backward()
+    assert not ran
+
+
+# ---------------------------------------------------------------------- what is kept and shown
+
+
+def test_explain_shows_the_source(engine: mg.Engine) -> None:
+    x = leaf(3)
+    found = engine.explain((x * 2.0).exp().sum(), source=True)
+    assert "n1.saved  # raises" in str(found)
+    assert "g1_0 = exp_input(xp, g0_0, saved['result'].array(n1))" in str(found)
+    assert engine.explain((x * 2.0).exp().sum()).source is None
+
+
+def test_explain_says_why_there_is_none(engine: mg.Engine) -> None:
+    x = leaf(3)
+    found = engine.explain(_Scale.apply(x, 2.0).sum(), source=True)
+    assert found.source == "not compiled: _ScaleBackward is no operator's Node"
+    y = x * 2.0
+    y.register_hook(lambda grad: None)
+    assert "hooks" in str(engine.explain(y.sum(), source=True).source)
+
+
+def test_what_was_compiled_first_is_dropped_first(
+    engine: mg.Engine, ran: list[compiled.Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "kept", compiled.Kept())
+    monkeypatch.setattr(compiled, "KEPT_NODES_MAX", 7)
+    x = leaf(2, 3, 4, 5)
+    for record in (lambda: x.sin().sum(), lambda: x.cos().sum(), lambda: x.tan().sum()):
+        _after_some_steps(record)
+    statistics = engine.statistics()
+    assert (statistics.compiled_graphs, statistics.compiled_nodes) == (2, 6)
+    before = len(ran)
+    _after_some_steps(lambda: x.sin().sum())  # compiled anew
+    assert len(ran) > before
+
+
+def test_the_lines_of_a_graph_go_with_it() -> None:
+    def kept() -> list[str]:
+        return [file for file in linecache.cache if file.startswith("<backward ")]
+
+    x = leaf(3)
+    _after_some_steps(lambda: (x * x).sum())
+    assert kept()
+    freeze_module._begin_anew_in_child()  # forgets all graphs
+    gc.collect()
+    assert kept() == []
