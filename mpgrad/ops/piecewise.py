@@ -72,7 +72,8 @@ def hypot(input: Tensor, other: Tensor) -> Tensor:
         TypeError: an operand is no tensor.
     """
     require_tensors("hypot", input=input, other=other)
-    return sqrt(add(square(input), square(other)))
+    first, second = operands(input, other)
+    return sqrt(add(square(first), square(second)))
 
 
 def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
@@ -82,8 +83,9 @@ def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
         TypeError: an operand is no tensor.
     """
     require_tensors("logaddexp2", input=input, other=other)
+    first, second = operands(input, other)
     factor = math.log(2)
-    return div(logaddexp(mul(input, factor), mul(other, factor)), factor)
+    return div(logaddexp(mul(first, factor), mul(second, factor)), factor)
 
 
 def logit(input: Any, eps: float | None = None) -> Tensor:
