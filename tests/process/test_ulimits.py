@@ -36,7 +36,7 @@ LIMITS = {
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_low_limit(run_script: RunScript, limit: str, mode: str) -> None:
     ended = run_script(GRADIENT.format(limit=LIMITS[limit], mode=mode))
-    assert (ended.stdout, ended.stderr) == ("True float64\n", "")
+    assert (ended.stdout, ended.stderr) == ("True mpgrad.float64\n", "")
 
 
 def test_a_client_that_may_map_little_makes_its_arrays_on_the_heap(run_script: RunScript) -> None:
