@@ -19,6 +19,7 @@ from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.scattering import index_copy
 from mpgrad.ops.selection import diag, pad
 from mpgrad.ops.shape import cat, clone, flip, movedim, permute, reshape, transpose, unsqueeze
+from mpgrad.size import Size
 from mpgrad.tensor import Tensor
 
 __all__ = [
@@ -218,8 +219,6 @@ def broadcast_shapes(*shapes: Any) -> Any:
     Raises:
         RuntimeError: they do not.
     """
-    from mpgrad.size import Size
-
     try:
         return Size(
             np.broadcast_shapes(*((s,) if isinstance(s, int) else tuple(s) for s in shapes))

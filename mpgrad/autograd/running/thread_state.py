@@ -1,6 +1,6 @@
 """PerThread: the state of each thread, so that a backward can continue on another thread.
 
-A deeply nested backward continues on a helper thread (see ``reentrant``), and its user must not
+A deeply nested backward continues on a helper thread (see ``reentrant``). Its user must not
 notice: grad mode, running Functions and callbacks go along. So all state of a thread lies in
 instances of PerThread; a test checks that.
 """
