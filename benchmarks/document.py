@@ -17,31 +17,33 @@ from benchmarks.workloads import WORKLOADS
 _INTRODUCTION = """\
 # Benchmarks
 
-Written by `scripts/bench --write docs/benchmarks.md`; nothing here is typed in by hand.
+`scripts/bench --write docs/benchmarks.md` writes this page; no figure on it is typed by hand.
 
-All contenders of a case take turns in every round, in one run on one machine; each round has
-another order, so that everyone follows everyone else equally often. All processes of a case are
-started anew twice between its rounds, and warmed up again. Where the work is short, a sample is the
-mean of a few backwards in a row, each behind its forward pass, after one that does not count; in
-the cases *in a training loop* the client does 20 ms of other work before each forward pass.
-Before anything is timed, their gradients are compared: with each other up to rounding, between
-mpgrad's modes bit for bit. A ratio is formed within a round; shown are the median of the rounds and
-in brackets the smallest and largest. More than 1x is faster. Timed is `backward()` alone unless the
-workload says otherwise. The same for all: rounds of warm-up before, no cyclic garbage collection
-inside a sample in the measuring process, no process bound to a core. mpgrad has two CPU workers
-with one BLAS thread each, and its `local` mode one BLAS thread. torch runs in the measuring
-process; every other peer has an interpreter of its own, takes the time there, and answers when its
-threads have come to rest.
+All contenders of a case take turns in every round, in one run on one machine. Each round has
+another order, so that each contender follows each other one equally often. Twice between its
+rounds a case starts all of its processes anew and warms them up again. Where the work is short, a
+sample is the mean of a few backwards in a row, each after its forward pass, following one that
+does not count. In the cases *in a training loop* the client does 20 ms of other work before each
+forward pass.
+
+Before the measurement the gradients are compared: with those of the other contenders up to
+rounding, between mpgrad's modes bit for bit. A ratio compares two samples of one round. The
+tables show the median of the rounds, and in brackets the smallest and the largest; more than 1x
+is faster. The time is that of `backward()` alone unless the workload says otherwise. For all
+contenders alike there are rounds of warm-up, no cyclic garbage collection inside a sample in the
+measuring process, and no process is bound to a core. mpgrad has two CPU workers with one BLAS
+thread each; its `local` mode has one BLAS thread. torch runs in the measuring process. Every
+other peer has its own interpreter, measures there, and answers when its threads are at rest.
 Ratios of one run can be compared; milliseconds of different runs cannot.
 
-Two processors of a virtual machine may be one core, for moments or minutes. So, for all contenders
-alike, processors are kept awake if that is allowed (one that wakes up may be given a core that is
-in use), and a sample is taken again if a short loop on both processors took 1.35 times its usual
-time before or after it (`benchmarks/disturbance.py`); the table says how often. `--patience` limits
-how long all of that may take.
+Two processors of a virtual machine may be one core for moments or minutes. So the benchmark keeps
+the processors awake if the system allows it (a processor that wakes up may get a core that is in
+use). It also takes a sample again if, before or after it, a short loop on both processors took
+1.35 times its usual time (`benchmarks/disturbance.py`); the table says how often. `--patience`
+limits the time for all of that.
 
-`scripts/bench --with-peers --compare` measures again and says which speed relative to a peer has
-lost more than a fifth since this page was written."""
+`scripts/bench --with-peers --compare` measures again, and names each speed relative to a peer
+that has dropped by more than a fifth since this page was written."""
 
 #: Targets that no workload measures yet.
 _NOT_MEASURED = ("More than two workers; GPUs.",)

@@ -13,18 +13,19 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
 _INTRODUCTION = """\
 # PyTorch's own autograd tests
 
-`scripts/conformance` gets `test_autograd.py` of PyTorch 2.6 (from Debian's source package; it
-is not kept here) and runs its test methods with `torch` standing for mpgrad, each in a process of
-its own, in each mode of the engine: those {total} that need nothing but autograd on the CPU: no
-GPU, forward mode, sparse or nested tensors, JIT, or classes that dispatch.
+`scripts/conformance` runs the test methods of PyTorch 2.6's `test_autograd.py` with mpgrad in
+place of `torch`, each method in a separate process, in each mode of the engine. (It gets the file
+from Debian's source package; the file is not part of mpgrad.) It runs the {total} methods that
+need only autograd on the CPU: no GPU, forward mode, sparse or nested tensors, JIT, or classes
+that dispatch.
 
 PyTorch 2.13 itself passes 283 of them; eight changed after 2.6.
 
-The file imports PyTorch's test framework; `conformance/harness.py` takes its place. It also gives
-`torch._C._WeakTensorRef`, a weak reference. Where a test expects a message that names `torch`,
-`mpgrad` or `mg` may stand there, and `torch.autograd.torch` is `torch`.
+`conformance/harness.py` replaces PyTorch's test framework, and `torch._C._WeakTensorRef` by a
+weak reference. Where a test expects `torch` in a message, `mpgrad` or `mg` also counts, and
+`torch.autograd.torch` is `torch`.
 
-Written by `scripts/conformance --write`; `conformance/left.toml` holds the reasons.
+`scripts/conformance --write` writes this page; `conformance/left.toml` contains the reasons.
 """
 
 Found = Mapping[str, Mapping[Method, Outcome]]
@@ -65,7 +66,7 @@ def text(methods: Sequence[Method], found: Found, reasons: Mapping[str, str]) ->
             for by_method in found.values()
         ]
         parts.append(f"| {group} | {total} | {' | '.join(map(str, passed))} |")
-    parts += ["", "## What does not pass, and why", "", "| method | why |", "|---|---|"]
+    parts += ["", "## Methods that do not pass, and why", "", "| method | why |", "|---|---|"]
     left = [m for m in methods if any(by[m].status != "passed" for by in found.values() if m in by)]
     parts += [f"| `{m.name.removeprefix('test_')}` | {_why(m, found, reasons)} |" for m in left]
     return "\n".join(parts) + "\n"

@@ -110,7 +110,22 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.statistics": ("aminmax cummax cummin kthvalue median nanmean nansum std_mean"),
     "math": "e inf nan pi",
-    "mpgrad.ops.matrices": "cholesky det logdet matrix_power slogdet",
+    "mpgrad.ops.matrices": "cholesky det inverse logdet matrix_power slogdet",
+    "mpgrad.ops.linear_systems": ("cholesky_inverse cholesky_solve pinverse triangular_solve"),
+    "mpgrad.ops.special": "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc",
+    "mpgrad.ops.lu": "lu_unpack",
+    "mpgrad.ops.signs": (
+        "addbmm addmv addr copysign fmax fmin fmod gcd heaviside isneginf isposinf isreal lcm "
+        "ldexp positive rsub signbit"
+    ),
+    "mpgrad.ops.rearrangements": (
+        "argwhere as_strided block_diag broadcast_shapes column_stack diagflat diagonal_scatter "
+        "dsplit dstack hsplit msort put rot90 select_scatter slice_scatter vsplit"
+    ),
+    "mpgrad.ops.quantiles": (
+        "corrcoef cov cumulative_trapezoid mode nanmedian nanquantile quantile trapezoid trapz"
+    ),
+    "mpgrad.ops.matrix_functions": "matrix_exp pca_lowrank qr svd svd_lowrank",
     "mpgrad.ops.norms": "norm dist cosine_similarity",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.complex_numbers": (
@@ -132,12 +147,15 @@ _SUBMODULES = (
     "backends",
     "cuda",
     "data",
+    "distributions",
     "errors",
+    "fft",
     "func",
     "linalg",
     "nn",
     "optim",
     "profiler",
+    "special",
     "utils",
 )
 

@@ -67,6 +67,10 @@ class SharedMemoryExhausted(MpgradError, MemoryError):
         return (type(self), (self.requested, self.used, self.limit))
 
 
+class LinAlgError(RuntimeError):
+    """A matrix is singular, or not positive definite, or an iteration did not settle."""
+
+
 class RemoteTraceback(Exception):
     """Carries a worker's traceback as the ``__cause__`` of the exception that the caller gets."""
 

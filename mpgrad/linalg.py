@@ -5,35 +5,74 @@ from __future__ import annotations
 # Functions hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
+from mpgrad.errors import LinAlgError
 from mpgrad.missing_names import missing_from as _missing_from
-from mpgrad.ops.arrangements import cross
+from mpgrad.ops.factorizations import eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
 from mpgrad.ops.linalg import matmul
-from mpgrad.ops.matrices import (
-    cholesky,
-    det,
-    inv,
-    matrix_norm,
-    matrix_power,
-    multi_dot,
-    norm,
-    slogdet,
-    solve,
-    vector_norm,
+from mpgrad.ops.linear_systems import (
+    cholesky_ex,
+    cond,
+    inv_ex,
+    lstsq,
+    matrix_rank,
+    pinv,
+    solve_ex,
+    solve_triangular,
 )
+from mpgrad.ops.lu import lu, lu_factor, lu_factor_ex, lu_solve
+from mpgrad.ops.matrices import cholesky, det, inv, matrix_power, multi_dot, slogdet, solve
+from mpgrad.ops.matrix_functions import (
+    cross,
+    diagonal,
+    householder_product,
+    matrix_exp,
+    tensorinv,
+    tensorsolve,
+    vander,
+    vecdot,
+)
+from mpgrad.ops.matrix_norms import matrix_norm, norm, vector_norm
 from mpgrad.ops.out_argument import publish as _publish
 
 __all__ = [
+    "LinAlgError",
     "cholesky",
+    "cholesky_ex",
+    "cond",
     "cross",
     "det",
+    "diagonal",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "householder_product",
     "inv",
+    "inv_ex",
+    "lstsq",
+    "lu",
+    "lu_factor",
+    "lu_factor_ex",
+    "lu_solve",
     "matmul",
+    "matrix_exp",
     "matrix_norm",
     "matrix_power",
+    "matrix_rank",
     "multi_dot",
     "norm",
+    "pinv",
+    "qr",
     "slogdet",
     "solve",
+    "solve_ex",
+    "solve_triangular",
+    "svd",
+    "svdvals",
+    "tensorinv",
+    "tensorsolve",
+    "vander",
+    "vecdot",
     "vector_norm",
 ]
 

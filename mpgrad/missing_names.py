@@ -6,14 +6,13 @@ for the first time, and ``python -m tests.pytorch_names`` writes it.
 
 from __future__ import annotations
 
-import difflib
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-PYTORCH = Path(__file__).with_name("pytorch_names.txt")
+PYTORCH = os.path.join(os.path.dirname(__file__), "pytorch_names.txt")
 
 #: What serves in place of a name that is missing: a name that is here, or a line of code.
 INSTEAD = {
@@ -40,16 +39,29 @@ def missing_from(module: str) -> Callable[[str], NoReturn]:
 
 def missing(module: str, name: str) -> AttributeError:
     """The error for a ``name`` that ``module`` lacks."""
-    text = f"module {module!r} has no attribute {name!r}"
-    if name in _pytorch_names().get(module, ()):
-        text += f": PyTorch's {name} is not in mpgrad; {_remedy(module, name)}"
-    return AttributeError(text, name=name)
+    return AttributeError(_Text(module, name), name=name)
+
+
+class _Text(NamedTuple):
+    """The text of the error. It is made when it is read: each ``from package import module`` asks
+    the package for such an attribute first, and must not pay for it."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        text = f"module {self.module!r} has no attribute {self.name!r}"
+        if self.name in _pytorch_names().get(self.module, ()):
+            text += f": PyTorch's {self.name} is not in mpgrad; {_remedy(self.module, self.name)}"
+        return text
 
 
 def _remedy(module: str, name: str) -> str:
     instead = INSTEAD.get(f"{module}.{name}")
     if instead:
         return f"use {instead}"
+    import difflib  # here, as ``import mpgrad`` has no need of it
+
     here = [public for public in dir(sys.modules.get(module)) if not public.startswith("_")]
     nearest = difflib.get_close_matches(name, here, n=3, cutoff=0.7)
     says = DOCUMENTATION % module
@@ -59,5 +71,6 @@ def _remedy(module: str, name: str) -> str:
 @cache
 def _pytorch_names() -> dict[str, Any]:
     """The names by module, under mpgrad's names of the modules."""
-    lines = (line.split() for line in PYTORCH.read_text().splitlines())
+    with open(PYTORCH) as file:
+        lines = [line.split() for line in file]
     return {f"mpgrad{module.removeprefix('torch')}": frozenset(names) for module, *names in lines}

@@ -28,6 +28,7 @@ from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, Plan
 from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import EndSession
+from mpgrad.wire.transport import CLIENT
 from simulation.calling_thread import CallingThread
 from simulation.expectations import INTERRUPTED, require
 from simulation.known_coordinator import DrawnInterrupts, NotMade
@@ -80,10 +81,7 @@ class Caller:
         self._own_blocks: dict[int, list[Block]] = {}
         #: Results and inputs of hooks that the caller can see, with what they showed at first.
         self._views: list[tuple[Block, Content]] = []
-        self._thread = CallingThread(self._live)
-        #: Counts its sleeps: whoever wants to end one must mean this very one.
-        self._sleeps = 0
-        self._is_listening = False
+        self._thread = CallingThread(world.time, self._live)
         #: How many backwards it is in.
         self._depth = 0
 
@@ -121,44 +119,19 @@ class Caller:
         with suppress(KeyboardInterrupt, NotMade):  # the program goes on
             self._backward(name, 0)
 
-    def _sleep(self, delay_us: int) -> None:
-        """Something of the user's takes time; only Ctrl-C breaks it."""
-        self._sleeps += 1
-        self._world.time.after(delay_us, self._wake_up, self._sleeps)
-        self._thread.suspend()
-
     def _idle(self, delay_us: int) -> None:
         """Between two backwards; views die meanwhile, and the engine is told so now and then."""
         assert self._session is not None
         for part in (delay_us // 2, delay_us - delay_us // 2):
-            self._sleep(part)
+            self._thread.sleep(part)
             self._session.send_releases()
-
-    def _listen(self, timeout_ms: int | None) -> None:
-        """The Session sleeps until something comes."""
-        self._sleeps += 1
-        self._is_listening = True
-        if timeout_ms is not None:
-            at_us = self._world.time.now + 1000 * timeout_ms
-            self._world.time.weakly_at(at_us, self._wake_up, self._sleeps)
-        try:
-            self._thread.suspend()
-        finally:
-            self._is_listening = False
-
-    def _wake_up(self, sleep: int, thrown: BaseException | None = None) -> None:
-        if self.is_alive and sleep == self._sleeps:
-            self._sleeps += 1
-            self._thread.resume(thrown)
-
-    def _on_arrival(self) -> None:
-        if self.is_alive and self._is_listening:
-            self._wake_up(self._sleeps)
 
     def dealer_for(self, lanes: tuple[str, ...]) -> MemoryDealer:
         """Its connection, made by its Session."""
         router = self._world.router
-        self._dealer = MemoryDealer(router, self.peer, lanes, self._on_arrival, self._listen)
+        self._dealer = MemoryDealer(
+            router, self.peer, lanes, self._thread.on_arrival, self._thread.listen
+        )
         return self._dealer
 
     # ------------------------------------------------------------------ what goes wrong
@@ -166,7 +139,7 @@ class Caller:
     def _press_ctrl_c(self) -> None:
         if self.is_alive and self._depth:
             self._world.note(self.peer, "Ctrl-C")
-            self._wake_up(self._sleeps, KeyboardInterrupt())
+            self._thread.wake_up(KeyboardInterrupt())
 
     def vanish(self) -> None:
         """The process dies. Its arena lives on as long as a worker has it mapped."""
@@ -179,8 +152,10 @@ class Caller:
             self._dealer.cut()
             self._dealer.close()
             # Whoever has something for it notices; if nobody has, this tells.
-            goodbye = partial(self._dealer.send, [encode(EndSession(self.peer))])
-            world.time.after(world.rng.choice((0, 10_000)), goodbye)
+            goodbye = MemoryDealer(world.router, self.peer, (CLIENT,))
+            goodbye.close()
+            frames = [encode(EndSession(self.peer))]
+            world.time.after(world.rng.choice((0, 10_000)), goodbye.send, frames)
         self._thread.end()
 
     def end(self) -> None:
@@ -263,9 +238,8 @@ class Caller:
         )
         self._depth += 1
         try:
-            end = self._session.run(
-                self._messages(submitted, tasks, cuts), partial(self._run_task, depth)
-            )
+            messages = self._messages(submitted, tasks, cuts)
+            end = self._session.run(messages, partial(self._run_task, depth))
             if isinstance(end, do.CompleteGraph) and not self._is_cut_off:
                 self._check_result(name, end)
         except (KeyboardInterrupt, NotMade):
@@ -338,6 +312,15 @@ class Caller:
         self, depth: int, dispatch: do.DispatchNodeTask
     ) -> ev.NodeTaskDone | ev.NodeTaskFailed:
         """As ``engine.client_worker``."""
+        try:
+            return self._try_task(depth, dispatch)
+        except Exception as error:
+            # The session would cancel the graph, as if a signal handler had raised this.
+            self._thread.fail(error)
+
+    def _try_task(
+        self, depth: int, dispatch: do.DispatchNodeTask
+    ) -> ev.NodeTaskDone | ev.NodeTaskFailed:
         assert self._session is not None
         world = self._world
         world.note(self.peer, "run", dispatch)
@@ -356,7 +339,7 @@ class Caller:
             refuse_lost_memory(world, dispatch)
             outputs = self._publish(dispatch, run_program(world, dispatch))
             return ev.NodeTaskDone(self.peer, *key, outputs, self._keep(dispatch))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EngineClosed):
             world.expected.interrupted.add(dispatch.payload[0])
             return ev.NodeTaskFailed(self.peer, *key, INTERRUPTED, self._keep(dispatch))
         except RuleRaised as error:
@@ -372,7 +355,7 @@ class Caller:
                 world.time.after(world.rng.randint(0, 1000), world.kill_client, self.process)
             with suppress(NotMade):  # the hook goes on
                 self._backward(later[0], depth + 1)
-        self._sleep(1 + int(TASK_US_MAX * world.rng.random()))
+        self._thread.sleep(1 + int(TASK_US_MAX * world.rng.random()))
 
     def _publish(
         self, dispatch: do.DispatchNodeTask, values: list[Value | None]

@@ -20,8 +20,9 @@ from mpgrad.errors import ProtocolError
 from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.invariants import check_invariants
-from mpgrad.scheduler.journal import AllocatorRecorder, Journal
+from mpgrad.wire.journal import AllocatorRecorder, Journal
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
 from mpgrad.wire.transport import Arrival
@@ -74,7 +75,7 @@ class WatchedJournal(JournalKeeper):
     def keep(
         self,
         handle_event: Callable[[Any], list[Any]],
-        tables: Any,
+        tables: CoordinatorTables,
         recorder: AllocatorRecorder | None = None,
     ) -> Callable[[Any], list[Any]]:
         self.journal = journal = Journal(handle_event, tables, recorder, self._segment_events)
@@ -132,7 +133,7 @@ class CoordinatorProcess:
     def begin(self) -> None:
         """As ``bootstrap.main``."""
         workers, failure = start_workers(self._supervisor)
-        self._shell.begin(CLIENT_PIDFD, workers, failure)
+        self._shell.begin((CLIENT_PIDFD,), workers, failure)
 
     # ------------------------------------------------------------------ its loop
 

@@ -136,6 +136,7 @@ class MemoryDealer:
         self._inbox: dict[str, deque[bytes]] = {lane: deque() for lane in lanes}
         self._ways = {lane: router.connect(lane, peer, self._to(lane)) for lane in lanes}
         self._reply_lane = lanes[-1]
+        self._is_cut = False
 
     def _to(self, lane: str) -> Callable[[bytes], None]:
         queue = self._inbox[lane]
@@ -170,12 +171,14 @@ class MemoryDealer:
         return frames
 
     def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
-        way = self._ways[lane or self._reply_lane]
-        for frame in frames:
-            way.send(frame)
+        if not self._is_cut:
+            way = self._ways[lane or self._reply_lane]
+            for frame in frames:
+                way.send(frame)
 
     def cut(self) -> None:
-        """The process has died: what it sent last may be lost."""
+        """The process has died: what it sent last may be lost, and it sends no more."""
+        self._is_cut = True
         for way in self._ways.values():
             way.cut()
 

@@ -18,9 +18,9 @@ from typing import Any
 from mpgrad.handles import Block
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
-from mpgrad.scheduler.journal import SEGMENT_EVENTS
 from mpgrad.scheduler.statistics import statistics_of
 from mpgrad.shm.status_board import StatusBoard
+from mpgrad.wire.journal import SEGMENT_EVENTS
 from simulation.caller import Caller
 from simulation.coordinator_process import CoordinatorProcess, Refused
 from simulation.expectations import Expectations, require

@@ -134,7 +134,7 @@ class _Stage:
         journal = JournalKeeper(setup.journal)
         self.coordinator = Coordinator(setup, self._router, self._supervisor, arena, journal)
         workers, failure = start_workers(self._supervisor)
-        self.coordinator.begin(CLIENT_PIDFD, workers, failure)
+        self.coordinator.begin((CLIENT_PIDFD,), workers, failure)
         self._numbers = itertools.count(1)
         self._worker = MemoryDealer.worker(self._router, "w0.1")
         self._greet(self._worker, "w0.1", WORKER_LANES)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import inspect
 import json
 import random
@@ -200,7 +201,7 @@ def main(seed: int, first: int, count: int) -> None:
     np.seterr(all="ignore")
     torch: Any = None
     if "--beside-torch" in sys.argv:
-        import torch
+        torch = importlib.import_module("torch")
 
         torch.set_num_threads(1)
     theirs = functions(torch) if torch is not None else {}

@@ -6,6 +6,7 @@ It is the data of ``mpgrad.missing_names``, so that an error can say that PyTorc
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 from mpgrad.missing_names import PYTORCH
@@ -52,5 +53,5 @@ def _is_pytorchs(value: object, module: str, name: str) -> bool:
 
 
 if __name__ == "__main__":
-    PYTORCH.write_text(listed())
+    Path(PYTORCH).write_text(listed())
     print(PYTORCH)

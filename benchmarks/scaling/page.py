@@ -39,37 +39,39 @@ class Results:
 
 
 _INTRODUCTION = """\
-# Scaling, on paper
+# Simulated scaling
 
-Written by `scripts/simulate --write docs/scaling.md`. **A simulation, not a measurement of so many
-workers**: the machine at hand has two cores. Client, coordinator and workers are the real cores of
-`mpgrad.scheduler`, the plans are the real ones, and every message goes through the real codec; only
-time is computed.
+`scripts/simulate --write docs/scaling.md` writes this page. **These figures are simulated, not
+measured**: the machine has two cores. Client, coordinator and workers are the real state machines
+of `mpgrad.scheduler` with real plans, and every message passes the real codec. Only time is
+computed.
 
-* The graphs are recorded by mpgrad from real forward passes, and each Node takes what it took here
-  in `local` mode (the shortest of five backwards, after two in which the pages of the results are
-  new). All other costs are the least of several measurements, too: the machine at hand changes its
-  speed by a factor of 1.8 from one second to the next, and a mixture of both speeds is no machine.
-* What the coordinator's core needs for each event is timed while the simulation runs it (the first
-  backward left out), without Python's garbage collector: a collection here would walk the recorded
-  models.
-* Compared with measured times of two workers, which is all that fit on this machine: below.
-* **Not confirmed on real hardware**: for more than two workers the lengths of chains, bundles and
-  messages (`scheduler/fusion.py`, `bundling.py`, `chunks.py`) were chosen with this very
-  simulation, on these graphs.
-* The `mixture` is dense: every expert sees every sample. It was added beside the routed one, whose
-  critical path is about a sixth of its work, so that 16 workers cannot all be used.
-* Not counted: the client's walk over the graph before the backward is planned. Meanwhile the
-  coordinator books the gradients of the backward before, as it does in an engine.
-* The other constants stand below, all measured by the command itself.
-* Assumed, and kinder than reality: each worker has a core and the memory bandwidth of a core that
-  is alone; coordinator and client have cores of their own; nothing else runs. A figure is for a
-  backward of a training loop long after its start, when every page of the arenas is mapped
-  everywhere; the *first* one is given beside it.
-* *Bound*: work / workers or the critical path, whichever is longer; expensive Nodes count on a path
-  without their weight gradients, which may run beside it. No schedule is faster, most graphs admit
-  none that is as fast: what has to run alone before and after a wide part is in neither term.
-* Speed-up is against one process that does nothing but the rules.
+* mpgrad records the graphs in real forward passes. Each Node takes its time in `local` mode on
+  this machine: the shortest of five backwards, after two backwards that map the pages of the
+  results. All other costs are also the shortest of several measurements, because the speed of
+  this machine changes by a factor of 1.8 within seconds.
+* The simulation measures the time of the coordinator's state machine for each event while it runs
+  it. It leaves out the first backward, and Python's garbage collector, which would walk the
+  recorded models.
+* The next section but one compares simulated with measured times of two workers, the largest
+  number for this machine.
+* **Not confirmed on real hardware**: this simulation, with these graphs, served to choose the
+  lengths of chains, bundles and messages for more than two workers (`scheduler/fusion.py`,
+  `bundling.py`, `chunks.py`).
+* The `mixture` is dense: every expert sees every sample. The critical path of the routed mixture
+  is about a sixth of its work, so it cannot use 16 workers.
+* The figures do not contain the client's walk over the graph before it plans the backward. During
+  that walk the coordinator handles the gradients of the previous backward, as in an engine.
+* The last section lists the other constants; the command measures all of them.
+* Assumptions that favour mpgrad: each worker has a core, and the memory bandwidth of a core
+  without neighbours; coordinator and client have their own cores; no other program runs. A figure
+  is that of a backward late in a training loop, when every page of the arenas is mapped in every
+  process. The table shows the *first* backward beside it.
+* The *bound* is work / workers or the critical path, whichever is longer. The path counts
+  expensive Nodes without their weight gradients, which may run in parallel. No schedule is faster
+  than the bound. Most graphs cannot reach it, because the serial parts before and after a wide
+  part are in neither term.
+* A speed-up compares with one process that only runs the rules.
 """
 
 

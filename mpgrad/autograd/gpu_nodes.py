@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
-from mpgrad.autograd.nodes.node import Node
 from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
 
 
-def on_gpus(specs: Sequence[NodeSpec], nodes: Sequence[Node]) -> tuple[NodeSpec, ...]:
+class Placeable(Protocol):
+    """What is asked of a Node here."""
+
+    #: Of its gradients, each with a ``device``.
+    input_metadata: Any
+
+
+def on_gpus(specs: Sequence[NodeSpec], nodes: Sequence[Placeable]) -> tuple[NodeSpec, ...]:
     """``specs`` with ``device`` and ``device_inputs`` set.
 
     A Node runs on the GPU that its gradients go to, else on the one that they come from: what moves
@@ -17,7 +24,7 @@ def on_gpus(specs: Sequence[NodeSpec], nodes: Sequence[Node]) -> tuple[NodeSpec,
     return tuple([_placed(spec, node, nodes) for spec, node in zip(specs, nodes, strict=True)])
 
 
-def _placed(spec: NodeSpec, node: Node, nodes: Sequence[Node]) -> NodeSpec:
+def _placed(spec: NodeSpec, node: Placeable, nodes: Sequence[Placeable]) -> NodeSpec:
     come_from = [meta.device.index for meta in node.input_metadata]
     go_to = [
         nodes[target[0]].input_metadata[target[1]].device.index

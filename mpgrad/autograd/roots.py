@@ -16,6 +16,7 @@ from mpgrad.device_arrays import ones, zeros
 from mpgrad.ops.device_moves import to_device
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import contiguous
+from mpgrad.size import Size
 from mpgrad.tensor import Tensor, gradient_edge, gradient_metadata
 
 #: The edges whose gradients are asked for and what becomes of them; see ``freeze``.
@@ -125,7 +126,7 @@ def _seed(index: int, root: Any, seed: Any) -> Tensor | None:
     if seed.shape != expected.shape:
         raise RuntimeError(
             f"Mismatch in shape: grad_output[{index}] has a shape of {seed.shape} and "
-            f"output[{index}] has a shape of {expected.shape}."
+            f"output[{index}] has a shape of {Size(expected.shape)}."
         )
     if seed.device != expected.device:
         if seed.ndim:

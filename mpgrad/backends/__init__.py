@@ -28,7 +28,13 @@ views          take_view(x, steps): follow a chain of view functions
                put_view(x, value, steps): a copy of x with value written there
 places         argsort(x, axis) (stable) argwhere(x) arange(n) isclose array_equal
 linear         matmul(a, b) conv2d conv2d_input_grad conv2d_weight_grad
-matrices       inv solve(a, b) det cholesky logabsdet detsign: of the last two dimensions
+               constant_beside(x, array): an array of the CPU on the device of x
+matrices       inv solve(a, b) det cholesky logabsdet detsign eigh eig svd(x, full_matrices)
+               qr(x, mode) eliminated (both triangles of LU): of the last two dimensions
+Fourier        fourier(x, axes, forward, scale) real_fourier(x, axes, scale)
+               fourier_of_real(x, axes, length, scale)
+signs          copysign fmod heaviside gcd lcm signbit
+special        special(name, *operands): SciPy's function of that name
 pooling        max_pool2d max_pool2d_input_grad avg_pool2d avg_pool2d_input_grad
 several        blockwise(formula, *operands, axes): a formula of elementwise functions, and of sums
                and maxima over axes, on pieces that fit into the cache

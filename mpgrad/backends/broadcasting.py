@@ -6,6 +6,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from mpgrad.errors import LinAlgError
+
 
 def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The common shape: lengths are equal or 1, counted from the last dimension.
@@ -32,6 +36,8 @@ def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
     """What PyTorch would raise where an array library raised ``error`` in a forward of ``name``."""
     if isinstance(error, IndexError):
         return error
+    if isinstance(error, np.linalg.LinAlgError):
+        return LinAlgError(f"{name}(): {error}")
     if isinstance(error, TypeError):
         dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
         return NotImplementedError(

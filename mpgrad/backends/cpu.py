@@ -324,6 +324,7 @@ class CpuBackend(cpu_matrices.Matrices):
 
     # ------------------------------------------------------------------ views
 
+    constant_beside = cpu_views.constant_beside
     diagonal = cpu_views.diagonal
     diagonal_scatter = cpu_views.diagonal_scatter
     take_view = cpu_views.take_view

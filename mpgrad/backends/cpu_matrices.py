@@ -6,11 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends import special_functions, transforms
+
 Array = np.ndarray[Any, Any]
 
 
 class Matrices:
-    """Functions of the last two dimensions: a part of the namespace of ``backends.cpu``."""
+    """Linear maps, and functions of the last two dimensions: a part of ``backends.cpu``."""
+
+    copysign, fmod, heaviside = np.copysign, np.fmod, np.heaviside
+    gcd, lcm, signbit = np.gcd, np.lcm, np.signbit
+
+    fourier, real_fourier = transforms.fourier, transforms.real_fourier
+    fourier_of_real = transforms.fourier_of_real
+
+    def special(self, name: str, *operands: Any) -> Array:
+        """A function of ``backends.special_functions``."""
+        special = special_functions.scipy_special()
+        return special_functions.evaluated(np, special, name, operands)
 
     def inv(self, x: Array) -> Array:
         return np.linalg.inv(x)
@@ -29,3 +42,41 @@ class Matrices:
 
     def detsign(self, x: Array) -> Array:
         return np.asarray(np.linalg.slogdet(x)[0])
+
+    def eigh(self, x: Array) -> tuple[Array, Array]:
+        """Eigenvalues and eigenvectors; the lower triangle is read."""
+        values, vectors = np.linalg.eigh(x)
+        return values, np.ascontiguousarray(vectors)
+
+    def eig(self, x: Array) -> tuple[Array, Array]:
+        """Eigenvalues and eigenvectors, both complex."""
+        values, vectors = np.linalg.eig(x)
+        dtype = np.result_type(x.dtype, np.complex64)
+        return values.astype(dtype), np.ascontiguousarray(vectors, dtype)
+
+    def svd(self, x: Array, full_matrices: bool) -> tuple[Array, Array, Array]:
+        u, s, vh = np.linalg.svd(x, full_matrices)
+        return np.ascontiguousarray(u), s, np.ascontiguousarray(vh)
+
+    def qr(self, x: Array, mode: str) -> tuple[Array, Array]:
+        """``mode`` "r" gives an empty first factor."""
+        if mode == "r":
+            return np.empty(0, x.dtype), np.ascontiguousarray(np.linalg.qr(x, "r"))
+        q, r = np.linalg.qr(x, "complete" if mode == "complete" else "reduced")
+        return np.ascontiguousarray(q), np.ascontiguousarray(r)
+
+    def eliminated(self, x: Array) -> Array:
+        """Both triangles of ``L U`` of square matrices in one, without exchanging rows."""
+        return eliminated(self, x)
+
+
+def eliminated(xp: Any, x: Any) -> Any:
+    """Gaussian elimination, column by column, on any array library."""
+    work = x.copy()
+    for step in range(x.shape[-1] - 1):
+        divisor = work[..., step, step]
+        safe = xp.where(xp.equal(divisor, 0), xp.ones_like(divisor), divisor)
+        work[..., step + 1 :, step] /= safe[..., None]
+        rows = work[..., step + 1 :, step, None] * work[..., step, None, step + 1 :]
+        work[..., step + 1 :, step + 1 :] -= rows
+    return work

@@ -30,6 +30,11 @@ STEPS = frozenset(
 )
 
 
+def constant_beside(xp: CpuBackend, x: Array, array: Array) -> Array:
+    """``array``, which lies on the CPU, on the device of ``x``."""
+    return array
+
+
 def take_view(xp: CpuBackend, x: Array, steps: tuple[tuple[Any, ...], ...]) -> Array:
     """The part of ``x`` that ``steps`` lead to: a view wherever the layout of ``x`` allows it.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import cpu_views, cuda_windows
+from mpgrad.backends import cpu_matrices, cpu_views, cuda_windows, special_functions, transforms
 from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of, total_dtype
 from mpgrad.backends.cuda_fusion import Fusion
 from mpgrad.backends.cuda_kernels import Kernels
@@ -376,6 +376,41 @@ class CudaBackend:
 
     def detsign(self, x: Any) -> Any:
         return self.arrays.linalg.slogdet(x)[0]
+
+    def eigh(self, x: Any) -> Any:
+        values, vectors = self.arrays.linalg.eigh(x)
+        return values, self.arrays.ascontiguousarray(vectors)
+
+    def eig(self, x: Any) -> Any:
+        """Eigenvalues and eigenvectors, on the host: CuPy has none for general matrices."""
+        found = CpuBackend(np.empty).eig(self.arrays.asnumpy(x))
+        return tuple(self.arrays.asarray(each) for each in found)
+
+    def svd(self, x: Any, full_matrices: bool) -> Any:
+        u, s, vh = self.arrays.linalg.svd(x, full_matrices)
+        return self.arrays.ascontiguousarray(u), s, self.arrays.ascontiguousarray(vh)
+
+    def qr(self, x: Any, mode: str) -> Any:
+        if mode == "r":
+            return self.arrays.empty(0, x.dtype), self.arrays.linalg.qr(x, "r")
+        q, r = self.arrays.linalg.qr(x, "complete" if mode == "complete" else "reduced")
+        return self.arrays.ascontiguousarray(q), self.arrays.ascontiguousarray(r)
+
+    def eliminated(self, x: Any) -> Any:
+        return cpu_matrices.eliminated(self.arrays, x)
+
+    copysign, fmod, heaviside = _same("copysign"), _same("fmod"), _same("heaviside")
+    gcd, lcm, signbit = _same("gcd"), _same("lcm"), _same("signbit")
+
+    def special(self, name: str, *operands: Any) -> Any:
+        """A function of ``backends.special_functions``."""
+        return special_functions.evaluated(self.arrays, self._special, name, operands)
+
+    fourier, real_fourier = transforms.fourier, transforms.real_fourier
+    fourier_of_real = transforms.fourier_of_real
+
+    def constant_beside(self, x: Any, array: Any) -> Any:
+        return self.arrays.asarray(array)
 
     conv2d = cuda_windows.conv2d
     conv2d_input_grad = cuda_windows.conv2d_input_grad

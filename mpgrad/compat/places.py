@@ -31,7 +31,7 @@ _PLACES = (
         "mpgrad.nn mpgrad.nn.module",
     ),
     (
-        "nn.utils.{clip_grad convert_parameters fusion init parametrizations parametrize prune rnn "
+        "nn.utils.{clip_grad convert_parameters fusion init parametrizations parametrize prune "
         "spectral_norm stateless weight_norm}",
         "mpgrad.nn.utils",
     ),

@@ -38,7 +38,9 @@ def main(descriptor: int) -> None:
         return
     if os.getppid() != setup.client_pid:
         return  # the client died before it could be watched
-    shared_fds = (setup.client_arena_fd, setup.engine_arena_fd, setup.device_board_fd)
+    shared_fds = (
+        setup.client_arena_fd, setup.engine_arena_fd, setup.device_board_fd, setup.lifeline_fd,
+    )  # fmt: skip
     for shared in shared_fds:
         if shared >= 0:
             os.set_inheritable(shared, False)  # workers are given what they need by name
@@ -59,7 +61,7 @@ def main(descriptor: int) -> None:
     journal = JournalKeeper(setup.journal)
     coordinator = Coordinator(setup, router, supervisor, _engine_arena(setup), journal)
     try:
-        coordinator.begin(client, workers, failure)
+        coordinator.begin((client, setup.lifeline_fd), workers, failure)
         coordinator.run()
         coordinator.journal.on_end()
     except Exception as error:
@@ -85,9 +87,8 @@ def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError 
 def _engine_arena(setup: CoordinatorSetup) -> Backing:
     """Where the blocks of the engine's arena lie, and the pages under them."""
     segment = Segment.attach(os.dup(setup.engine_arena_fd))
-    return Backing(
-        segment, FreeList.within(segment.nbytes, setup.shm_limit, "engine arena"), map_here=False
-    )
+    free_list = FreeList.within(segment.nbytes, setup.shm_limit, "engine arena")
+    return Backing(segment, free_list, map_here=False)
 
 
 def _allow_descriptors() -> None:

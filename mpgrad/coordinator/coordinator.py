@@ -21,12 +21,12 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.journal import AllocatorRecorder
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.shm.free_list import FreeListStatistics
 from mpgrad.standard_streams import say
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.journal import AllocatorRecorder
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Router
@@ -69,7 +69,7 @@ class Coordinator:
     ) -> None:
         self._setup, self._router, self._supervisor = setup, router, supervisor
         self._arena, self._clock = arena, clock
-        self._client = -1
+        self._client: tuple[int, ...] = ()
         # Its journal empties it from time to time; without one it would only grow.
         recorder = None if setup.journal.mode == "off" else AllocatorRecorder(arena)
         self.state = state = CoordinatorState(recorder or arena)
@@ -89,17 +89,20 @@ class Coordinator:
         self._stopping = False
 
     def begin(
-        self, client: int, workers: list[WorkerProcess], failure: OSError | None = None
+        self,
+        client: tuple[int, ...],
+        workers: list[WorkerProcess],
+        failure: OSError | None = None,
     ) -> None:
         """Look after the first processes.
 
         Args:
-            client: pidfd of the client.
+            client: pidfd of the client, and the lifeline.
             workers: those that have been started.
             failure: what the system said to the next one, if it refused it.
         """
         self._client = client
-        for descriptor in (client, *[worker.child.pidfd for worker in workers]):
+        for descriptor in (*client, *[worker.child.pidfd for worker in workers]):
             self._router.watch(descriptor)
         if failure is not None:
             self._on_no_process(len(workers), failure)
@@ -297,7 +300,7 @@ class Coordinator:
         )
 
     def _on_death(self, descriptor: int) -> None:
-        if descriptor == self._client:
+        if descriptor in self._client:
             self._stopping = True
             return
         self._router.unwatch(descriptor)

@@ -180,7 +180,7 @@ class Supervisor:
     def reap(self, pidfd: int) -> WorkerLost | WorkerUnavailable | int:
         """A worker has died: the event for the core, or the slot to start again.
 
-        A worker that was never ready is nobody's loss: its slot is started again a few times.
+        A worker that dies before it is ready has no tasks: its slot is started again a few times.
         """
         worker = self._by_pidfd.pop(pidfd)
         del self._by_peer[worker.peer]

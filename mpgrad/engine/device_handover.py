@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.backends.matmul_precision import PRECISIONS, matmul
+from mpgrad.device import Device
 from mpgrad.device_arrays import device_of, on
 from mpgrad.errors import WorkerLost
 from mpgrad.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
@@ -78,8 +78,8 @@ class DeviceHandover:
         """Bytes that have gone through the host, in all processes, since this was last asked."""
         return self._devices.take_host_bytes()
 
-    def copy(self, block: Block, meta: InputMetadata) -> Any:
-        """The client's own copy of a gradient on a GPU; the current stream waits for it.
+    def copy(self, block: Block, shape: tuple[int, ...], dtype: Any, device: Device) -> Any:
+        """The client's own copy, on ``device``, of a gradient; the current stream waits for it.
 
         Raises:
             WorkerLost: its worker is dead.
@@ -87,8 +87,8 @@ class DeviceHandover:
         try:
             if block.arena >= WORKER_DEVICE_ARENA:
                 self._devices.wait_for(block)
-            with self._devices.lock, on(meta.device):
-                copy = self._devices.reader.copy(block, meta.shape, meta.dtype)
+            with self._devices.lock, on(device):
+                copy = self._devices.reader.copy(block, shape, dtype)
                 self._devices.reader.finish_reads(self._memory(copy).arena)
                 return copy.copy() if block.arena < WORKER_DEVICE_ARENA else copy
         except (ExporterLost, *driver().errors) as error:  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Engine: the user's door to the executor, and which engine is current.
+"""Engine: the user's interface to the executor, and the current engine.
 
 What runs a backward (``engine.execution``) is loaded when one is run, or beside the start of the
 processes, which would otherwise have to wait for it.

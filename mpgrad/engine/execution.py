@@ -221,4 +221,4 @@ class Execution:
 def _start_quietly(sessions: SessionPool) -> None:
     # Whoever needs the processes starts them again and gets the error.
     with contextlib.suppress(Exception):
-        sessions.start()
+        sessions.start(in_background=True)

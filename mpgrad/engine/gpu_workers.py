@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpgrad import config
-from mpgrad.autograd import engine_slot
 from mpgrad.device_arrays import CUDA
 from mpgrad.shm import cuda_driver
 
@@ -20,8 +19,6 @@ def gpu_workers(gpus: str | Sequence[int], mode: str) -> tuple[int, ...]:
     Raises:
         ValueError: it is something else, or there is no such GPU here.
     """
-    if engine_slot.is_worker:
-        return ()  # its memory is set up already, and every engine in it is local
     asked = config.gpus() if gpus == "auto" else gpus
     if asked == "auto":
         asked = "all" if mode == "process" and CUDA.in_use else "none"

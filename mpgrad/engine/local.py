@@ -95,6 +95,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
     times: list[float] = []
+    grads: Any = None
     outputs: Any = None
     for at in frozen.spec.order:
         grads = inflow.take(at)
@@ -102,6 +103,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
             for input_nr, number in wanted[at]:
                 results[number] = grads[input_nr]
         if not runs[at]:
+            del grads  # a result has one holder
             continue
         node, name, edges = nodes[at], specs[at].name, specs[at].edges
         started = perf_counter()
@@ -112,7 +114,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
             if is_watched:
                 _refuse_nan(frozen, at, outputs)
             # A rule may change in place what nobody else holds: this frame lets go what it passes.
-            del grads
+            grads = None
             for number, edge in enumerate(edges):
                 grad = outputs[number]
                 if edge is not None and grad is not None:
@@ -127,6 +129,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         outputs = grad = None
         if not frozen.keep_graph:
             node.release_saved()
+    grads = None  # of the last Node, which may be a leaf: its result would have two holders
     _note_times(frozen, times)
     return claim(results)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpgrad import config
+from mpgrad.autograd import engine_slot
 from mpgrad.engine.gpu_workers import gpu_workers
 from mpgrad.shm.arena import default_limit_bytes
 
@@ -51,7 +52,8 @@ class EngineOptions:
         mode = _choice("mode", config.engine_mode() if mode is None else mode, _MODES)
         recover = _choice("recover", recover, ("worker", "all"))
         task_timeout_s = _seconds("task_timeout", task_timeout_s)
-        gpus = gpu_workers(gpus, mode)
+        # In a worker its memory is set up already, and every engine is local.
+        gpus = () if engine_slot.is_worker else gpu_workers(gpus, mode)
         workers = config.cpu_workers() or config.default_cpu_workers()
         options = cls(
             mode,

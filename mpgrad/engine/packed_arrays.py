@@ -118,7 +118,7 @@ class PackedArrays:
     def _device_copy(self, block: Block, meta: InputMetadata) -> Any:
         if self.devices is None:
             raise ProtocolError(f"a gradient on a GPU, of an engine that has none: {block}")
-        return self.devices.copy(block, meta)
+        return self.devices.copy(block, meta.shape, meta.dtype, meta.device)
 
     def _copy(self, array: Array) -> Array:
         """``array`` in the arena, whatever its size."""

@@ -100,10 +100,7 @@ class Preparation:
 
     def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
         """``auto`` learns what a backward took; not one that runs here until the workers are up."""
-        if ready.graph is None:
-            return
-        ready.graph.note_run(took_us)
-        if ready.choice.mode == mode:
+        if ready.graph is not None and ready.choice.mode == mode:
             self._experience(ready.graph).note(mode, took_us, ready.choice)
 
     def _experience(self, graph: PreparedGraph) -> Experience:
@@ -125,11 +122,9 @@ class Preparation:
             if known is None:
                 return PreparedGraph(spec, self._others.plan(spec))
             graph: PreparedGraph | None = known.prepared.get(self._plans_for)
-            if graph is None:
-                graph = PreparedGraph.made(spec, self._make_plan)
-            elif not graph.serves(spec):
-                graph = graph.renewed(spec, self._make_plan)
-            known.keep_prepared(self._plans_for, graph)
+            if graph is None or not graph.serves(spec):
+                graph = PreparedGraph(spec, self._make_plan(spec))
+                known.keep_prepared(self._plans_for, graph)
             return graph
 
     def without_unreadable(self, placed: Placed) -> tuple[Placed, PreparedGraph]:

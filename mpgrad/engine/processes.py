@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from mmap import PAGESIZE
@@ -67,7 +68,12 @@ class CoordinatorProcess:
                 undo.callback(self.device_board.close)
                 self.devices = _client_devices(self.device_board, options.gpus)
                 undo.callback(self.devices.close)
-            self._process = self._spawn(segment, options)
+            lifeline, self._lifeline = os.pipe()
+            undo.callback(os.close, self._lifeline)
+            try:
+                self._process = self._spawn(segment, lifeline, options)
+            finally:
+                os.close(lifeline)
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.pid = self._process.pid
@@ -77,12 +83,14 @@ class CoordinatorProcess:
             undo.pop_all()
         segment.close()
 
-    def _spawn(self, segment: Segment, options: EngineOptions) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, segment: Segment, lifeline: int, options: EngineOptions
+    ) -> subprocess.Popen[bytes]:
         client_fd = client_arena().segment.fd
         client_arena().segment.require_open()
         python_path = _python_path()
         board_fd = self.device_board.fd if self.device_board is not None else -1
-        inherited = (client_fd, segment.fd, *([board_fd] if board_fd >= 0 else []))
+        inherited = (client_fd, segment.fd, lifeline, *([board_fd] if board_fd >= 0 else []))
         try:
             process, writer = spawn(
                 [sys.executable, "-P", "-m", "mpgrad.coordinator"],
@@ -117,6 +125,7 @@ class CoordinatorProcess:
                 python_path=python_path,
                 task_timeout_s=options.task_timeout_s,
                 journal=self.journal,
+                lifeline_fd=lifeline,
             ),
         )
         return process
@@ -132,6 +141,10 @@ class CoordinatorProcess:
     def is_alive(self) -> bool:
         return not self._is_killed and self._process.poll() is None
 
+    def let_go(self) -> None:
+        """Close this process's end of the lifeline: a forked child is not the client."""
+        os.close(self._lifeline)
+
     def is_stopped(self) -> bool:
         """Whether it got SIGSTOP and no SIGCONT since."""
         return is_stopped(self.pid)
@@ -139,9 +152,10 @@ class CoordinatorProcess:
     def cause_of_death(self) -> str:
         """How it ended, in words; asked once its pidfd says that it has."""
         status = self._process.wait()
-        return (
-            f"the coordinator process (pid {self.pid}) {self._why_killed or describe_exit(status)}"
-        )
+        how = self._why_killed or describe_exit(status)
+        if self._why_killed is None and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            how = "died (this process ignores SIGCHLD, so the kernel does not say how)"
+        return f"the coordinator process (pid {self.pid}) {how}"
 
     def wait(self) -> int:
         """Wait for its end, with force if it takes too long; its exit status."""
@@ -151,6 +165,7 @@ class CoordinatorProcess:
             self._process.kill()
             status = self._process.wait()
         os.close(self.pidfd)
+        self.let_go()
         self.arena.close()
         if self.devices is not None:
             self.devices.close()

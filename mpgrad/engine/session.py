@@ -73,6 +73,8 @@ class Session:
         self._dealer.watch(self._pidfd)
         self._pid = os.getpid()
         self._answers: list[Any] = []
+        #: Why the coordinator serves this session no more, once it says so.
+        self._refusal: str | None = None
         self._warnings: dict[int, list[bytes]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
@@ -159,8 +161,18 @@ class Session:
             return error
         return None
 
+    def _require_welcome(self) -> None:
+        """Raise EngineClosed if the coordinator has refused this session."""
+        if self._refusal is not None:
+            raise EngineClosed(
+                f"the coordinator process (pid {self.coordinator.pid}) refused session "
+                f"{self.peer}: {self._refusal}. No .grad was changed. `mpgrad doctor` tells what "
+                'this machine offers; Engine(mode="local") needs no other processes.'
+            )
+
     def _step(self) -> None:
         """Sleep until something comes, and deal with it."""
+        self._require_welcome()  # it is told once, perhaps to a backward inside this one
         patience_ms = self.interrupts.patience_ms
         with self.interrupts.allowed():
             readable = self._dealer.wait(
@@ -202,11 +214,8 @@ class Session:
 
     def _receive(self, message: Any) -> list[Any]:
         if isinstance(message, schema.Refused):
-            raise EngineClosed(
-                f"the coordinator process (pid {self.coordinator.pid}) refused session "
-                f"{self.peer}: {message.reason}. No .grad was changed. `mpgrad doctor` tells what "
-                'this machine offers; Engine(mode="local") needs no other processes.'
-            )
+            self._refusal = message.reason
+            self._require_welcome()
         if isinstance(message, do.ForwardOutput):
             self._show(message)
             return []

@@ -38,7 +38,7 @@ class SessionPool:
 
     Args:
         spawn: starts a coordinator.
-        on_start: is told what a message costs here whenever processes have started.
+        on_start: is told what a message costs here once processes have started.
 
     Attributes:
         refused_frames: how many of the coordinators' messages were refused here.
@@ -50,6 +50,8 @@ class SessionPool:
         self._spawn, self._on_start = spawn, on_start
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
+        #: Whether it is known what a message to this coordinator costs.
+        self._is_measured = False
         #: The last one whose workers were ready.
         self._started: CoordinatorProcess | None = None
         self._idle: list[Session] = []
@@ -86,11 +88,15 @@ class SessionPool:
     def coordinator_pid(self) -> int | None:
         return self._coordinator.pid if self._coordinator is not None else None
 
-    def start(self, spawned: CoordinatorProcess | None = None) -> None:
+    def start(
+        self, spawned: CoordinatorProcess | None = None, *, in_background: bool = False
+    ) -> None:
         """Start the processes if they are not running; returns when the workers are ready.
 
         Args:
             spawned: a coordinator that was started ahead.
+            in_background: whether another thread runs a backward meanwhile. While that holds the
+                GIL no answer is heard for 5 ms, so the first session that is borrowed measures.
 
         Raises:
             EngineClosed: the workers cannot be started; the message says why.
@@ -107,12 +113,18 @@ class SessionPool:
             let_idle_threads_sleep()
             try:
                 session = self._open_session()
-                self._on_start(measured_message_us(session.round_trip_us()))
+                self._is_measured = False
+                if not in_background:
+                    self._measure(session)
                 self._idle.append(session)
                 self._started = spawned
             except BaseException:
                 self._end(by_force=True)
                 raise
+
+    def _measure(self, session: Session) -> None:
+        self._is_measured = True
+        self._on_start(measured_message_us(session.round_trip_us()))
 
     def close(self) -> None:
         """End all processes; views of their results stay readable.
@@ -147,7 +159,9 @@ class SessionPool:
             self._leased.clear()
 
     def abandon(self) -> None:
-        """Forget everything without touching it: this is a forked child."""
+        """Forget everything, and touch nothing but the lifeline: this is a forked child."""
+        if self._coordinator is not None:
+            self._coordinator.let_go()
         self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()
@@ -171,6 +185,8 @@ class SessionPool:
             coordinator = self._coordinator
             session = self._idle.pop() if self._idle else self._open_session()
             self._collect_released()
+            if not self._is_measured:
+                self._measure(session)
         session.send_releases()
         if running is not None:
             running.session = (self, session)

@@ -11,9 +11,9 @@ from typing import Any
 
 from mpgrad.errors import ProtocolError
 from mpgrad.launch.event_text import brief, cut
-from mpgrad.scheduler.journal import Outcome, Record
-from mpgrad.scheduler.replay import Difference, replay
+from mpgrad.wire.journal import Outcome, Record
 from mpgrad.wire.journal_file import JournalFile, from_bytes
+from mpgrad.wire.replay import Difference, replay
 
 
 def main(path: str, last: int) -> int:

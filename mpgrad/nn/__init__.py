@@ -37,11 +37,32 @@ from mpgrad.nn.activations import (
 )
 from mpgrad.nn.attention import MultiheadAttention
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from mpgrad.nn.class_losses import (
+    CTCLoss,
+    MultiLabelMarginLoss,
+    MultiMarginLoss,
+    TripletMarginWithDistanceLoss,
+)
 from mpgrad.nn.containers import ModuleDict, ModuleList, Sequential
-from mpgrad.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from mpgrad.nn.convolution import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
+from mpgrad.nn.dropout import (
+    AlphaDropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    FeatureAlphaDropout,
+    RReLU,
+)
 from mpgrad.nn.embedding import Embedding
 from mpgrad.nn.group_norm import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
-from mpgrad.nn.layer_norm import LayerNorm
+from mpgrad.nn.layer_norm import LayerNorm, LocalResponseNorm, RMSNorm
 from mpgrad.nn.layers import Dropout, Flatten, Identity, Linear, Unflatten
 from mpgrad.nn.losses import (
     BCELoss,
@@ -63,6 +84,16 @@ from mpgrad.nn.losses import (
     TripletMarginLoss,
 )
 from mpgrad.nn.module import Module
+from mpgrad.nn.pairings import (
+    Bilinear,
+    ChannelShuffle,
+    CosineSimilarity,
+    EmbeddingBag,
+    Fold,
+    PairwiseDistance,
+    Softmax2d,
+    Unfold,
+)
 from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
 from mpgrad.nn.pooling import (
@@ -72,6 +103,20 @@ from mpgrad.nn.pooling import (
     AvgPool2d,
     MaxPool1d,
     MaxPool2d,
+)
+from mpgrad.nn.pooling_kinds import (
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AvgPool3d,
+    LPPool1d,
+    LPPool2d,
+    LPPool3d,
+    MaxPool3d,
+    MaxUnpool1d,
+    MaxUnpool2d,
+    MaxUnpool3d,
 )
 from mpgrad.nn.recurrent import GRU, LSTM, RNN
 from mpgrad.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell
@@ -96,6 +141,13 @@ from mpgrad.nn.resizing import (
     ZeroPad1d,
     ZeroPad2d,
     ZeroPad3d,
+)
+from mpgrad.nn.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
 )
 
 __all__ = [
@@ -187,6 +239,45 @@ __all__ = [
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool3d",
+    "LPPool1d",
+    "LPPool2d",
+    "LPPool3d",
+    "MaxPool3d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
+    "MaxUnpool3d",
+    "CTCLoss",
+    "MultiLabelMarginLoss",
+    "MultiMarginLoss",
+    "TripletMarginWithDistanceLoss",
+    "Conv3d",
+    "ConvTranspose3d",
+    "AlphaDropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "FeatureAlphaDropout",
+    "RReLU",
+    "LocalResponseNorm",
+    "RMSNorm",
+    "Bilinear",
+    "ChannelShuffle",
+    "CosineSimilarity",
+    "EmbeddingBag",
+    "Fold",
+    "PairwiseDistance",
+    "Softmax2d",
+    "Unfold",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "CrossEntropyLoss",
     "MSELoss",
     "L1Loss",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from mpgrad.nn import functional as F
@@ -10,9 +9,7 @@ from mpgrad.nn import init
 from mpgrad.nn.layers import Linear
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.attention import shares
 from mpgrad.ops.creation import empty
-from mpgrad.ops.indexing import chunk
 from mpgrad.tensor import Tensor
 
 
@@ -24,6 +21,8 @@ class MultiheadAttention(Module):
         num_heads: attentions side by side.
         dropout: probability with which a share becomes zero in training.
         bias: add them to the projections.
+        add_bias_kv: learn one more source.
+        add_zero_attn: add one more source of zeros.
         kdim: features of the keys, by default ``embed_dim``.
         vdim: features of the values, by default ``embed_dim``.
         batch_first: inputs are (batch, length, features), not (length, batch, features).
@@ -43,7 +42,8 @@ class MultiheadAttention(Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
-        *,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
@@ -66,6 +66,10 @@ class MultiheadAttention(Module):
         self.register_parameter("in_proj_weight", weight)
         biases = Parameter(empty(3 * embed_dim, **made)) if bias else None
         self.register_parameter("in_proj_bias", biases)
+        for name in ("bias_k", "bias_v"):
+            more = Parameter(empty((1, 1, embed_dim), **made)) if add_bias_kv else None
+            self.register_parameter(name, more)
+        self.add_zero_attn = add_zero_attn
         self.out_proj = Linear(embed_dim, embed_dim, bias, **made)
         self._reset_parameters()
 
@@ -73,6 +77,8 @@ class MultiheadAttention(Module):
         for name, parameter in self.named_parameters(recurse=False):
             if name == "in_proj_bias":
                 init.zeros_(parameter)
+            elif name in ("bias_k", "bias_v"):
+                init.xavier_normal_(parameter)
             else:
                 init.xavier_uniform_(parameter)
         if self.out_proj.bias is not None:
@@ -106,62 +112,35 @@ class MultiheadAttention(Module):
             RuntimeError: ``is_causal`` without ``attn_mask``.
             AssertionError: features do not fit.
         """
-        if is_causal and attn_mask is None:
-            raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
-        if query.shape[-1] != self.embed_dim:
-            raise AssertionError(
-                f"was expecting embedding dimension of {self.embed_dim}, but got {query.shape[-1]}"
-            )
         batched = query.ndim == 3
-        inputs = [x if batched else x.unsqueeze(0) for x in (query, key, value)]
-        if batched and not self.batch_first:
-            inputs = [x.transpose(0, 1) for x in inputs]
-        q, k, v = (self._heads(x) for x in self._projected(inputs))
-        scores = (q * (1 / math.sqrt(self.head_dim))) @ k.transpose(-2, -1)
-        for mask in self._masks(scores, key_padding_mask, attn_mask):
-            scores = scores + mask
-        weights = F.dropout(shares(scores, None), self.dropout, self.training)
-        joined = (weights @ v).transpose(1, 2).reshape(q.shape[0], q.shape[2], self.embed_dim)
-        out = self.out_proj(joined)
-        if not batched:
-            out = out.squeeze(0)
-        elif not self.batch_first:
-            out = out.transpose(0, 1)
-        if not need_weights:
-            return out, None
-        told = weights.mean(1) if average_attn_weights else weights
-        return out, told if batched else told.squeeze(0)
-
-    def _projected(self, inputs: list[Tensor]) -> list[Tensor]:
-        biases: Any = (None,) * 3 if self.in_proj_bias is None else chunk(self.in_proj_bias, 3)
-        if self.in_proj_weight is None:
-            weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        elif inputs[0] is inputs[1] is inputs[2]:
-            return list(chunk(F.linear(inputs[0], self.in_proj_weight, self.in_proj_bias), 3, -1))
-        else:
-            weights = chunk(self.in_proj_weight, 3)
-        return [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """(batch, length, embed_dim) -> (batch, heads, length, head_dim)."""
-        split = x.reshape(x.shape[0], x.shape[1], self.num_heads, self.head_dim)
-        return split.transpose(1, 2)
-
-    def _masks(self, scores: Tensor, padding: Tensor | None, mask: Tensor | None) -> list[Tensor]:
-        """What is added to ``scores`` (batch, heads, targets, sources)."""
-        found = []
-        if mask is not None:
-            found.append(_added(mask, scores))
-            if mask.ndim == 3:
-                found[-1] = found[-1].reshape(tuple(scores.shape))
-        if padding is not None:
-            padding = padding if padding.ndim == 2 else padding.unsqueeze(0)
-            found.append(_added(padding, scores).unsqueeze(1).unsqueeze(1))
-        return found
-
-
-def _added(mask: Tensor, scores: Tensor) -> Tensor:
-    """``mask`` as numbers: where it is True, minus infinity."""
-    if mask.dtype.kind != "b":
-        return mask
-    return mask.to(scores.dtype).masked_fill(mask, -math.inf)
+        if batched and self.batch_first:
+            alone = query is key is value
+            query = query.transpose(0, 1)
+            key, value = (query if alone else x.transpose(0, 1) for x in (key, value))
+        joint = self.in_proj_weight is not None
+        out, told = F.multi_head_attention_forward(
+            query,
+            key,
+            value,
+            self.embed_dim,
+            self.num_heads,
+            self.in_proj_weight,
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            self.out_proj.weight,
+            self.out_proj.bias,
+            training=self.training,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            use_separate_proj_weight=not joint,
+            q_proj_weight=self.q_proj_weight,
+            k_proj_weight=self.k_proj_weight,
+            v_proj_weight=self.v_proj_weight,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
+        return (out.transpose(0, 1) if batched and self.batch_first else out), told

@@ -43,9 +43,24 @@ class ModuleHooks:
     def __init__(self) -> None:
         self.before = Hooks()
         self.after = Hooks()
+        #: ``(module, args, kwargs) -> (args, kwargs)``.
+        self.before_forward = Hooks()
+        #: ``(module, args, kwargs, result) -> result``.
+        self.after_forward = Hooks()
 
     def call(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``module.forward``, with the hooks around its backward."""
+        """``module.forward``, with the hooks around it and its backward."""
+        for hook in self.before_forward:
+            args, kwargs = hook(module, args, kwargs)
+        if self.before or self.after:
+            result = self._call_watched(module, args, kwargs)
+        else:
+            result = module.forward(*args, **kwargs)
+        for hook in self.after_forward:
+            result = hook(module, args, kwargs, result)
+        return result
+
+    def _call_watched(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooked = _HookedCall(module, self)
         result = module.forward(*hooked.with_inputs(args), **kwargs)
         if isinstance(result, tuple):
@@ -54,7 +69,7 @@ class ModuleHooks:
             warnings.warn(
                 "For backward hooks to be called, module output should be a Tensor or a tuple of "
                 f"Tensors but received {type(result)}",
-                stacklevel=3,
+                stacklevel=4,
             )
             return result
         return hooked.with_outputs((result,))[0]

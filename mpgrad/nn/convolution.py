@@ -1,4 +1,4 @@
-"""Convolutions as Modules: along a line and over images, and transposed."""
+"""Convolutions as Modules: along a line, over images and volumes, and transposed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from mpgrad.nn import functional as F
 from mpgrad.nn.layers import Weighted
 from mpgrad.ops.convolution import Pair
+from mpgrad.ops.volumes import Triple
 from mpgrad.tensor import Tensor
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -167,6 +168,42 @@ class Conv2d(_Convolution):
         return F.conv2d(padded, self.weight, self.bias, *options)
 
 
+class Conv3d(_Convolution):
+    """``weight`` slides through volumes; see ``mg.nn.functional.conv3d`` for the arguments."""
+
+    _dims = 3
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Triple,
+        stride: int | Triple = 1,
+        padding: int | Triple | str = 0,
+        dilation: int | Triple = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        windows = {
+            "kernel_size": kernel_size,
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+        }
+        channels = (in_channels, out_channels)
+        self._prepare(channels, windows, groups, bias, padding_mode, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, in_channels, depth, height, width) -> (batch, out_channels, depth', ...)."""
+        padded, padding = self._padded(input)
+        options = (self.stride, padding, self.dilation, self.groups)
+        return F.conv3d(padded, self.weight, self.bias, *options)
+
+
 class _Transposed(_Convolution):
     """The gradient of a convolution for its input, as a layer."""
 
@@ -278,3 +315,43 @@ class ConvTranspose2d(_Transposed):
         more = self._output_padding(input, output_size)
         options = (self.stride, self.padding, more, self.groups, self.dilation)
         return F.conv_transpose2d(input, self.weight, self.bias, *options)
+
+
+class ConvTranspose3d(_Transposed):
+    """See ``mg.nn.functional.conv_transpose3d`` for the arguments."""
+
+    _dims = 3
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Triple,
+        stride: int | Triple = 1,
+        padding: int | Triple = 0,
+        output_padding: int | Triple = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | Triple = 1,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if padding_mode != "zeros":
+            raise ValueError('Only "zeros" padding mode is supported for ConvTranspose3d')
+        windows = {
+            "kernel_size": kernel_size,
+            "stride": stride,
+            "padding": padding,
+            "output_padding": output_padding,
+            "dilation": dilation,
+        }
+        channels, made = (in_channels, out_channels), {"device": device, "dtype": dtype}
+        self._prepare(channels, windows, groups, bias, padding_mode, transposed=True, **made)
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """(batch, in_channels, depth, height, width) -> (batch, out_channels, depth', ...)."""
+        more = self._output_padding(input, output_size)
+        options = (self.stride, self.padding, more, self.groups, self.dilation)
+        return F.conv_transpose3d(input, self.weight, self.bias, *options)

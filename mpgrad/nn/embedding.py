@@ -42,6 +42,8 @@ class Embedding(Module):
         sparse: bool = False,
         device: Any = None,
         dtype: Any = None,
+        *,
+        _weight: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -51,6 +53,9 @@ class Embedding(Module):
             padding_idx %= num_embeddings
         self.padding_idx, self.max_norm, self.norm_type = padding_idx, max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
+        if _weight is not None:
+            self.weight = Parameter(_weight)
+            return
         shape = (num_embeddings, embedding_dim)
         self.weight = Parameter(empty(shape, dtype=dtype, device=device))
         self.reset_parameters()
@@ -73,8 +78,8 @@ class Embedding(Module):
         if embeddings.ndim != 2:
             raise AssertionError("Embeddings parameter is expected to be 2-dimensional")
         rows, features = embeddings.shape
-        layer = cls(rows, features, padding_idx, **options)
-        layer.weight = Parameter(embeddings.detach(), requires_grad=not freeze)
+        layer = cls(rows, features, padding_idx, **options, _weight=embeddings.detach())
+        layer.weight.requires_grad = not freeze
         return layer
 
     def reset_parameters(self) -> None:

@@ -29,10 +29,26 @@ from mpgrad.ops.activation_variants import (
     threshold,
 )
 from mpgrad.ops.attention import scaled_dot_product_attention
+from mpgrad.ops.class_loss import (
+    ctc_loss,
+    multi_margin_loss,
+    multilabel_margin_loss,
+    triplet_margin_with_distance_loss,
+)
 from mpgrad.ops.convolution import conv2d
 from mpgrad.ops.convolution_variants import conv1d, conv_transpose1d, conv_transpose2d
 from mpgrad.ops.dropout import dropout
+from mpgrad.ops.dropout_variants import (
+    alpha_dropout,
+    dropout1d,
+    dropout2d,
+    dropout3d,
+    feature_alpha_dropout,
+    gumbel_softmax,
+    rrelu,
+)
 from mpgrad.ops.embedding import embedding, one_hot
+from mpgrad.ops.grid_sample import affine_grid, grid_sample
 from mpgrad.ops.group_norm import group_norm, instance_norm
 from mpgrad.ops.implied_dim import log_softmax, softmax, softmin
 from mpgrad.ops.interpolation import interpolate, pixel_shuffle, pixel_unshuffle
@@ -59,13 +75,35 @@ from mpgrad.ops.margin_loss import (
     soft_margin_loss,
     triplet_margin_loss,
 )
+from mpgrad.ops.multi_head_attention import multi_head_attention_forward
 from mpgrad.ops.normalization import batch_norm, layer_norm
+from mpgrad.ops.normalization_variants import local_response_norm, rms_norm
 from mpgrad.ops.norms import cosine_similarity, normalize
 from mpgrad.ops.out_argument import publish as _publish
+from mpgrad.ops.pairings import bilinear, channel_shuffle, embedding_bag, pdist
+from mpgrad.ops.patches import fold, unfold
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from mpgrad.ops.pooling_kinds import (
+    adaptive_max_pool1d,
+    adaptive_max_pool2d,
+    adaptive_max_pool3d,
+    lp_pool1d,
+    lp_pool2d,
+    lp_pool3d,
+    max_unpool1d,
+    max_unpool2d,
+    max_unpool3d,
+)
 from mpgrad.ops.pooling_variants import adaptive_avg_pool1d, avg_pool1d, max_pool1d
 from mpgrad.ops.selection import pad
 from mpgrad.ops.transcendental import sigmoid, tanh
+from mpgrad.ops.volumes import (
+    adaptive_avg_pool3d,
+    avg_pool3d,
+    conv3d,
+    conv_transpose3d,
+    max_pool3d,
+)
 
 __all__ = [
     "linear",
@@ -119,6 +157,42 @@ __all__ = [
     "threshold",
     "softmax",
     "log_softmax",
+    "ctc_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "triplet_margin_with_distance_loss",
+    "alpha_dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "feature_alpha_dropout",
+    "gumbel_softmax",
+    "rrelu",
+    "affine_grid",
+    "grid_sample",
+    "multi_head_attention_forward",
+    "local_response_norm",
+    "rms_norm",
+    "bilinear",
+    "channel_shuffle",
+    "embedding_bag",
+    "pdist",
+    "fold",
+    "unfold",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "lp_pool1d",
+    "lp_pool2d",
+    "lp_pool3d",
+    "max_unpool1d",
+    "max_unpool2d",
+    "max_unpool3d",
+    "adaptive_avg_pool3d",
+    "avg_pool3d",
+    "conv3d",
+    "conv_transpose3d",
+    "max_pool3d",
     "cosine_embedding_loss",
     "gaussian_nll_loss",
     "hinge_embedding_loss",

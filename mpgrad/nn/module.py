@@ -10,6 +10,7 @@ import numpy as np
 from mpgrad.autograd.grad_mode import no_grad
 from mpgrad.autograd.nodes.hooks import RemovableHandle
 from mpgrad.nn.backward_hooks import ModuleHooks
+from mpgrad.nn.forward_hooks import AfterForward, BeforeForward
 from mpgrad.nn.parameter import Parameter
 from mpgrad.tensor import Tensor
 
@@ -56,6 +57,38 @@ class Module:
         )
 
     # ------------------------------------------------------------------ hooks
+
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Call ``hook(module, args)`` before ``forward``.
+
+        Args:
+            hook: what it returns (None, a value or a tuple) takes the place of the arguments.
+            prepend: call it before the hooks that are there already.
+            with_kwargs: it gets the named arguments as a third one, and returns both or None.
+        """
+        call = BeforeForward(hook, with_kwargs)
+        return self._own_hooks().before_forward.add(call, first=prepend)
+
+    def register_forward_hook(
+        self,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
+    ) -> RemovableHandle:
+        """Call ``hook(module, args, output)`` after ``forward``.
+
+        Args:
+            hook: what it returns takes the place of the output, unless it is None.
+            prepend: call it before the hooks that are there already.
+            with_kwargs: it gets the named arguments, too, before the output.
+            always_call: changes nothing: a ``forward`` that raises calls no hook.
+        """
+        call = AfterForward(hook, with_kwargs)
+        return self._own_hooks().after_forward.add(call, first=prepend)
 
     def register_full_backward_pre_hook(
         self, hook: Callable[[Module, tuple[Any, ...]], Any], prepend: bool = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
+from mpgrad.nn.packed_sequences import PackedSequence
 from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.recurrent_cells import (
     Step,
@@ -17,7 +19,7 @@ from mpgrad.nn.recurrent_cells import (
     tanh_step,
 )
 from mpgrad.ops.creation import empty, zeros
-from mpgrad.ops.indexing import unbind
+from mpgrad.ops.indexing import index_select, split, unbind
 from mpgrad.ops.shape import cat, squeeze, stack, transpose, unsqueeze
 from mpgrad.tensor import Tensor
 
@@ -113,55 +115,66 @@ class _Recurrent(Module):
     def _step(self) -> Step:
         raise NotImplementedError
 
-    def _read(
-        self, input: Tensor, start: tuple[Tensor, ...] | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The outputs and the last states of all layers.
+    def _read(self, input: Any, start: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
+        """The outputs and the last states of all layers; of packed sequences, packed outputs.
 
         Raises:
             RuntimeError: a shape does not fit.
         """
+        if isinstance(input, PackedSequence):
+            return self._read_packed(input, start)
         self._check(input)
         batched = input.ndim == 3
         steps = transpose(input, 0, 1) if batched and self.batch_first else input
         steps = steps if batched else unsqueeze(steps, 1)
-        states = self._start(steps, start, batched)
+        if start is not None and not batched:
+            start = tuple(unsqueeze(state, 1) for state in start)
+        states = self._start(steps, steps.shape[1], start)
+        steps, ends = self._layers(steps, states, _over_steps)
+        if not batched:
+            return squeeze(steps, 1), tuple(squeeze(end, 1) for end in ends)
+        return (transpose(steps, 0, 1) if self.batch_first else steps), ends
+
+    def _read_packed(
+        self, input: PackedSequence, start: tuple[Tensor, ...] | None
+    ) -> tuple[Any, tuple[Tensor, ...]]:
+        data, sizes, order, back = input
+        if start is not None and order is not None:
+            start = tuple(index_select(state, 1, order) for state in start)
+        counts = sizes.tolist()
+        states = self._start(data, counts[0], start)
+        outputs, ends = self._layers(data, states, partial(_over_packed_steps, counts))
+        if back is not None:
+            ends = tuple(index_select(end, 1, back) for end in ends)
+        return PackedSequence(outputs, sizes, order, back), ends
+
+    def _layers(
+        self, steps: Tensor, states: tuple[Tensor, ...], run: Any
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What the last layer returned, and the last states of all layers."""
         last: list[tuple[Tensor, ...]] = []
         weights = self.all_weights
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(len(self._endings())):
                 at = len(last)
+                weight_ih, weight_hh, *biases = weights[at]
+                bias_ih, bias_hh = biases or (None, None)
+                rows = F.linear(steps, weight_ih, bias_ih)
                 mine = tuple(state[at] for state in states)
-                output, ended = self._run(steps, weights[at], mine, backwards=direction == 1)
+                step = partial(self._next, weight_hh, bias_hh)
+                output, ended = run(rows, step, mine, backwards=direction == 1)
                 outputs.append(output)
                 last.append(ended)
             steps = cat(outputs, -1) if len(outputs) > 1 else outputs[0]
             if self.dropout and layer < self.num_layers - 1:
                 steps = F.dropout(steps, self.dropout, self.training)
-        ends = tuple(stack([ended[k] for ended in last]) for k in range(self._states))
-        if not batched:
-            return squeeze(steps, 1), tuple(squeeze(end, 1) for end in ends)
-        return (transpose(steps, 0, 1) if self.batch_first else steps), ends
+        return steps, tuple(stack([ended[k] for ended in last]) for k in range(self._states))
 
-    def _run(
-        self,
-        steps: Tensor,
-        weights: list[Parameter],
-        states: tuple[Tensor, ...],
-        *,
-        backwards: bool,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer in one direction: (length, batch, features) -> outputs, last states."""
-        weight_ih, weight_hh, *biases = weights
-        bias_ih, bias_hh = biases or (None, None)
-        step = self._step()
-        outputs = []
-        rows = unbind(F.linear(steps, weight_ih, bias_ih))
-        for x in reversed(rows) if backwards else rows:
-            states = step(x, F.linear(states[0], weight_hh, bias_hh), states)
-            outputs.append(states[0])
-        return stack(outputs[::-1] if backwards else outputs), states
+    def _next(
+        self, weight: Tensor, bias: Tensor | None, x: Tensor, states: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        return self._step()(x, F.linear(states[0], weight, bias), states)
 
     def _check(self, input: Tensor) -> None:
         if input.ndim not in (2, 3):
@@ -177,19 +190,17 @@ class _Recurrent(Module):
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
 
     def _start(
-        self, steps: Tensor, start: tuple[Tensor, ...] | None, batched: bool
+        self, steps: Tensor, batch: int, start: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, ...]:
         """The first states, each (layers * directions, batch, hidden_size)."""
-        count = self.num_layers * len(self._endings())
-        shape = (count, steps.shape[1], self.hidden_size)
+        shape = (self.num_layers * len(self._endings()), batch, self.hidden_size)
         if start is None:
             first = zeros(shape, dtype=steps.dtype, device=steps.device)
             return (first,) * self._states
-        states = start if batched else tuple(unsqueeze(state, 1) for state in start)
-        for state in states:
+        for state in start:
             if tuple(state.shape) != shape:
                 raise RuntimeError(f"Expected hidden size {shape}, got {list(state.shape)}")
-        return states
+        return start
 
     def extra_repr(self) -> str:
         parts = [f"{self.input_size}, {self.hidden_size}"]
@@ -203,6 +214,41 @@ class _Recurrent(Module):
             if getattr(self, name) != usual:
                 parts.append(f"{name}={getattr(self, name)}")
         return ", ".join(parts)
+
+
+def _over_steps(
+    rows: Tensor, step: Any, states: tuple[Tensor, ...], *, backwards: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One layer in one direction: (length, batch, gates) -> outputs, last states."""
+    outputs = []
+    for x in reversed(unbind(rows)) if backwards else unbind(rows):
+        states = step(x, states)
+        outputs.append(states[0])
+    return stack(outputs[::-1] if backwards else outputs), states
+
+
+def _over_packed_steps(
+    sizes: list[int], rows: Tensor, step: Any, start: tuple[Tensor, ...], *, backwards: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The same of packed steps, of which ``sizes`` sequences have the first, the second ..."""
+    outputs: list[Tensor] = []
+    steps = list(zip(split(rows, sizes), sizes, strict=True))
+    size = sizes[-1] if backwards else sizes[0]
+    states, ended = tuple(state[:size] for state in start), []
+    for x, wanted in reversed(steps) if backwards else steps:
+        if wanted < size:  # the shorter sequences have ended
+            ended.append(tuple(state[wanted:] for state in states))
+            states = tuple(state[:wanted] for state in states)
+        elif wanted > size:  # read from behind, the shorter ones begin later
+            states = tuple(
+                cat([state, first[size:wanted]]) for state, first in zip(states, start, strict=True)
+            )
+        size = wanted
+        states = step(x, states)
+        outputs.append(states[0])
+    parts = [states, *reversed(ended)]
+    last = tuple(cat([part[k] for part in parts]) for k in range(len(states)))
+    return cat(outputs[::-1] if backwards else outputs), last
 
 
 class RNN(_Recurrent):

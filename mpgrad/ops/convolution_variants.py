@@ -47,7 +47,7 @@ def conv1d(
     Raises:
         RuntimeError: the shapes do not fit.
     """
-    _check_dims("conv1d", input, weight, 3)
+    check_dims("conv1d", input, weight, 3)
     around = padding if isinstance(padding, str) else (0, one(padding))
     row = conv2d(
         unsqueeze(input, -2),
@@ -86,7 +86,7 @@ def conv_transpose2d(
     Raises:
         RuntimeError: the shapes do not fit.
     """
-    _check_dims("conv_transpose2d", input, weight, 4)
+    check_dims("conv_transpose2d", input, weight, 4)
     if input.ndim == 3:
         options = (bias, stride, padding, output_padding, groups, dilation)
         return squeeze(conv_transpose2d(unsqueeze(input, 0), weight, *options), 0)
@@ -114,6 +114,11 @@ def conv_transpose2d(
             f"Given input size per channel: {list(input.shape[2:])}. Calculated output size per "
             f"channel: {list(size)}. Output size is too small"
         )
+    if any(m >= step for m, step in zip(more, steps, strict=True)):
+        image = _cut(
+            conv_transpose2d(input, weight, None, steps, 0, 0, groups, spread), around, size
+        )
+        return image if bias is None else add(image, reshape(bias, (-1, 1, 1)))
     image = conv2d_input_grad(
         input,
         weight,
@@ -124,6 +129,14 @@ def conv_transpose2d(
         groups=groups,
     )
     return image if bias is None else add(image, reshape(bias, (-1, 1, 1)))
+
+
+def _cut(canvas: Tensor, around: Pair, size: tuple[int, ...]) -> Tensor:
+    """The part of ``canvas`` behind ``around``, with zeros where ``size`` goes beyond it."""
+    counts = []
+    for edge, length, whole in zip(around[::-1], size[::-1], canvas.shape[:1:-1], strict=True):
+        counts += [-edge, length - (whole - edge)]
+    return pad(canvas, counts)
 
 
 def conv_transpose1d(
@@ -151,7 +164,7 @@ def conv_transpose1d(
     Raises:
         RuntimeError: the shapes do not fit.
     """
-    _check_dims("conv_transpose1d", input, weight, 3)
+    check_dims("conv_transpose1d", input, weight, 3)
     row = conv_transpose2d(
         unsqueeze(input, -2),
         unsqueeze(weight, -2),
@@ -165,7 +178,7 @@ def conv_transpose1d(
     return squeeze(row, -2)
 
 
-def _check_dims(name: str, input: Tensor, weight: Tensor, dims: int) -> None:
+def check_dims(name: str, input: Tensor, weight: Tensor, dims: int) -> None:
     if input.ndim not in (dims - 1, dims) or weight.ndim != dims:
         raise RuntimeError(
             f"{name}: Expected {dims - 1}D (unbatched) or {dims}D (batched) input and {dims}D "

@@ -21,7 +21,9 @@ from mpgrad.ops import (
     complex_numbers,
     convolution,
     creation,
+    device_moves,
     extrema,
+    factorizations,
     indexing,
     linalg,
     matrices,
@@ -32,8 +34,10 @@ from mpgrad.ops import (
     shape,
     transcendental,
 )
+from mpgrad.ops import fourier as fourier_transforms
 from mpgrad.ops import promotion as _promotion
 from mpgrad.ops import reduction as _reduction
+from mpgrad.ops import special as special_functions
 from mpgrad.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
@@ -135,6 +139,11 @@ matmul = linalg.matmul
 inv = matrices.inv
 solve = matrices.solve
 det = matrices.det
+fourier = fourier_transforms.fourier
+real_fourier = fourier_transforms.real_fourier
+special = special_functions.special
+eigh = factorizations.eigh
+eig = factorizations.eig
 conv2d_input_grad = convolution.conv2d_input_grad
 conv2d_weight_grad = convolution.conv2d_weight_grad
 avg_pool2d_input_grad = pooling.avg_pool2d_input_grad
@@ -182,6 +191,16 @@ def take_view(x: Tensor, steps: tuple[tuple[Any, ...], ...]) -> Tensor:
 def put_view(x: Tensor, value: Any, steps: tuple[tuple[Any, ...], ...]) -> Tensor:
     """A copy of ``x`` with ``value`` where ``steps`` lead."""
     return call(in_place.copy_slices, x, value, steps=steps)  # type: ignore[no-any-return]
+
+
+def svd(x: Tensor, full_matrices: bool) -> Any:
+    """The three factors."""
+    return factorizations.svd(x, full_matrices)
+
+
+def constant_beside(x: Tensor, array: Any) -> Tensor:
+    """A constant, so nothing is recorded."""
+    return device_moves.beside(x, array)
 
 
 def zeros_beside(x: Tensor, size: tuple[int, ...]) -> Tensor:

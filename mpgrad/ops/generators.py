@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import secrets
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -55,7 +55,7 @@ class Generator:
 
     def seed(self) -> int:
         """Restart from a seed of the operating system, and return that."""
-        self.manual_seed(secrets.randbits(63))
+        self.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         return self._seed
 
     def initial_seed(self) -> int:

@@ -297,10 +297,10 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
         )
     if all(size) and not (image[0] % size[0] or image[1] % size[1]):
         return avg_pool2d(input, (image[0] // size[0], image[1] // size[1]))
-    return _window_means(_window_means(input, -1, size[1]), -2, size[0])
+    return window_means(window_means(input, -1, size[1]), -2, size[0])
 
 
-def _window_means(input: Tensor, dim: int, count: int) -> Tensor:
+def window_means(input: Tensor, dim: int, count: int) -> Tensor:
     """The means of ``count`` windows that cover ``dim``, as equal as whole numbers allow."""
     dim, length = dim % input.ndim, input.shape[dim]
     starts = np.arange(count) * length // max(count, 1)

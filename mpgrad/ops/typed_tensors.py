@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.ops.creation import empty, tensor
+from mpgrad.size import Size
 from mpgrad.tensor import Tensor
 
 
@@ -37,7 +38,7 @@ def from_data_or_size(args: tuple[Any, ...], dtype: Any, device: Any) -> Tensor:
     if len(args) > 1:
         raise TypeError("expected a shape as integers, or data as one sequence, array or Tensor")
     (data,) = args
-    if isinstance(data, tuple) and all(isinstance(length, int) for length in data):
+    if isinstance(data, Size):
         return empty(*data, dtype=dtype, device=device)
     if isinstance(data, Tensor):
         return data.detach().to(dtype).to(device)

@@ -1,6 +1,6 @@
 """CoordinatorState: the coordinator's whole mind. Events in, instructions out.
 
-    coordinator_state   the door, and what clients ask for
+    coordinator_state   the entry, and the requests of clients
     replies             tasks that are answered, given back or lost
     deaths              workers and sessions that are gone
     task_dispatch       ready tasks to workers
@@ -13,7 +13,7 @@ Rules of these files:
 1. Everything that decides what a backward does next happens here or in the tables.
 2. They never ask what time it is, never wait, and iterate over nothing unordered: the same events
    give the same instructions, in another process and under another hash seed too.
-3. A message of an unknown peer is the voice of a dead incarnation: it is dropped whole.
+3. A message of an unknown peer comes from an incarnation that was replaced: it is ignored.
 4. A block is released by whoever held it, once; ``invariants`` recounts every holder.
 """
 
@@ -45,16 +45,12 @@ class CoordinatorState:
 
     Args:
         allocator: decides where blocks lie.
-        tables: go on with these (a copy that was made earlier) instead of empty ones.
+        tables: go on with these (as a journal has them) instead of empty ones.
     """
 
     def __init__(self, allocator: BlockAllocator, tables: CoordinatorTables | None = None) -> None:
-        if tables is None:
-            tables = CoordinatorTables(allocator)
-        else:
-            tables.leases.use(allocator)
-            tables.membership.find_workers()
-        self.tables = tables
+        self.tables = tables = CoordinatorTables() if tables is None else tables
+        tables.leases.use(allocator)
         self.graphs, self.ready, self._out = tables.graphs, tables.ready, tables.out
         self.leases, self.membership = tables.leases, tables.membership
         self._endings = GraphEndings(tables)
@@ -164,7 +160,8 @@ class CoordinatorState:
             elif count == 1:
                 del kept[block]
             else:
-                kept.update(event.blocks[:number])
+                for taken in event.blocks[:number]:
+                    member.keep(taken)
                 raise ProtocolError(f"{event.peer} released a block that it does not hold: {block}")
         for block in event.blocks:
             self.leases.release(block)

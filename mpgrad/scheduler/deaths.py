@@ -67,7 +67,8 @@ class Deaths:
             touched.update(self._lose_arena(member.arena, event))
         for graph in touched.values():
             self._endings.close_if_drained(graph)
-        self._tables.deaths_without_progress[member.slot] += not is_wanted
+        deaths = self._tables.deaths_without_progress
+        deaths[member.slot] = deaths.get(member.slot, 0) + (not is_wanted)
         self._replace_worker(member.slot, event.cause)
 
     def _lose_arena(self, arena: int, event: ev.WorkerLost) -> dict[int, GraphTask]:
@@ -111,7 +112,7 @@ class Deaths:
         self._give_up(event.reason)
 
     def _replace_worker(self, slot: int, cause: str) -> None:
-        deaths = self._tables.deaths_without_progress[slot]
+        deaths = self._tables.deaths_without_progress.get(slot, 0)
         if deaths > RESTARTS_WITHOUT_PROGRESS_MAX:
             self._give_up(
                 f"{deaths} processes of worker slot {slot} died in a row, and no worker finished a "

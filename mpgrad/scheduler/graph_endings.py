@@ -71,7 +71,7 @@ class GraphEndings:
         owner = self._membership.members[graph.owner]
         for ref in graph.captures:
             if is_counted(ref):
-                owner.kept[ref] += 1
+                owner.keep(ref)
         self._out.append(
             do.CompleteGraph(
                 graph.owner,

@@ -9,6 +9,7 @@ What a NodeTask goes through stands in ``TRANSITIONS``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -47,50 +48,52 @@ class GraphPhase(Enum):
     DRAINING = "draining"
 
 
+@dataclass
 class GraphTask:
     """One backward. Only the coordinator's core changes it."""
 
-    def __init__(self, number: int, owner: str, name: int, depth: int, captures: int) -> None:
-        #: The coordinator's number for this graph; unique while the coordinator lives.
-        self.number = number
-        #: The session that submitted it, and the number that the session knows it by.
-        self.owner, self.name = owner, name
-        #: Reentrant depth: 0 for a backward that no other backward started.
-        self.depth = depth
-        self.phase = GraphPhase.RUNNING
-        #: True once the last chunk of tables has arrived; before that it cannot complete.
-        self.is_whole = False
-        self.specs: list[NodeTaskSpec] = []
-        #: Devices (and ON_CPU) whose workers it needs, each once.
-        self.devices: list[int] = []
-        self.states: list[TaskState] = []
-        #: Contributions and control edges that each task still waits for.
-        self.dependencies: list[int] = []
-        #: Buffers of the tasks that have got something and are not done. A dispatched task keeps
-        #: its buffer, so that it can be run again.
-        self.buffers: dict[int, InputBuffer] = {}
-        #: Arrivals (task, slot, place, reference; slot -1: control) before the task's tables came.
-        self.early: list[tuple[int, int, int, GradientRef]] = []
-        #: Per running task (absent: none) the outputs that it, or an attempt of it that was lost,
-        #: has published before its end. They stay with their consumers and are not delivered again.
-        self.published: dict[int, set[int]] = {}
-        #: Per task (absent: none) attempts begun, deaths of workers that were running it, and how
-        #: many of these deaths were by SIGKILL.
-        self.attempts: dict[int, int] = {}
-        self.deaths: dict[int, int] = {}
-        self.kills: dict[int, int] = {}
-        #: The results, None until captured (or for an undefined gradient).
-        self.captures: list[GradientRef] = [None] * captures
-        self.ran: list[tuple[int, int, int, int, bytes | None]] = []
-        #: |ready| + |dispatched|, and tasks not done: the graph is complete when both are 0.
-        self.outstanding_tasks = 0
-        self.remaining = 0
-        #: Why it drains: kind, task, error, step (see FailGraph).
-        self.failure: tuple[str, int, bytes, int] | None = None
-        #: Of the errors so far the first one in the serial order: position, task, error, step.
-        self.first_error: tuple[int, int, bytes, int] | None = None
-        #: Ready tasks that will not run, because they come after that error.
-        self.skipped = 0
+    #: The coordinator's number for this graph; unique while the coordinator lives.
+    number: int
+    #: The session that submitted it, and the number that the session knows it by.
+    owner: str
+    name: int
+    #: Reentrant depth: 0 for a backward that no other backward started.
+    depth: int
+    #: The results, None until captured (or for an undefined gradient).
+    captures: list[GradientRef]
+    phase: GraphPhase = GraphPhase.RUNNING
+    #: True once the last chunk of tables has arrived; before that it cannot complete.
+    is_whole: bool = False
+    specs: list[NodeTaskSpec] = field(default_factory=list)
+    #: Devices (and ON_CPU) whose workers it needs, each once.
+    devices: list[int] = field(default_factory=list)
+    states: list[TaskState] = field(default_factory=list)
+    #: Contributions and control edges that each task still waits for.
+    dependencies: list[int] = field(default_factory=list)
+    #: Buffers of the tasks that have got something and are not done. A dispatched task keeps its
+    #: buffer, so that it can be run again.
+    buffers: dict[int, InputBuffer] = field(default_factory=dict)
+    #: Arrivals (task, slot, place, reference; slot -1: control) before the task's tables came.
+    early: list[tuple[int, int, int, GradientRef]] = field(default_factory=list)
+    #: Per running task (absent: none) the outputs that it, or an attempt of it that was lost, has
+    #: published before its end. They stay with their consumers and are not delivered again.
+    published: dict[int, set[int]] = field(default_factory=dict)
+    #: Per task (absent: none) attempts begun, deaths of workers that were running it, and how many
+    #: of these deaths were by SIGKILL.
+    attempts: dict[int, int] = field(default_factory=dict)
+    deaths: dict[int, int] = field(default_factory=dict)
+    kills: dict[int, int] = field(default_factory=dict)
+    #: For each task that a worker has run: see ``CompleteGraph.ran``.
+    ran: list[tuple[int, int, int, int, bytes | None]] = field(default_factory=list)
+    #: |ready| + |dispatched|, and tasks not done: the graph is complete when both are 0.
+    outstanding_tasks: int = 0
+    remaining: int = 0
+    #: Why it drains: kind, task, error, step (see FailGraph).
+    failure: tuple[str, int, bytes, int] | None = None
+    #: Of the errors so far the first one in the serial order: position, task, error, step.
+    first_error: tuple[int, int, bytes, int] | None = None
+    #: Ready tasks that will not run, because they come after that error.
+    skipped: int = 0
 
     def extend(self, tasks: tuple[NodeTaskSpec, ...], is_whole: bool, done: int = 0) -> list[int]:
         """Add a chunk of tables, the first of them ``done``; the tasks that are ready at once."""
@@ -126,7 +129,7 @@ class GraphTask:
         if self._is_early(task, slot, place, ref):
             return False
         if task not in self.buffers:
-            self.buffers[task] = InputBuffer(self.specs[task].places)
+            self.buffers[task] = InputBuffer.empty(self.specs[task].places)
         self.buffers[task].fill(slot, place, ref)
         return self.unlock(task)
 

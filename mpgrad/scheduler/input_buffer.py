@@ -7,28 +7,32 @@ right. Places, not arrival, give the order, so the sum has the same bits every t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
 
 from mpgrad.errors import InvariantViolated
 from mpgrad.handles import Block, GradientRef
 
 
-class _Missing:
-    """Marks a place whose contribution has not arrived (None is an undefined gradient)."""
+class Place(IntEnum):
+    """A place whose contribution has not arrived (None is an undefined gradient)."""
 
-    def __repr__(self) -> str:
-        return "missing"
-
-
-MISSING = _Missing()
+    MISSING = 0
 
 
+MISSING = Place.MISSING
+
+
+@dataclass(slots=True)
 class InputBuffer:
     """One list of places per input slot."""
 
-    __slots__ = ("slots",)
+    slots: list[list[GradientRef | Place]]
 
-    def __init__(self, places: tuple[int, ...]) -> None:
-        self.slots: list[list[GradientRef | _Missing]] = [[MISSING] * count for count in places]
+    @classmethod
+    def empty(cls, places: tuple[int, ...]) -> InputBuffer:
+        """Nothing has arrived for slots with so many places."""
+        return cls([[MISSING] * count for count in places])
 
     def fill(self, slot: int, place: int, ref: GradientRef) -> None:
         """Put a contribution in its place; each place is filled once."""

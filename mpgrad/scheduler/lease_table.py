@@ -6,6 +6,7 @@ keeps them until the graph's last message.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mpgrad.errors import InvariantViolated
@@ -22,15 +23,18 @@ class BlockAllocator(Protocol):
     def free(self, offset: int) -> None: ...
 
 
+@dataclass
 class LeaseTable:
     """Counts the holders of each block; the last release frees it."""
 
-    def __init__(self, allocator: BlockAllocator) -> None:
+    #: All and only live blocks; every count is at least 1.
+    holders: dict[Block, int] = field(default_factory=dict)
+    #: Blocks of GPU workers that nobody holds any more and their makers do not know it yet.
+    freed: list[Block] = field(default_factory=list)
+
+    def use(self, allocator: BlockAllocator) -> None:
+        """From now on ask ``allocator``, which knows the live blocks."""
         self._allocator = allocator
-        #: All and only live blocks; every count is at least 1.
-        self._holders: dict[Block, int] = {}
-        #: Blocks of GPU workers that nobody holds any more and their makers do not know it yet.
-        self.freed: list[Block] = []
 
     def allot(self, nbytes: int) -> Block:
         """A new block, held once by its caller.
@@ -40,54 +44,50 @@ class LeaseTable:
         """
         offset, generation = self._allocator.allocate(nbytes)
         block = Block(ENGINE_ARENA, offset, nbytes, generation)
-        self._holders[block] = 1
+        self.holders[block] = 1
         return block
 
     def adopt(self, block: Block) -> None:
         """Count a block that a GPU worker has just made; it is held once by its caller."""
-        if block in self._holders:
+        if block in self.holders:
             raise InvariantViolated(f"a block is made a second time: {block}")
-        self._holders[block] = 1
-
-    def use(self, allocator: BlockAllocator) -> None:
-        """From now on ask ``allocator``, which knows the live blocks."""
-        self._allocator = allocator
+        self.holders[block] = 1
 
     def is_live(self, block: Block) -> bool:
-        return block in self._holders
+        return block in self.holders
 
     def is_exclusive(self, ref: GradientRef) -> bool:
         """Whether ``ref`` is a counted block with a single holder."""
-        return isinstance(ref, Block) and self._holders.get(ref) == 1
+        return isinstance(ref, Block) and self.holders.get(ref) == 1
 
     def hold(self, ref: GradientRef) -> None:
         """One more holder of ``ref`` if that is a counted block."""
-        count = self._holders.get(ref)  # type: ignore[arg-type]
+        count = self.holders.get(ref)  # type: ignore[arg-type]
         if count is not None:
-            self._holders[ref] = count + 1  # type: ignore[index]
+            self.holders[ref] = count + 1  # type: ignore[index]
         elif is_counted(ref):
             raise InvariantViolated(f"a freed block is held again: {ref}")
 
     def release(self, ref: GradientRef) -> None:
         """One holder less; after the last one the block is free, or its maker is to be told."""
-        count = self._holders.get(ref)  # type: ignore[arg-type]
+        count = self.holders.get(ref)  # type: ignore[arg-type]
         if count is None:
             if is_counted(ref):
                 raise InvariantViolated(f"a freed block is released again: {ref}")
             return
         assert isinstance(ref, Block)
         if count == 1:
-            del self._holders[ref]
+            del self.holders[ref]
             if ref.arena == ENGINE_ARENA:
                 self._allocator.free(ref.offset)
             else:
                 self.freed.append(ref)
         else:
-            self._holders[ref] = count - 1
+            self.holders[ref] = count - 1
 
     def counts(self) -> dict[Block, int]:
         """A copy of the table (for invariants)."""
-        return dict(self._holders)
+        return dict(self.holders)
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return len(self.holders)

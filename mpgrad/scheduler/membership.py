@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mpgrad.errors import ProtocolError
@@ -77,33 +77,43 @@ class Flight(NamedTuple):
                 raise ProtocolError(f"{member.peer} names a block that is not its own: {ref}")
 
 
+@dataclass
 class MemberRecord:
     """One worker process or one client session, as long as that very incarnation lives."""
 
-    def __init__(
-        self, peer: str, *, is_worker: bool, device: int = ON_CPU, arena: int = -1
-    ) -> None:
-        self.peer = peer
-        self.is_worker = is_worker
-        #: Whose tasks it runs, and the memory that it makes blocks in (a worker with a GPU).
-        self.device, self.arena = device, arena
-        #: Of the blocks that it has made there, the highest generation.
-        self.newest_generation = 0
-        #: Dispatched and not answered, in dispatch order. Changed by begin() and end() alone.
-        self.flights: dict[FlightKey, Flight] = {}
-        #: How many of them are suspects, how many are not short, and the longest path behind one.
-        self.suspects = self.long = 0
-        self.behind = 0.0
-        #: Their expected run time in microseconds, and how many of them will still publish.
-        self.load_us = self.publishing = 0
-        #: Blocks that its user code still looks at, with how often each was reported.
-        self.kept: Counter[Block] = Counter()
-        #: It is being killed: it gets no tasks any more. Why, unless only a deadline has passed.
-        self.is_fenced = False
-        self.hung: WorkerHung | None = None
+    peer: str
+    is_worker: bool
+    #: Whose tasks it runs, and the memory that it makes blocks in (a worker with a GPU).
+    device: int = ON_CPU
+    arena: int = -1
+    #: Of the blocks that it has made there, the highest generation.
+    newest_generation: int = 0
+    #: Dispatched and not answered, in dispatch order. Changed by begin() and end() alone.
+    flights: dict[FlightKey, Flight] = field(default_factory=dict)
+    #: How many of them are suspects, how many are not short, and the longest path behind one.
+    suspects: int = 0
+    long: int = 0
+    behind: float = 0.0
+    #: Their expected run time in microseconds, and how many of them will still publish.
+    load_us: int = 0
+    publishing: int = 0
+    #: Blocks that its user code still looks at, with how often each was reported.
+    kept: dict[Block, int] = field(default_factory=dict)
+    #: It is being killed: it gets no tasks any more. Why, unless only a deadline has passed.
+    is_fenced: bool = False
+    hung: WorkerHung | None = None
 
-        #: The worker's slot number: "w3.1" is the second process in slot 3.
-        self.slot = int(peer[1:].partition(".")[0]) if is_worker else -1
+    def __post_init__(self) -> None:
+        self._slot = int(self.peer[1:].partition(".")[0]) if self.is_worker else -1
+
+    @property
+    def slot(self) -> int:
+        """The worker's slot number: "w3.1" is the second process in slot 3."""
+        return self._slot
+
+    def keep(self, block: Block) -> None:
+        """Its user code looks at ``block``, once more."""
+        self.kept[block] = self.kept.get(block, 0) + 1
 
     def begin(self, key: FlightKey, flight: Flight) -> None:
         """A task is on its way to this member."""
@@ -156,13 +166,16 @@ class MemberRecord:
         return held < WORKER_CREDIT and priority >= self.behind
 
 
+@dataclass
 class Membership:
     """All members by peer name, in the order in which they joined."""
 
-    def __init__(self) -> None:
-        self.members: dict[str, MemberRecord] = {}
+    members: dict[str, MemberRecord] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         #: Those that are workers, by slot.
-        self._workers: list[MemberRecord] = []
+        self._workers = [member for member in self.members.values() if member.is_worker]
+        self._workers.sort(key=lambda worker: worker.slot)
 
     def join(
         self, peer: str, *, is_worker: bool, device: int = ON_CPU, arena: int = -1
@@ -173,11 +186,6 @@ class Membership:
             self._workers.append(member)
             self._workers.sort(key=lambda worker: worker.slot)
         return member
-
-    def find_workers(self) -> None:
-        """Make the list of workers anew, which a copy of the tables leaves out."""
-        workers = [member for member in self.members.values() if member.is_worker]
-        self._workers = sorted(workers, key=lambda worker: worker.slot)
 
     def leave(self, peer: str) -> MemberRecord | None:
         member = self.members.pop(peer, None)

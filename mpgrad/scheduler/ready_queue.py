@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -24,28 +25,26 @@ class ReadyTask(NamedTuple):
     needed_from: int = 0
 
 
+@dataclass(slots=True)
 class ReadyQueue:
     """A heap of ReadyTasks per device, as in PyTorch: none waits behind another device's tasks."""
 
-    __slots__ = ("_heaps",)
-
-    def __init__(self) -> None:
-        #: All and only devices that ever had a task.
-        self._heaps: dict[int, list[ReadyTask]] = {ON_CPU: []}
+    #: All and only devices that ever had a task.
+    heaps: dict[int, list[ReadyTask]] = field(default_factory=lambda: {ON_CPU: []})
 
     def push(self, task: ReadyTask, device: int = ON_CPU) -> None:
-        heappush(self._heaps.setdefault(device, []), task)
+        heappush(self.heaps.setdefault(device, []), task)
 
     def pop(self, device: int = ON_CPU) -> ReadyTask:
-        return heappop(self._heaps[device])
+        return heappop(self.heaps[device])
 
     def peek(self, device: int = ON_CPU) -> ReadyTask | None:
-        heap = self._heaps.get(device)
+        heap = self.heaps.get(device)
         return heap[0] if heap else None
 
     def devices(self) -> list[int]:
         """Those that have had tasks, in the order in which the first one came."""
-        return list(self._heaps)
+        return list(self.heaps)
 
     def drop_graph(self, graph: int, start: int = 0) -> int:
         """Forget the tasks of a graph (it failed or was cancelled) needed from ``start`` on.
@@ -54,16 +53,16 @@ class ReadyQueue:
             How many they were.
         """
         dropped = 0
-        for device, heap in self._heaps.items():
+        for device, heap in self.heaps.items():
             kept = [task for task in heap if task.graph != graph or task.needed_from < start]
             dropped += len(heap) - len(kept)
             heapify(kept)
-            self._heaps[device] = kept
+            self.heaps[device] = kept
         return dropped
 
     def tasks(self) -> list[ReadyTask]:
         """All entries in queue order (for invariants and statistics)."""
-        return sorted(task for heap in self._heaps.values() for task in heap)
+        return sorted(task for heap in self.heaps.values() for task in heap)
 
     def __len__(self) -> int:
-        return sum([len(heap) for heap in self._heaps.values()])
+        return sum([len(heap) for heap in self.heaps.values()])

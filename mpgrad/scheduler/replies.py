@@ -173,7 +173,7 @@ class Replies:
         for block in kept:
             if is_counted(block):
                 self._leases.hold(block)
-                member.kept[block] += 1
+                member.keep(block)
 
     def _release_flight(self, graph: GraphTask, task: int, flight: Flight) -> None:
         """The task is over: the blocks lent to it and its inputs lose one holder each."""

@@ -7,7 +7,6 @@ that passes the same contract tests (``tests/cuda/test_cuda_driver.py``).
 from __future__ import annotations
 
 import functools
-import pkgutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -215,6 +214,8 @@ def driver() -> CudaDriver:
         RuntimeError: CuPy is not installed.
         ImportError, AttributeError: what the variable names is not there.
     """
+    import pkgutil  # here, as few processes have a GPU
+
     function = config.cuda_driver()
     try:
         make = pkgutil.resolve_name(function)

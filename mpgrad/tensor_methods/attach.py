@@ -27,18 +27,24 @@ from mpgrad.ops import (
     indexing,
     interchange,
     linalg,
+    linear_systems,
     matrices,
+    matrix_functions,
     norms,
     ordering,
     overwriting,
     piecewise,
     products,
+    quantiles,
     random,
+    rearrangements,
     reduction,
     rounding,
     scattering,
     selection,
     shape,
+    signs,
+    special,
     statistics,
     transcendental,
 )
@@ -213,10 +219,13 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),
     (arrangements, "atleast_1d atleast_2d atleast_3d cartesian_prod cdist"),
-    (matrices, "inv matrix_norm multi_dot norm solve vector_norm"),
+    (matrices, "inv multi_dot solve"),
     (counting, "bucketize isin searchsorted"),
     (piecewise, ""),
     (statistics, "std_mean"),
+    (signs, "rsub"),
+    (rearrangements, "block_diag broadcast_shapes column_stack dstack"),
+    (quantiles, "cumulative_trapezoid trapezoid trapz"),
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -235,7 +244,18 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "swapaxes": shape.transpose,
     "swapdims": shape.transpose,
     "moveaxis": shape.movedim,
-    "inverse": matrices.inv,
+    **{
+        name: getattr(linear_systems, name)
+        for name in ["cholesky_inverse", "cholesky_solve", "pinverse", "triangular_solve"]
+    },
+    **{name: getattr(matrix_functions, name) for name in ["matrix_exp", "qr", "svd"]},
+    **{
+        name: getattr(special, name)
+        for name in (
+            *("digamma", "erfinv", "i0", "igamma", "igammac", "lgamma", "mvlgamma", "polygamma"),
+            "sinc",
+        )
+    },
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,

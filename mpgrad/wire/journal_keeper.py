@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.scheduler.journal import AllocatorRecorder, Journal, describe
+from mpgrad.scheduler.coordinator_tables import CoordinatorTables
+from mpgrad.wire.journal import AllocatorRecorder, Journal, describe
 from mpgrad.wire.setup import JournalPlan
 
 #: Files in the directory; the oldest go first.
@@ -45,7 +46,7 @@ class JournalKeeper:
     def keep(
         self,
         handle_event: Callable[[Any], list[Any]],
-        tables: Any,
+        tables: CoordinatorTables,
         recorder: AllocatorRecorder | None = None,
     ) -> Callable[[Any], list[Any]]:
         """``handle_event``, from now on with a journal of it."""

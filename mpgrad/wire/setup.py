@@ -10,6 +10,7 @@ import os
 import signal
 import struct
 from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -54,6 +55,9 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
     #: Inherited descriptor of the DeviceBoard, or -1 without GPU workers.
     device_board_fd: int = -1
+    #: Inherited end of a pipe whose other end the client closes when another program takes its
+    #: place (``os.execv``): its pidfd says nothing of that.
+    lifeline_fd: int = -1
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -83,7 +87,7 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start a child that gets its setup from the descriptor that its last argument names.
 
-    It has SIGINT blocked, until its ``begin_child``.
+    It has the signals of groups blocked, until its ``begin_child``.
 
     Returns:
         The child, and the descriptor for ``send_setup``.
@@ -96,7 +100,7 @@ def spawn(
     reader, writer = os.pipe()
     child: subprocess.Popen[bytes] | None = None
     try:
-        with _interrupts_held():
+        with _group_signals_held():
             child = subprocess.Popen(
                 [*command, str(reader)],
                 pass_fds=(reader, *inherited),
@@ -114,14 +118,25 @@ def spawn(
     return child, writer
 
 
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Block SIGINT, for a child that is started inside; here it comes a moment later.
+#: Signals that terminals, shells and batch systems send to all processes of a group.
+_HANDLED_BY_CLIENT = (
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_GROUP_SIGNALS = {signal.SIGINT, *_HANDLED_BY_CLIENT}
 
-    A terminal's Ctrl-C goes to all processes of a group, also to one that Python is still being
-    loaded in: there it would be a KeyboardInterrupt and the end of an engine that is well.
+
+@contextlib.contextmanager
+def _group_signals_held() -> Iterator[None]:
+    """Block them, for a child that is started inside; here they come a moment later.
+
+    They also reach a child that Python is still being loaded in: there they would be the end of an
+    engine that is well.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
     try:
         yield
     finally:
@@ -129,11 +144,21 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def begin_child() -> None:
-    """In the child, first of all: Ctrl-C is the client's affair, which tells the others; and what
-    it opens does not become one of the standard streams, which it may lack as the client does."""
+    """In the child, first of all: signals of the group are the client's affair, which tells the
+    others, or dies, and they with it; and what it opens does not become one of the standard
+    streams, which it may lack as the client does."""
     occupy_standard_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for number in _HANDLED_BY_CLIENT:
+        # Not ignored: programs that user code starts would ignore it, too.
+        signal.signal(number, _leave_to_client)
+    # Where the client ignores it, nobody here would learn how a child ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+
+
+def _leave_to_client(number: int, frame: FrameType | None) -> None:
+    """The client has got the same signal."""
 
 
 #: What stands before a setup: its bytes.

@@ -33,31 +33,34 @@ class ProcessExecutor:
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self.runner = TaskRunner(self._memory, where, lambda progress: self.send(progress))
         self.runner.publication = publication
+        self._pid = os.getpid()
         #: The graph whose task runs, for what it prints; -1 between tasks.
         self._graph = -1
         self._output = OutputForwarder(setup.slot, self._emit_output)
         self._output.install(environment.log_level)
-        self.waiting_fd, self.flush = self._output.waiting_fd, self._output.flush
-        self._pid = os.getpid()
+        self.waiting_fd = self._output.waiting_fd
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
         self._graph, self._output.task = dispatch.graph, dispatch.task
         reply, released = self.runner.run(dispatch)
         if os.getpid() != self._pid:
             _end_forked_child(self._pid)
-        self.flush()
+        self._output.flush()
         self._graph = -1
         return reply, released
 
     def release(self, blocks: tuple[Block, ...]) -> None:
         self._memory.release(blocks)
 
+    def flush(self) -> None:
+        self._output.flush()
+
     def _emit_output(self, kind: str, data: bytes) -> None:
         if self._graph < 0:
             stream = sys.__stdout__ if kind == STDOUT else sys.__stderr__
             standard_streams.write(stream, text_of(data))
-        else:
-            self.send(ev.OutputEmitted(self._peer, self._graph, kind, data))
+            return
+        self.send(ev.OutputEmitted(self._peer, self._graph, kind, data))
 
 
 def _end_forked_child(worker_pid: int) -> NoReturn:

@@ -87,3 +87,15 @@ def test_the_version_is_the_installed_one() -> None:
 def test_files_with_tensors_name_types_as_users_do(kind: type) -> None:
     # Where the classes are written may change from release to release.
     assert pickle.dumps(kind, protocol=0).split(b"\n")[0] == b"cmpgrad"
+
+
+@pytest.mark.slow
+def test_the_first_tensor_loads_no_module_that_it_does_not_need() -> None:
+    # Each of these takes a part of the time of `import numpy`, with what it loads in turn.
+    heavy = {"difflib", "pathlib", "pkgutil", "secrets", "hashlib", "zmq", "msgspec", "cloudpickle"}
+    loaded = run_python(
+        "import sys, numpy\nbefore = set(sys.modules)\n"
+        "import mpgrad as mg\nmg.tensor([1.0])\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    assert heavy & set(loaded.split()) == set()

@@ -67,8 +67,14 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     ("line", "error"),
     [
         ("torch.sparse_coo_tensor", "module 'torch' has no attribute 'sparse_coo_tensor': PyTorch"),
-        ("torch.nn.LPPool1d", "PyTorch's LPPool1d is not in mpgrad; nearest are MaxPool1d, Avg"),
-        ("from torch.nn import LPPool1d", "cannot import torch.nn.LPPool1d: PyTorch's LPPool1d"),
+        (
+            "torch.nn.SyncBatchNorm",
+            "PyTorch's SyncBatchNorm is not in mpgrad; nearest are BatchNorm",
+        ),
+        (
+            "from torch.nn import SyncBatchNorm",
+            "cannot import torch.nn.SyncBatchNorm: PyTorch's Sync",
+        ),
         ("from torch import fx", "cannot import torch.fx: PyTorch's fx is not in mpgrad"),
         ("import torch.fx.graph", "cannot import torch.fx: PyTorch's fx is not in mpgrad"),
         ("import torch.no_such_module", "cannot import torch.no_such_module: mpgrad has no such"),

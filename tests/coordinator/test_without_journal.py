@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mpgrad.scheduler.journal import AllocatorRecorder
+from mpgrad.wire.journal import AllocatorRecorder
 from stress.fuzz_core import _Stage
 
 

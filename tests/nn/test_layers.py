@@ -100,6 +100,52 @@ LAYERS = {
     "AdaptiveAvgPool1d": ((3,), {}, (2, 3, 8)),
     "AdaptiveAvgPool2d": (((1, None),), {}, (2, 3, 4, 5)),
     "AvgPool2d": (((2, 3),), {"padding": (1, 0)}, (2, 3, 6, 6)),
+    "Conv3d": ((2, 3, 3), {"padding": 1, "stride": 2}, (2, 2, 5, 4, 4)),
+    "Conv3d groups": ((4, 4, (2, 1, 3)), {"groups": 2, "dilation": (1, 2, 1)}, (1, 4, 3, 4, 4)),
+    "Conv3d same": ((2, 2, (1, 3, 3)), {"padding": "same", "bias": False}, (1, 2, 3, 4, 3)),
+    "Conv3d unbatched": ((2, 3, 2), {"padding_mode": "replicate", "padding": 1}, (2, 3, 3, 2)),
+    "ConvTranspose3d": (
+        (4, 3, 3),
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        (1, 4, 2, 3, 2),
+    ),
+    "ConvTranspose3d groups": ((4, 2, (2, 3, 1)), {"groups": 2, "dilation": 2}, (2, 4, 2, 2, 3)),
+    "ConvTranspose2d far": (
+        (2, 3, (2, 3)),
+        {"dilation": 4, "stride": (2, 1), "padding": (1, 2), "output_padding": (3, 2)},
+        (2, 2, 3, 4),
+    ),
+    "MaxPool3d": ((2,), {"stride": 1, "padding": 1}, (2, 2, 3, 4, 3)),
+    "MaxPool3d ceil": (((2, 1, 3),), {"ceil_mode": True, "dilation": (1, 2, 1)}, (2, 3, 4, 4)),
+    "AvgPool3d": ((2,), {"padding": 1, "count_include_pad": False}, (2, 2, 3, 4, 3)),
+    "AvgPool3d divisor": ((2,), {"ceil_mode": True, "divisor_override": 3}, (2, 2, 3, 4, 3)),
+    "AdaptiveAvgPool3d": (((2, None, 3),), {}, (2, 2, 3, 2, 5)),
+    "AdaptiveMaxPool1d": ((3,), {}, (2, 3, 8)),
+    "AdaptiveMaxPool2d": (((2, None),), {}, (2, 3, 5, 4)),
+    "AdaptiveMaxPool3d": ((2,), {}, (2, 3, 4, 3)),
+    "LPPool1d": ((2, 3), {"stride": 2}, (2, 3, 8)),
+    "LPPool2d": ((4, (2, 3)), {"ceil_mode": True}, (2, 3, 5, 6)),
+    "LPPool3d": ((2, 2), {}, (1, 2, 4, 4, 3)),
+    "RMSNorm": ((4,), {}, (2, 3, 4)),
+    "RMSNorm plain": (((3, 4),), {"eps": 1e-3, "elementwise_affine": False}, (2, 3, 4)),
+    "LocalResponseNorm": ((3,), {"alpha": 0.5, "k": 2.0}, (2, 5, 3, 2)),
+    "LocalResponseNorm lines": ((2,), {"beta": 0.5}, (2, 5, 3)),
+    "ChannelShuffle": ((2,), {}, (2, 4, 3)),
+    "Softmax2d": ((), {}, (2, 3, 2, 2)),
+    "Unfold": (((2, 3),), {"padding": 1, "stride": 2, "dilation": (1, 2)}, (2, 2, 5, 6)),
+    "Fold": (((4, 5), (2, 3)), {"padding": 1, "stride": (2, 1)}, (2, 12, 15)),
+    "Dropout1d nothing": ((0.0,), {}, (2, 3, 4)),
+    "Dropout2d all": ((1.0,), {}, (2, 3, 4, 2)),
+    "Dropout3d nothing": ((0.0,), {}, (2, 3, 2, 2, 2)),
+    "AlphaDropout all": ((1.0,), {}, (2, 3)),
+    "FeatureAlphaDropout nothing": ((0.0,), {}, (2, 3, 4)),
+    "RReLU fixed": ((0.25, 0.25), {}, (2, 3)),
+    "TransformerEncoderLayer": ((4, 2, 6), {"dropout": 0.0}, (3, 2, 4)),
+    "TransformerEncoderLayer first": (
+        (4, 1, 6, 0.0, "gelu"),
+        {"norm_first": True, "batch_first": True, "bias": False},
+        (2, 3, 4),
+    ),
 }
 
 
@@ -120,7 +166,8 @@ def test_forward_and_gradients_are_pytorchs(name: str, of_torch: Of) -> None:
 
     def trained(lib: Any) -> list[Any]:
         layer = getattr(lib.nn, kind)(*args, **options).double()
-        text = repr(layer)
+        # What PyTorch calls a Linear that its quantization leaves alone.
+        text = repr(layer).replace("NonDynamicallyQuantizableLinear", "Linear")
         layer.load_state_dict({key: lib.tensor(value) for key, value in start.items()})
         outputs, grads = [], []
         for mode, value in zip((True, True, False), values, strict=True):

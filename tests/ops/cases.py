@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.ops import fourier_cases, layer_cases, matrix_cases, rearrangement_cases, special_cases
+
 Shape = tuple[int, ...]
 
 
@@ -502,6 +504,11 @@ _REAL = [
     *_linear,
     *_windows,
     *_networks,
+    *(
+        Case(*entry)
+        for cases in (matrix_cases, layer_cases, fourier_cases, special_cases, rearrangement_cases)
+        for entry in cases.ENTRIES
+    ),
 ]
 
 #: Cases that are tried with complex numbers too.
@@ -513,7 +520,10 @@ _ALSO_COMPLEX = (
     "mean dim|var|var dim|std|norm|norm dim|logsumexp|logsumexp keepdim|cumsum|prod|prod dim|"
     "reshape|flatten|permute|T|expand|repeat|flip|clone|cat|stack|split|unbind|getitem slice|"
     "getitem repeated|getitem mask|gather|matmul|matmul vectors|matmul folded|matmul batch|"
-    "matmul itself|linear|conv2d geometry|l1_loss"
+    "matmul itself|linear|conv2d geometry|l1_loss|"
+    + matrix_cases.ALSO_COMPLEX
+    + "|"
+    + fourier_cases.ALSO_COMPLEX
 )
 
 

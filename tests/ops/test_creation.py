@@ -77,6 +77,8 @@ def test_only_floating_tensors_require_grad() -> None:
 def test_tensors_of_one_dtype_by_their_old_names() -> None:
     assert mg.LongTensor([1, 2]).dtype == mg.int64
     assert mg.FloatTensor(2, 3).shape == (2, 3)
+    assert mg.LongTensor((3, 2)).tolist() == [3, 2]
+    assert mg.FloatTensor(mg.ones(3, 2).size()).shape == (3, 2)
     assert mg.BoolTensor().shape == (0,)
     assert mg.DoubleTensor(mg.tensor([1, 2])).tolist() == [1.0, 2.0]
     assert isinstance(mg.tensor([1]), mg.LongTensor)

@@ -108,3 +108,10 @@ def test_a_rate_of_zero_is_refused() -> None:
         mg.empty(2).exponential_(0.0)
     with pytest.raises(NotImplementedError, match="int64"):
         mg.empty(2, dtype=mg.int64).exponential_()
+
+
+def test_a_table_that_is_given_draws_nothing() -> None:
+    state = mg.get_rng_state()
+    layer = mg.nn.Embedding.from_pretrained(mg.ones(3, 2))
+    assert mg.equal(mg.get_rng_state(), state)
+    assert not layer.weight.requires_grad

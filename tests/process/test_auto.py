@@ -9,6 +9,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.engine.session import Session
+from mpgrad.engine.session_pool import SessionPool
 from mpgrad.scheduler.tuning import MESSAGE_US
 from tests.leftovers import wait_until
 
@@ -51,11 +52,12 @@ def test_heavy_branches_move_to_the_workers() -> None:
 def test_no_backward_waits_for_workers_that_start(monkeypatch: pytest.MonkeyPatch) -> None:
     are_asked_for = threading.Event()
 
-    def round_trip_us(_: Session) -> float:
-        are_asked_for.wait(60.0)  # the last thing before they are ready
-        return MESSAGE_US
+    def open_session(pool: SessionPool) -> Session:
+        are_asked_for.wait(60.0)  # they are ready once there is one
+        return real(pool)
 
-    monkeypatch.setattr(Session, "round_trip_us", round_trip_us)
+    real = SessionPool._open_session
+    monkeypatch.setattr(SessionPool, "_open_session", open_session)
     threads = threading.active_count()
     with mg.Engine("auto", cpu_workers=2) as engine:
         for _ in range(3):
@@ -66,6 +68,28 @@ def test_no_backward_waits_for_workers_that_start(monkeypatch: pytest.MonkeyPatc
         assert wait_until(lambda: threading.active_count() == threads)
         statistics = engine.statistics()
         assert (statistics.backwards_local, statistics.backwards_process) == (3, 0)
+
+
+def test_what_a_message_costs_is_not_measured_beside_a_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a Function holds the GIL, the thread that starts the workers hears no answer."""
+    asked: list[threading.Thread] = []
+
+    def round_trip_us(_: Session) -> float:
+        asked.append(threading.current_thread())
+        return MESSAGE_US
+
+    monkeypatch.setattr(Session, "round_trip_us", round_trip_us)
+    threads = threading.active_count()
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        assert gradient() == 24.0
+        assert wait_until(lambda: threading.active_count() == threads)
+        assert asked == []
+        for _ in range(2):
+            assert gradient() == 24.0
+        assert engine.statistics().backwards_process > 0
+    assert asked == [threading.main_thread()]
 
 
 def test_closing_while_the_workers_start() -> None:

@@ -83,7 +83,7 @@ def test_a_long_task_is_none_of_its_business(impatient: None) -> None:
     """A client that waits for long hears nothing, and a coordinator that sleeps is not stopped."""
     with mg.Engine("process", cpu_workers=1) as engine:
         check_usable()
-        sessions = engine._execution.process.sessions
+        sessions = engine._execution.sessions
         watch = coordinator_watchdog.CoordinatorWatchdog(sessions.coordinator)
         for _ in range(100):
             watch.note_wait(has_come=False)

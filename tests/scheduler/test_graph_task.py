@@ -8,8 +8,8 @@ from mpgrad.errors import InvariantViolated
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.events import GraphCancelled, SessionOpened, WorkerJoined
 from mpgrad.scheduler.graph_task import TRANSITIONS, GraphTask, TaskState
-from mpgrad.scheduler.journal import EVENTS_SHOWN, Journal
 from mpgrad.shm.free_list import FreeList
+from mpgrad.wire.journal import EVENTS_SHOWN, Journal
 
 HAPPENINGS = {happening for _, happening in TRANSITIONS}
 
@@ -17,7 +17,7 @@ HAPPENINGS = {happening for _, happening in TRANSITIONS}
 @pytest.mark.parametrize("state", TaskState)
 @pytest.mark.parametrize("happening", sorted(HAPPENINGS))
 def test_only_what_stands_in_the_table_may_happen(state: TaskState, happening: str) -> None:
-    graph = GraphTask(1, "c1.1", 1, 0, 0)
+    graph = GraphTask(1, "c1.1", 1, 0, [])
     graph.states = [state]
     if (state, happening) in TRANSITIONS:
         graph._apply(0, happening)

@@ -47,7 +47,7 @@ def groups(planned: Plan) -> list[list[int]]:
 def run_in_any_order(traced: TracedGraph, planned: Plan, rng: Random) -> list[Value | None]:
     """Execute the tasks as they become ready, each time a random one."""
     tasks = planned.tasks
-    buffers = [InputBuffer(task.places) for task in tasks]
+    buffers = [InputBuffer.empty(task.places) for task in tasks]
     waits = [task.dependencies for task in tasks]
     captures: list[Value | None] = [None] * len(traced.spec.captures)
     ready = []

@@ -53,7 +53,7 @@ BLOCK = Block(1, 64, 4096, 1)
 
 
 def test_a_buffer_gives_its_contributions_in_their_places() -> None:
-    buffer = InputBuffer((3, 0, 1))
+    buffer = InputBuffer.empty((3, 0, 1))
     buffer.fill(0, 2, b"last")
     buffer.fill(2, 0, BLOCK)
     buffer.fill(0, 0, BLOCK)
@@ -66,7 +66,7 @@ def test_a_buffer_gives_its_contributions_in_their_places() -> None:
 
 @pytest.mark.parametrize("ref", [b"", None, BLOCK])
 def test_a_place_is_filled_once(ref: object) -> None:
-    buffer = InputBuffer((1,))
+    buffer = InputBuffer.empty((1,))
     buffer.fill(0, 0, ref)
     with pytest.raises(InvariantViolated, match="filled twice"):
         buffer.fill(0, 0, ref)

@@ -48,8 +48,8 @@ if "mpgrad.coordinator" in sys.orig_argv:
             self._router.send(lane, peer, frame)
 
     init = coordinator.Coordinator.__init__
-    coordinator.Coordinator.__init__ = lambda self, setup, router, staff: init(
-        self, setup, HostileRouter(router), staff
+    coordinator.Coordinator.__init__ = lambda self, setup, router, *rest: init(
+        self, setup, HostileRouter(router), *rest
     )
 """
 

@@ -107,8 +107,9 @@ def captured_blocks_are_freed_at_the_end(patch):
         right(self, graph)
         if graph.number not in self._tables.graphs and graph.failure is None:
             kept = self._membership.members[graph.owner].kept
-            for block in kept.elements():
-                self._leases.release(block)
+            for block, count in kept.items():
+                for _ in range(count):
+                    self._leases.release(block)
             kept.clear()
 
     right = GraphEndings.complete_if_done
@@ -117,7 +118,7 @@ def captured_blocks_are_freed_at_the_end(patch):
 
 @bug
 def a_block_in_sight_of_others_is_given_away(patch):
-    patch.setattr(LeaseTable, "is_exclusive", lambda self, ref: ref in self._holders)
+    patch.setattr(LeaseTable, "is_exclusive", lambda self, ref: ref in self.holders)
 
 
 # ----------------------------------------------------------------------- replies
@@ -219,7 +220,7 @@ def the_deaths_of_all_slots_are_counted_together(patch):
 
     def wrong(self, slot, cause):
         counts = self._tables.deaths_without_progress
-        counts[slot] = counts.total()
+        counts[slot] = sum(counts.values())
         right(self, slot, cause)
 
     patch.setattr(Deaths, "_replace_worker", wrong)
@@ -389,7 +390,7 @@ def sessions_share_the_names_of_their_graphs(patch):
     right = CoordinatorTables.graph_of
 
     def wrong(self, owner, name):
-        others = [key for key in self._numbers if key[1] == name]
+        others = [key for key in self.numbers if key[1] == name]
         return right(self, *(others[0] if others else (owner, name)))
 
     patch.setattr(CoordinatorTables, "graph_of", wrong)

@@ -190,6 +190,20 @@ def results_that_ctrl_c_met_are_kept(patch):
 
 
 @bug
+def a_refusal_is_told_to_the_innermost_backward_only(patch):
+    """World found this one: the backward around it waited for ever."""
+    right = Session._require_welcome
+
+    def wrong(self):
+        try:
+            right(self)
+        finally:
+            self._refusal = None
+
+    patch.setattr(Session, "_require_welcome", wrong)
+
+
+@bug
 def views_are_not_given_back(patch):
     patch.setattr(Session, "_releases", lambda self: [])
 

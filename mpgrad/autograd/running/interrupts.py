@@ -180,7 +180,7 @@ class Interrupts:
         """
         owner = self._outer or self
         if owner._since_s is None:
-            owner._since_s = time.monotonic()  # a handler of the user's has raised it
+            owner._since_s = self._clock()  # a handler of the user's has raised it
         is_news, owner._is_stopping = not owner._is_stopping, True
         if is_news and isinstance(cause, KeyboardInterrupt):
             say(

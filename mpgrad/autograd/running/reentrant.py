@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from mpgrad.autograd.running.running_backward import RunningBackward
-from mpgrad.autograd.running.thread_state import Luggage
+from mpgrad.autograd.running.thread_state import ThreadState
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def on_helper_thread(running: RunningBackward, execute: Callable[[], T]) -> T:
         except KeyboardInterrupt:
             # The helper uses arrays and sessions of this backward: it has to come to its end.
             is_interrupted = outermost.is_interrupted = True
-    job.luggage.unpack()
+    job.thread_state.unpack()
     if job.error is not None:
         error, job.error = job.error, None
         try:
@@ -68,14 +68,14 @@ class _Job:
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
-        self.luggage = Luggage()
+        self.thread_state = ThreadState()
         self.is_done = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self.result = self.luggage.run(self._function)
+            self.result = self.thread_state.run(self._function)
         except BaseException as error:
             self.error = error
 

@@ -1,8 +1,8 @@
-"""PerThread: what autograd keeps per thread, so that a backward can go on on another thread.
+"""PerThread: the state of each thread, so that a backward can continue on another thread.
 
-A deeply nested backward goes on on a helper thread (see ``reentrant``), and its user must not
-notice: grad mode, running Functions, callbacks and all the rest go along. Hence all per-thread
-state of the front end is kept in instances of PerThread, and a test sees to that.
+A deeply nested backward continues on a helper thread (see ``reentrant``), and its user must not
+notice: grad mode, running Functions and callbacks go along. So all state of a thread lies in
+instances of PerThread; a test checks that.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class PerThread(threading.local):
         return self
 
 
-class Luggage:
-    """One thread's state on its way to another thread and back.
+class ThreadState:
+    """The state of one thread, which another thread takes over and gives back.
 
     The user's context variables go along too (NumPy keeps ``errstate`` in one), as a copy.
     """

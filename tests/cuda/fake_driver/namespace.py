@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpgrad.backends import cpu_special
+from mpgrad.backends.special_functions import scipy_special
 from tests.cuda.fake_driver.arrays import (
     Device,
     Host,
@@ -73,14 +75,29 @@ class ArrayNamespace:
         self.linalg = types.SimpleNamespace(
             **{name: self._function(getattr(np.linalg, name)) for name in names}
         )
+        self.fft = types.SimpleNamespace(
+            **{
+                name: self._function(getattr(np.fft, name))
+                for name in ("fftn", "ifftn", "rfftn", "irfftn")
+            }
+        )
         sign, logabsdet = (self._function(lambda x, i=i: np.linalg.slogdet(x)[i]) for i in (0, 1))
         self.linalg.slogdet = lambda x: (sign(x), logabsdet(x))
+        self.linalg.eigh = self._several(np.linalg.eigh, 2)
+        self.linalg.svd = self._several(np.linalg.svd, 3)
+        first, r = self._several(np.linalg.qr, 2), self._function(np.linalg.qr)
+        self.linalg.qr = lambda x, mode: r(x, mode) if mode == "r" else first(x, mode)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the fake of CuPy has no {name!r}")
 
     def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: operate(self._driver, function, *args, **kwargs)
+
+    def _several(self, function: Callable[..., Any], count: int) -> Callable[..., Any]:
+        """``function``, which gives a tuple of ``count`` arrays."""
+        each = [self._function(lambda *args, i=i: function(*args)[i]) for i in range(count)]
+        return lambda *args: tuple(one(*args) for one in each)
 
     def _creation(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: to_device(self._driver, function(*args, **kwargs))
@@ -165,6 +182,13 @@ class ArrayNamespace:
         return Kernel(self._driver, in_params, out_params, name)
 
 
+#: What ``cupyx.scipy.special`` has beside ``erf``.
+SPECIAL = (
+    "digamma erfcinv erfcx erfinv gamma gammainc gammaincc gammainccinv gammaincinv gammaln i0 i0e "
+    "i1 i1e log_ndtr loggamma multigammaln ndtr ndtri polygamma psi zeta"
+)
+
+
 class SpecialFunctions:
     """The part of ``cupyx.scipy.special`` that is used."""
 
@@ -174,6 +198,12 @@ class SpecialFunctions:
     def erf(self, x: DeviceArray) -> Any:
         """The error function; of half precision in double, as CuPy's."""
         return operate(self._driver, _erf, x)
+
+    def __getattr__(self, name: str) -> Any:
+        """Of ``SPECIAL``, as the function of SciPy that has its name."""
+        if name not in SPECIAL.split():
+            raise AttributeError(name)
+        return partial(operate, self._driver, getattr(scipy_special(), name))
 
 
 class _Cublas:

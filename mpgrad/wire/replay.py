@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from mpgrad.errors import InvariantViolated, SharedMemoryExhausted
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.journal import Answer, Outcome, Record, describe
-from mpgrad.scheduler.snapshot import copy_of
+from mpgrad.wire.journal import Answer, Outcome, Record, describe, tables_of
 
 
 class Difference(NamedTuple):
@@ -42,7 +41,8 @@ class RecordedAnswers:
         answer = self._answers.popleft()
         if len(answer) == 3:
             raise SharedMemoryExhausted(*answer)
-        return answer
+        offset, generation = answer
+        return offset, generation
 
     def free(self, offset: int) -> None:
         """Nobody asks where there is room."""
@@ -50,7 +50,7 @@ class RecordedAnswers:
 
 def replay(record: Record) -> Replay:
     """Run ``record`` from its start; stops at the first difference."""
-    core = CoordinatorState(RecordedAnswers(record.answers), copy_of(record.start))
+    core = CoordinatorState(RecordedAnswers(record.answers), tables_of(record.start))
     instructions = 0
     for number, (event, recorded) in enumerate(record.entries):
         replayed = _handle(core, event)

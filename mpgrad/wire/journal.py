@@ -1,8 +1,9 @@
 """Journal: what a core was told and what it answered, since a moment whose tables are known.
 
 The last events alone could not be run again, for what they meant depends on the tables that they
-found. So the journal goes in segments: each starts with a copy of the tables, and when a new one
-begins, the last but one is dropped. What remains can always be run again from its start.
+found. So the journal goes in segments: each starts with the tables, written down as msgpack, and
+when a new one begins, the last but one is dropped. What remains can always be run again from its
+start.
 
 On the hot path it costs one append per event and one per allotted block.
 """
@@ -12,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from mpgrad.errors import InvariantViolated, SharedMemoryExhausted
+from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.lease_table import BlockAllocator
-from mpgrad.scheduler.snapshot import copy_of, size_of
 
 #: Events after which a segment ends as soon as no graph is alive: then there is little to copy.
 SEGMENT_EVENTS = 512
 #: While graphs are alive it may be so many times longer; and longer still where there are more
-#: entries to copy per event (they take 0.2 us each; an event costs the coordinator some 10 us).
-PATIENCE, COPIED_PER_EVENT = 16, 1
+#: bytes to write per event.
+PATIENCE, BYTES_PER_EVENT = 16, 40
 #: Tasks whose tables a journal may keep alive after their graph has ended.
 HEAVY_TASKS = 10_000
 #: Events that the message of an error shows, and characters of each.
@@ -31,14 +34,18 @@ HEAVY_EVENTS = frozenset({GraphSubmitted, GraphExtended})
 #: Instructions in order; for an exception its type and text.
 Outcome: TypeAlias = list[Any] | str
 #: What the allocator said: offset and generation, or (requested, used, limit) where it was full.
-Answer: TypeAlias = tuple[int, int] | tuple[int, int, int]
+Answer: TypeAlias = tuple[int, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(CoordinatorTables)
 
 
 class Record(NamedTuple):
     """Enough to run a core again."""
 
-    #: Its tables before the first event.
-    start: Any
+    #: Its tables before the first event, see ``tables_of``.
+    start: bytes
     entries: list[tuple[Any, Outcome]]
     #: The allocator's answers, in the order in which the core asked.
     answers: list[Answer]
@@ -77,21 +84,19 @@ class Journal:
     def __init__(
         self,
         handle_event: Callable[[Any], list[Any]],
-        tables: Any,
+        tables: CoordinatorTables,
         recorder: AllocatorRecorder | None = None,
         segment_events: int = SEGMENT_EVENTS,
     ) -> None:
         self._handle, self._tables, self._recorder = handle_event, tables, recorder
         self._segment_events = segment_events
-        #: The running graphs, if that is what the tables are about.
-        self._graphs: Any = getattr(tables, "graphs", ())
         self._previous: Record | None = None
         self._begin_segment()
 
     def handle_event(self, event: Any) -> list[Any]:
         """The core's ``handle_event``, written down; what it raises, too."""
         if len(self._entries) >= self._segment_events and (
-            not self._graphs or len(self._entries) >= self._full_at
+            not self._tables.graphs or len(self._entries) >= self._full_at
         ):
             self._turn_over()
         if type(event) in HEAVY_EVENTS:
@@ -104,7 +109,7 @@ class Journal:
                 error.add_note(self._last_events())
             raise
         self._entries.append((event, instructions))
-        if self._tasks > HEAVY_TASKS and not self._graphs:
+        if self._tasks > HEAVY_TASKS and not self._tables.graphs:
             self._turn_over()
         return instructions
 
@@ -137,16 +142,23 @@ class Journal:
         return Record(self._start, self._entries, self._answers)
 
     def _begin_segment(self) -> None:
-        self._start = copy_of(self._tables)
+        self._start = _encoder.encode(self._tables)
         self._entries: list[tuple[Any, Outcome]] = []
         self._answers: list[Answer] = []
         #: Tasks that were submitted in this segment.
         self._tasks = 0
         if self._recorder is not None:
             self._recorder.answers = self._answers
-        self._full_at = max(
-            PATIENCE * self._segment_events, size_of(self._start) // COPIED_PER_EVENT
-        )
+        self._full_at = max(PATIENCE * self._segment_events, len(self._start) // BYTES_PER_EVENT)
+
+
+def tables_of(start: bytes) -> CoordinatorTables:
+    """The tables that a Record begins with.
+
+    Raises:
+        msgspec.MsgspecError: there are none.
+    """
+    return _decoder.decode(start)
 
 
 def describe(error: BaseException) -> str:

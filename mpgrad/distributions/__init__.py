@@ -1,0 +1,88 @@
+"""``mg.distributions``: random numbers with densities, by PyTorch's names."""
+
+from __future__ import annotations
+
+# Distributions hand out Tensors, which must have their methods.
+import mpgrad.tensor_methods  # noqa: F401  isort: skip
+
+from mpgrad.distributions import transforms
+from mpgrad.distributions.continuous import (
+    Cauchy,
+    Exponential,
+    Gumbel,
+    HalfNormal,
+    Laplace,
+    LogNormal,
+    Normal,
+    Uniform,
+)
+from mpgrad.distributions.discrete import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Geometric,
+    OneHotCategorical,
+    OneHotCategoricalStraightThrough,
+    Poisson,
+)
+from mpgrad.distributions.distribution import Distribution
+from mpgrad.distributions.divergence import kl_divergence, register_kl
+from mpgrad.distributions.gammas import Beta, Chi2, Dirichlet, Gamma, StudentT
+from mpgrad.distributions.multivariate import (
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    TransformedDistribution,
+)
+from mpgrad.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    ExpTransform,
+    PowerTransform,
+    SigmoidTransform,
+    SoftplusTransform,
+    TanhTransform,
+    Transform,
+)
+from mpgrad.missing_names import missing_from as _missing_from
+
+__all__ = [
+    "AffineTransform",
+    "Bernoulli",
+    "Beta",
+    "Binomial",
+    "Categorical",
+    "Cauchy",
+    "Chi2",
+    "ComposeTransform",
+    "Dirichlet",
+    "Distribution",
+    "ExpTransform",
+    "Exponential",
+    "Gamma",
+    "Geometric",
+    "Gumbel",
+    "HalfNormal",
+    "Independent",
+    "Laplace",
+    "LogNormal",
+    "MixtureSameFamily",
+    "MultivariateNormal",
+    "Normal",
+    "OneHotCategorical",
+    "OneHotCategoricalStraightThrough",
+    "Poisson",
+    "PowerTransform",
+    "SigmoidTransform",
+    "SoftplusTransform",
+    "StudentT",
+    "TanhTransform",
+    "Transform",
+    "TransformedDistribution",
+    "Uniform",
+    "kl_divergence",
+    "register_kl",
+    "transforms",
+]
+
+__getattr__ = _missing_from(__name__)

@@ -1,0 +1,45 @@
+"""Forward hooks of a Module: how what a hook returns changes its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class BeforeForward:
+    """A hook that may change the arguments."""
+
+    def __init__(self, hook: Callable[..., Any], with_kwargs: bool) -> None:
+        self.hook, self.with_kwargs = hook, with_kwargs
+
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self.with_kwargs:
+            returned = self.hook(module, args)
+            if returned is None:
+                return args, kwargs
+            return (returned if isinstance(returned, tuple) else (returned,)), kwargs
+        returned = self.hook(module, args, kwargs)
+        if returned is None:
+            return args, kwargs
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise RuntimeError(
+                "forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got "
+                f"{returned}."
+            )
+        return returned
+
+
+class AfterForward:
+    """A hook that may change the output."""
+
+    def __init__(self, hook: Callable[..., Any], with_kwargs: bool) -> None:
+        self.hook, self.with_kwargs = hook, with_kwargs
+
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
+        named = (kwargs,) if self.with_kwargs else ()
+        returned = self.hook(module, args, *named, result)
+        return result if returned is None else returned

@@ -1,0 +1,259 @@
+"""Losses of classes and sequences: margins between classes, triplets, connectionist labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpgrad.device_arrays import on_host
+from mpgrad.ops.activation import log_softmax
+from mpgrad.ops.arithmetic import add, div, mul, neg, sub
+from mpgrad.ops.arithmetic import pow as power
+from mpgrad.ops.choices import clamp_min, minimum, where
+from mpgrad.ops.comparison import ge, gt
+from mpgrad.ops.device_moves import beside
+from mpgrad.ops.indexing import gather, index_select, select, take_along_axis
+from mpgrad.ops.loss import check_reduction, reduced
+from mpgrad.ops.margin_loss import pairwise_distance
+from mpgrad.ops.reduction import logsumexp
+from mpgrad.ops.reduction import sum as sum_over
+from mpgrad.ops.shape import cat, reshape, squeeze, stack, unsqueeze
+from mpgrad.tensor import Tensor
+
+#: In place of minus infinity, whose gradient is NaN: no sum of logarithms comes near it.
+_IMPOSSIBLE = -1e30
+
+
+def multi_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The mean of ``max(0, margin - input[target] + input[other]) ** p`` over the classes.
+
+    Args:
+        input: (batch, classes) or (classes,).
+        target: (batch,) or 0-d, int64.
+        p: 1 or 2.
+        margin: by which the right class is to win.
+        weight: (classes,), of the right class.
+        size_average: no longer used; see ``reduction``.
+        reduce: no longer used; see ``reduction``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Raises:
+        ValueError: another ``p`` or ``reduction``.
+        RuntimeError: the shapes do not fit.
+    """
+    check_reduction(reduction)
+    if p not in (1, 2):
+        raise ValueError("only p == 1 and p == 2 supported")
+    scores = input if input.ndim == 2 else reshape(input, (1, -1))
+    classes = reshape(target, (-1,))
+    if input.ndim > 2 or classes.shape[0] != scores.shape[0]:
+        raise RuntimeError(
+            f"multi_margin_loss: inconsistent target size, expected {scores.shape[0]} but got "
+            f"{list(target.shape)}"
+        )
+    if weight is not None and weight.ndim != 1:
+        raise ValueError("weight must be one-dimensional")
+    if weight is not None and tuple(weight.shape) != (scores.shape[1],):
+        raise RuntimeError(
+            f"multi_margin_loss: inconsistent weight size, expected {scores.shape[1]} but got "
+            f"{list(weight.shape)}"
+        )
+    column = unsqueeze(classes, 1)
+    lacking = clamp_min(add(sub(scores, gather(scores, 1, column)), margin), 0)
+    others = np.ones(scores.shape, scores.dtype)
+    np.put_along_axis(others, on_host(column._array), 0, 1)
+    losses = mul(power(lacking, p) if p == 2 else lacking, beside(input, others))
+    if weight is not None:
+        losses = mul(losses, unsqueeze(index_select(weight, 0, classes), 1))
+    losses = div(sum_over(losses, 1), scores.shape[1])
+    if input.ndim < 2 and reduction == "none":
+        return reshape(losses, ())
+    return reduced(losses, reduction)
+
+
+def multilabel_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The mean of ``max(0, 1 - input[label] + input[other])`` over labels and other classes.
+
+    Args:
+        input: (batch, classes) or (classes,).
+        target: of that shape: the labels in front, then -1.
+        size_average: no longer used; see ``reduction``.
+        reduce: no longer used; see ``reduction``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Raises:
+        RuntimeError: the shapes do not fit.
+    """
+    check_reduction(reduction)
+    if input.shape != target.shape or input.ndim > 2:
+        raise RuntimeError(
+            f"multilabel_margin_loss: inconsistent target size {list(target.shape)} for input of "
+            f"size {list(input.shape)}"
+        )
+    scores, labels = reshape(input, (-1, input.shape[-1] if input.ndim else 1)), target._array
+    marks = on_host(labels).reshape(scores.shape)
+    ends = np.logical_and.accumulate(marks >= 0, 1)
+    places = np.where(ends, marks, 0)
+    is_label = np.zeros(scores.shape, bool)
+    rows, columns = np.nonzero(ends)
+    is_label[rows, marks[rows, columns]] = True
+    of_labels = take_along_axis(scores, beside(input, places), 1)
+    lacking = clamp_min(add(sub(unsqueeze(scores, 1), unsqueeze(of_labels, 2)), 1.0), 0)
+    counts = (ends[:, :, None] & ~is_label[:, None, :]).astype(scores.dtype)
+    losses = div(sum_over(mul(lacking, beside(input, counts)), (1, 2)), scores.shape[1])
+    if input.ndim < 2:
+        losses = reshape(losses, ())
+    return reduced(losses, reduction)
+
+
+def triplet_margin_with_distance_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)`` for any distance ``d``.
+
+    Args:
+        anchor: (batch, features), as are the others.
+        positive: what is to be near to it.
+        negative: what is to be far from it.
+        distance_function: by default ``pairwise_distance``.
+        margin: by how much.
+        swap: take the distance of the negative from the positive, where it is smaller.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Raises:
+        ValueError: ``margin`` is not positive.
+    """
+    check_reduction(reduction)
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    distance = pairwise_distance if distance_function is None else distance_function
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = minimum(far, distance(positive, negative))
+    return reduced(clamp_min(add(sub(near, far), margin), 0), reduction)
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """The negative log-likelihood of label sequences over all ways to stretch them (Graves et al.,
+    "Connectionist temporal classification", 2006).
+
+    Args:
+        log_probs: (time, batch, classes) or (time, classes), normalised, as ``log_softmax`` gives.
+        targets: (batch, longest) or all in one row, without blanks.
+        input_lengths: how many steps each sequence has.
+        target_lengths: how many labels.
+        blank: the class that means no label.
+        reduction: ``"mean"`` over the batch of losses divided by the labels, ``"sum"``, ``"none"``.
+        zero_infinity: 0 for a sequence that is too short for its labels.
+
+    Returns:
+        The loss. Its gradient is, as PyTorch's, that for what went into ``log_softmax``.
+
+    Raises:
+        RuntimeError: a length or the blank is out of range.
+    """
+    check_reduction(reduction)
+    if log_probs.ndim == 2:
+        options = (blank, reduction, zero_infinity)
+        single = targets if targets.ndim != 1 else unsqueeze(targets, 0)
+        steps_of, labels_of = (np.atleast_1d(_lengths(n)) for n in (input_lengths, target_lengths))
+        loss = ctc_loss(unsqueeze(log_probs, 1), single, steps_of, labels_of, *options)
+        return squeeze(loss, 0) if reduction == "none" else loss
+    steps, batch, classes = log_probs.shape
+    times, counts = _lengths(input_lengths), _lengths(target_lengths)
+    if len(times) != batch or len(counts) != batch:
+        raise RuntimeError("ctc_loss: input_lengths and target_lengths must be of size batch_size")
+    if not 0 <= blank < classes:
+        raise RuntimeError("ctc_loss: blank must be in label range")
+    if times.max(initial=0) > steps:
+        raise RuntimeError(
+            f"Expected input_lengths to have value at most {steps}, but got value {times.max()}"
+        )
+    labels = _extended_labels(on_host(targets._array), counts, blank)
+    normal = log_softmax(log_probs, -1)
+    normal = add(normal, sub(log_probs, normal).detach())
+    nll = _alignments(normal, labels, times, counts)
+    impossible = ge(nll, -_IMPOSSIBLE / 2)
+    nll = where(impossible, 0.0 if zero_infinity else math.inf, nll)
+    if reduction == "mean":
+        each = np.maximum(counts, 1).astype(log_probs.dtype)
+        return div(nll, beside(log_probs, each)).mean()
+    return reduced(nll, reduction)
+
+
+def _lengths(value: Any) -> Any:
+    array = on_host(value._array) if isinstance(value, Tensor) else value
+    return np.asarray(array, np.int64)
+
+
+def _extended_labels(targets: Any, counts: Any, blank: int) -> Any:
+    """(batch, 2 * longest + 1): each row of labels with blanks around all of them."""
+    longest = int(counts.max(initial=0))
+    rows = np.full((len(counts), 2 * longest + 1), blank, np.int64)
+    starts = np.cumsum(counts) - counts
+    for row, count in enumerate(counts):
+        own = targets[row] if targets.ndim == 2 else targets[starts[row] :]
+        rows[row, 1 : 2 * count : 2] = own[:count]
+    return rows
+
+
+def _alignments(log_probs: Tensor, labels: Any, times: Any, counts: Any) -> Tensor:
+    """The negative logarithm of the sum of the probabilities of all ways, for each row."""
+    batch, width = labels.shape
+    # A label may follow the last but one where a blank stands between two different labels.
+    skips = np.zeros((batch, width), bool)
+    skips[:, 2:] = (labels[:, 2:] != labels[:, :-2]) & (np.arange(2, width) % 2 == 1)
+    barred = beside(log_probs, np.where(skips, 0.0, _IMPOSSIBLE).astype(log_probs.dtype))
+    column = np.full((batch, 2), _IMPOSSIBLE, log_probs.dtype)
+    places = beside(log_probs, labels)
+    start = np.full((batch, width), _IMPOSSIBLE, log_probs.dtype)
+    start[:, : min(2, width)] = 0
+    ways = add(beside(log_probs, start), gather(select(log_probs, 0, 0), 1, places))
+    alive = times[:, None] > np.arange(log_probs.shape[0])
+    none = beside(log_probs, column)
+    for step in range(1, log_probs.shape[0]):
+        padded = cat([none, ways], 1)
+        before = padded[:, 1 : width + 1]
+        skipped = add(padded[:, :width], barred)
+        moved = logsumexp(stack([ways, before, skipped], 0), 0)
+        moved = add(moved, gather(select(log_probs, 0, step), 1, places))
+        ways = where(beside(log_probs, alive[:, step : step + 1]), moved, ways)
+    last = np.stack([2 * counts, np.maximum(2 * counts - 1, 0)], 1)
+    ends = gather(ways, 1, beside(log_probs, last))
+    only = np.where(counts == 0, _IMPOSSIBLE, 0.0).astype(log_probs.dtype)
+    ends = add(ends, beside(log_probs, np.stack([np.zeros_like(only), only], 1)))
+    total = logsumexp(ends, 1)
+    return neg(where(gt(beside(log_probs, times), 0), total, 0.0))

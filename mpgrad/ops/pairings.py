@@ -1,0 +1,212 @@
+"""Pairs and groups of rows: bilinear forms, distances of all pairs, bags, shuffled channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpgrad.device_arrays import on_host
+from mpgrad.ops.arithmetic import add, div, mul, sub
+from mpgrad.ops.choices import where
+from mpgrad.ops.creation import zeros
+from mpgrad.ops.device_moves import beside
+from mpgrad.ops.einsum import einsum
+from mpgrad.ops.embedding import embedding
+from mpgrad.ops.extrema import max as max_over
+from mpgrad.ops.indexing import index_select, pick
+from mpgrad.ops.norms import norm
+from mpgrad.ops.scattering import index_add
+from mpgrad.ops.shape import reshape, transpose, unsqueeze
+from mpgrad.tensor import Tensor
+
+
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``input1 @ weight[k] @ input2 + bias[k]`` for each output ``k``.
+
+    Args:
+        input1: (..., in1).
+        input2: (..., in2).
+        weight: (out, in1, in2).
+        bias: (out,) or None.
+
+    Raises:
+        RuntimeError: the shapes do not fit.
+    """
+    if input1.shape[:-1] != input2.shape[:-1] or weight.ndim != 3:
+        raise RuntimeError(
+            "bilinear(): input batch dimensions do not match: got "
+            f"{list(input1.shape)}, {list(input2.shape)} and a weight {list(weight.shape)}"
+        )
+    if input1.shape[-1] != weight.shape[1] or input2.shape[-1] != weight.shape[2]:
+        raise RuntimeError(
+            f"bilinear(): input1 size does not match weight size: got {list(input1.shape)}, "
+            f"{list(input2.shape)} but expected {list(weight.shape[1:])}"
+        )
+    rows = einsum(
+        "ni,kij,nj->nk",
+        reshape(input1, (-1, input1.shape[-1])),
+        weight,
+        reshape(input2, (-1, input2.shape[-1])),
+    )
+    out = reshape(rows, (*input1.shape[:-1], weight.shape[0]))
+    return out if bias is None else add(out, bias)
+
+
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """The distances (the ``p``-norm of the difference) of all pairs of rows, in order.
+
+    Args:
+        input: (rows, columns).
+        p: from 0.
+
+    Returns:
+        (rows * (rows - 1) / 2,).
+
+    Raises:
+        RuntimeError: ``input`` is no matrix, or ``p`` is negative.
+    """
+    if input.ndim != 2:
+        raise RuntimeError(f"pdist only supports 2D tensors, got: {input.ndim}D")
+    if p < 0:
+        raise RuntimeError("pdist only supports non-negative p values")
+    first, second = np.triu_indices(input.shape[0], 1)
+    left, right = (index_select(input, 0, beside(input, places)) for places in (first, second))
+    return norm(sub(left, right), p, -1)
+
+
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+    """The channels of ``groups`` groups in turn (Zhang et al., "ShuffleNet", 2018).
+
+    Args:
+        input: (batch, channels, ...).
+        groups: that divide the channels.
+
+    Raises:
+        RuntimeError: they do not, or ``input`` has fewer than three dimensions.
+    """
+    if input.ndim < 3:
+        raise RuntimeError(
+            f"channel_shuffle expects input with > 2 dims, but got input with sizes "
+            f"{list(input.shape)}"
+        )
+    if groups <= 0 or input.shape[1] % groups:
+        raise RuntimeError(
+            f"Number of channels must be divisible by groups. Got {input.shape[1]} channels and "
+            f"{groups} groups."
+        )
+    n, channels = input.shape[:2]
+    split = reshape(input, (n, groups, channels // groups, *input.shape[2:]))
+    return reshape(transpose(split, 1, 2), input.shape)
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """The sum, mean or maximum of the rows of ``weight`` in each bag of indices.
+
+    Args:
+        input: (bags, indices of each), or all in one row with ``offsets``.
+        weight: (rows, features).
+        offsets: where each bag begins in the row of indices.
+        max_norm: see ``embedding``, as for the next three.
+        norm_type: which norm.
+        scale_grad_by_freq: must be False.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``; an empty bag gives zeros.
+        sparse: changes nothing.
+        per_sample_weights: of the shape of ``input``, for sums.
+        include_last_offset: the last offset is the end of the last bag.
+        padding_idx: an index that counts as none.
+
+    Returns:
+        (bags, features).
+
+    Raises:
+        ValueError: the arguments do not fit.
+        NotImplementedError: weights for another mode than the sum.
+    """
+    if mode not in ("sum", "mean", "max"):
+        raise ValueError("mode has to be one of sum, mean or max")
+    if per_sample_weights is not None:
+        if mode != "sum":
+            raise NotImplementedError(
+                "embedding_bag: per_sample_weights was not None. per_sample_weights is only "
+                f"supported for mode='sum' (got mode='{mode}')."
+            )
+        if per_sample_weights.shape != input.shape:
+            raise ValueError(
+                f"embedding_bag: If per_sample_weights ({list(per_sample_weights.shape)}) is not "
+                f"None, then it must have the same shape as the input ({list(input.shape)})"
+            )
+    indices, bags, count = _bags(input, offsets, include_last_offset)
+    rows = embedding(indices, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    counts = np.ones(len(bags), bool)
+    if padding_idx is not None:
+        counts = on_host(indices._array) != padding_idx % weight.shape[0]
+    chosen = np.flatnonzero(counts)
+    if len(chosen) < len(bags):
+        rows = index_select(rows, 0, beside(rows, chosen))
+    bags = bags[counts]
+    if mode == "max":
+        return _largest(rows, bags, count)
+    if per_sample_weights is not None:
+        weights = index_select(reshape(per_sample_weights, (-1,)), 0, beside(rows, chosen))
+        rows = mul(rows, unsqueeze(weights, 1))
+    empty = zeros((count, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    total = index_add(empty, 0, beside(rows, bags), rows)
+    if mode == "sum":
+        return total
+    sizes = np.maximum(np.bincount(bags, minlength=count), 1).astype(rows.dtype)
+    return div(total, beside(rows, sizes[:, None]))
+
+
+def _bags(input: Tensor, offsets: Tensor | None, ends: bool) -> tuple[Tensor, Any, int]:
+    """The indices in one row, the bag of each, and how many bags there are."""
+    if input.ndim == 2:
+        if offsets is not None:
+            raise ValueError(
+                "if input is 2D, then offsets has to be None, as input is treated is a mini-batch "
+                f"of fixed length sequences. However, found offsets of type {type(offsets)}"
+            )
+        bags = np.repeat(np.arange(input.shape[0]), input.shape[1])
+        return reshape(input, (-1,)), bags, input.shape[0]
+    if input.ndim != 1:
+        raise ValueError(
+            f"input has to be 1D or 2D Tensor, but got Tensor of dimension {input.ndim}"
+        )
+    if offsets is None or offsets.ndim != 1:
+        raise ValueError("if input is 1D, then offsets has to be a 1D Tensor, but got another")
+    starts = on_host(offsets._array)
+    if len(starts) and starts[0] != 0:
+        raise RuntimeError(
+            f"offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from "
+            f"position 0. However, got {starts[0]}"
+        )
+    starts = starts[:-1] if ends else starts
+    return input, np.searchsorted(starts, np.arange(input.shape[0]), "right") - 1, len(starts)
+
+
+def _largest(rows: Tensor, bags: Any, count: int) -> Tensor:
+    sizes = np.bincount(bags, minlength=count)
+    order = np.argsort(bags, kind="stable")
+    width = max(int(sizes.max(initial=0)), 1)
+    if not len(bags):
+        return zeros((count, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    places = np.minimum(
+        (np.cumsum(sizes) - sizes)[:, None] + np.arange(width), max(len(bags) - 1, 0)
+    )
+    inside = np.arange(width) < sizes[:, None]
+    padded = pick(rows, 0, beside(rows, order[places]))
+    padded = where(beside(rows, inside[..., None]), padded, -np.inf)
+    best = max_over(padded, 1).values
+    return where(beside(rows, sizes[:, None] > 0), best, 0.0)  # type: ignore[no-any-return]

@@ -1,0 +1,216 @@
+"""Elementwise functions of signs, remainders and whole numbers, and sums of products."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mpgrad.dispatch import unrecorded
+from mpgrad.ops.arithmetic import abs as absolute
+from mpgrad.ops.arithmetic import add, mul, neg, sub
+from mpgrad.ops.choices import larger, smaller, where
+from mpgrad.ops.comparison import eq, isnan
+from mpgrad.ops.creation import ones_like
+from mpgrad.ops.linalg import bmm, mv, outer
+from mpgrad.ops.promotion import (
+    as_tensor_operand,
+    floating,
+    operands,
+    refuse_complex,
+    require_tensors,
+    stored,
+)
+from mpgrad.ops.reduction import sum as sum_over
+from mpgrad.ops.rounding import truncated_quotient
+from mpgrad.ops.transcendental import exp2
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "addbmm",
+    "addmv",
+    "addr",
+    "copysign",
+    "fmax",
+    "fmin",
+    "fmod",
+    "gcd",
+    "heaviside",
+    "isneginf",
+    "isposinf",
+    "isreal",
+    "lcm",
+    "ldexp",
+    "positive",
+    "rsub",
+    "signbit",
+]
+
+
+def _pair(name: str, input: Any, other: Any, float_result: bool = False) -> tuple[Tensor, Tensor]:
+    a, b = operands(input, other, float_result=float_result)
+    refuse_complex(name, a, b)
+    tensors = [as_tensor_operand(x) for x in (a, b)]
+    dtype = next(t.dtype for x, t in zip((a, b), tensors, strict=True) if isinstance(x, Tensor))
+    first, second = (t if t.dtype == dtype else t.to(dtype) for t in tensors)
+    return first, second
+
+
+def fmod(input: Any, other: Any) -> Tensor:
+    """``input - other * trunc(input / other)``: what is left has the sign of ``input``.
+
+    Raises:
+        RuntimeError: whole numbers are divided by 0.
+    """
+    a, b = _pair("fmod", input, other)
+    if a.dtype.kind in "iub":
+        if bool(eq(b, 0).any().item()):
+            raise RuntimeError("ZeroDivisionError")
+        return unrecorded(lambda xp, x, y: xp.fmod(x, y), a, b)
+    # The quotient of what is rounded need not be whole: the remainder itself is taken exactly.
+    exact = unrecorded(lambda xp, x, y: xp.fmod(x, y), a, b)
+    return _shifted(sub(a, mul(b, truncated_quotient(a, b))), exact)
+
+
+def _shifted(found: Tensor, value: Tensor) -> Tensor:
+    """``value`` with the history of ``found``."""
+    if not found.requires_grad:
+        return value
+    finite = where(isnan(found.detach() * 0), 0.0, found - found.detach())
+    return add(value, finite)
+
+
+def copysign(input: Any, other: Any) -> Tensor:
+    """``abs(input)`` with the sign of ``other``; the gradient is 0 where ``input`` is."""
+    a, b = _pair("copysign", input, other, float_result=True)
+    sign = unrecorded(lambda xp, y: xp.copysign(1.0, y), b)
+    turned = mul(absolute(a), sign)
+    exact = unrecorded(lambda xp, x, y: xp.copysign(x, y), a, b)
+    return add(_shifted(turned, exact), mul(b, 0)) if b.requires_grad else _shifted(turned, exact)
+
+
+def fmax(input: Tensor, other: Tensor) -> Tensor:
+    """The larger element; where one is NaN, the other.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("fmax", input=input, other=other)
+    a, b = _pair("fmax", input, other)
+    return where(isnan(b), a, where(isnan(a), b, larger(a, b)))  # type: ignore[no-any-return]
+
+
+def fmin(input: Tensor, other: Tensor) -> Tensor:
+    """The smaller element; where one is NaN, the other.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("fmin", input=input, other=other)
+    a, b = _pair("fmin", input, other)
+    return where(isnan(b), a, where(isnan(a), b, smaller(a, b)))  # type: ignore[no-any-return]
+
+
+def heaviside(input: Tensor, values: Tensor) -> Tensor:
+    """0 below 0, 1 above, ``values`` at 0; without a derivative.
+
+    Raises:
+        RuntimeError: the dtypes differ.
+    """
+    if input.dtype != values.dtype:
+        raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
+    return unrecorded(lambda xp, x, v: xp.astype(xp.heaviside(x, v), x.dtype), input, values)
+
+
+def gcd(input: Tensor, other: Tensor) -> Tensor:
+    """The greatest common divisor of whole numbers."""
+    require_tensors("gcd", input=input, other=other)
+    a, b = _pair("gcd", input, other)
+    return unrecorded(lambda xp, x, y: xp.gcd(x, y), a, b)
+
+
+def lcm(input: Tensor, other: Tensor) -> Tensor:
+    """The least common multiple of whole numbers."""
+    require_tensors("lcm", input=input, other=other)
+    a, b = _pair("lcm", input, other)
+    return unrecorded(lambda xp, x, y: xp.lcm(x, y), a, b)
+
+
+def ldexp(input: Tensor, other: Tensor) -> Tensor:
+    """``input * 2 ** other``.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    require_tensors("ldexp", input=input, other=other)
+    return mul(input, exp2(floating(other)))
+
+
+def positive(input: Tensor) -> Tensor:
+    """``input`` itself.
+
+    Raises:
+        RuntimeError: it is boolean.
+    """
+    if input.dtype.kind == "b":
+        raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
+    return input
+
+
+def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """``other - alpha * input``."""
+    return add(neg(mul(input, alpha)) if alpha != 1 else neg(input), other)
+
+
+def signbit(input: Tensor) -> Tensor:
+    """Whether the sign is negative, of -0.0, too."""
+    refuse_complex("signbit", input)
+    if input.dtype.kind in "ub":
+        return unrecorded(lambda xp, x: xp.zeros(x.shape, bool), input)
+    return unrecorded(lambda xp, x: xp.signbit(x) if x.dtype.kind == "f" else x < 0, input)
+
+
+def isposinf(input: Tensor) -> Tensor:
+    """Whether it is infinity."""
+    refuse_complex("isposinf", input)
+    return eq(input, math.inf)
+
+
+def isneginf(input: Tensor) -> Tensor:
+    """Whether it is minus infinity."""
+    refuse_complex("isneginf", input)
+    return eq(input, -math.inf)
+
+
+def isreal(input: Tensor) -> Tensor:
+    """Whether the imaginary part is 0."""
+    if input.dtype.kind == "c":
+        return eq(input.imag, 0)
+    return ones_like(input, dtype=bool)
+
+
+# -------------------------------------------------------------------------------- sums of products
+
+
+def _total(name: str, input: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    beta, alpha = (stored(factor, product._array.dtype) for factor in (beta, alpha))
+    scaled = product if alpha == 1 else mul(product, alpha)
+    if beta == 0:
+        return scaled
+    return add(input if beta == 1 else mul(input, beta), scaled)
+
+
+def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """``beta * input + alpha * (mat @ vec)``."""
+    return _total("addmv", input, mv(mat, vec), beta, alpha)
+
+
+def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """``beta * input + alpha * outer(vec1, vec2)``."""
+    return _total("addr", input, outer(vec1, vec2), beta, alpha)
+
+
+def addbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
+    """``beta * input`` plus ``alpha`` times the sum of the products of all matrices."""
+    return _total("addbmm", input, sum_over(bmm(batch1, batch2), 0), beta, alpha)

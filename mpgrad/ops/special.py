@@ -1,0 +1,349 @@
+"""Special functions: gamma, error and Bessel functions and their kin, by SciPy.
+
+The derivatives are those of Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964),
+chapters 6, 7 and 9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mpgrad.dispatch import call, unrecorded
+from mpgrad.ops.arithmetic import add, mul, neg
+from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import eq, gt, isnan, logical_and, logical_not, lt
+from mpgrad.ops.promotion import (
+    as_tensor_operand,
+    floating,
+    operands,
+    refuse_complex,
+    require_tensors,
+)
+from mpgrad.ops.registry import Operator, not_implemented, operator
+from mpgrad.ops.transcendental import log, log1p, sin
+from mpgrad.tensor import Tensor
+
+__all__ = [
+    "digamma",
+    "entr",
+    "erfcx",
+    "erfinv",
+    "i0",
+    "i0e",
+    "i1",
+    "i1e",
+    "igamma",
+    "igammac",
+    "lgamma",
+    "log_ndtr",
+    "mvlgamma",
+    "ndtr",
+    "ndtri",
+    "polygamma",
+    "sinc",
+    "xlog1py",
+    "zeta",
+]
+
+_ROOT_PI = math.sqrt(math.pi)
+
+
+def _times(xp: Any, grad: Any, *factors: Any) -> Any:
+    for factor in factors:
+        grad = xp.multiply(grad, factor)
+    return grad
+
+
+def _i1_grad(xp: Any, grad: Any, input: Any, result: Any) -> Any:
+    origin = xp.equal(input, 0)
+    safe = xp.where(origin, 1.0, input)
+    slope = xp.subtract(xp.special("i0", input), xp.divide(result, safe))
+    return xp.multiply(grad, xp.where(origin, 0.5, slope))
+
+
+def _i1e_grad(xp: Any, grad: Any, input: Any, result: Any) -> Any:
+    origin = xp.equal(input, 0)
+    safe = xp.where(origin, 1.0, input)
+    factor = xp.add(xp.sign(safe), xp.divide(1.0, safe))
+    slope = xp.subtract(xp.special("i0e", input), xp.multiply(result, factor))
+    return xp.multiply(grad, xp.where(origin, 0.5, slope))
+
+
+def _evaluated(name: str) -> Callable[[Any, Any], Any]:
+    return lambda xp, input: xp.special(name, input)
+
+
+#: By SciPy's name: what the operator is called, and its derivative.
+_OPERATORS: dict[str, Operator] = {
+    scipy: operator(name, _evaluated(scipy), input=derivative)
+    for scipy, name, derivative in (
+        (
+            "gammaln",
+            "lgamma",
+            lambda xp, grad, input: _times(xp, grad, xp.special("digamma", input)),
+        ),
+        (
+            "digamma",
+            "digamma",
+            lambda xp, grad, input: _times(xp, grad, xp.special("polygamma", 1, input)),
+        ),
+        (
+            "erfinv",
+            "erfinv",
+            lambda xp, grad, result: _times(xp, grad, _ROOT_PI / 2, xp.exp(xp.square(result))),
+        ),
+        (
+            "erfcx",
+            "special_erfcx",
+            lambda xp, grad, input, result: _times(
+                xp, grad, xp.subtract(_times(xp, result, input, 2.0), 2 / _ROOT_PI)
+            ),
+        ),
+        (
+            "ndtr",
+            "special_ndtr",
+            lambda xp, grad, input: _times(
+                xp, grad, 1 / math.sqrt(2 * math.pi), xp.exp(_times(xp, xp.square(input), -0.5))
+            ),
+        ),
+        (
+            "ndtri",
+            "special_ndtri",
+            lambda xp, grad, result: _times(
+                xp, grad, math.sqrt(2 * math.pi), xp.exp(_times(xp, xp.square(result), 0.5))
+            ),
+        ),
+        (
+            "log_ndtr",
+            "special_log_ndtr",
+            lambda xp, grad, input: xp.divide(
+                _times(xp, grad, math.sqrt(2 / math.pi)),
+                xp.special("erfcx", _times(xp, input, -math.sqrt(0.5))),
+            ),
+        ),
+        ("i0", "i0", lambda xp, grad, input: _times(xp, grad, xp.special("i1", input))),
+        (
+            "i0e",
+            "special_i0e",
+            lambda xp, grad, input, result: _times(
+                xp, grad, xp.subtract(xp.special("i1e", input), _times(xp, result, xp.sign(input)))
+            ),
+        ),
+        ("i1", "special_i1", _i1_grad),
+        ("i1e", "special_i1e", _i1e_grad),
+    )
+}
+
+_polygamma = operator(
+    "polygamma",
+    lambda xp, input, *, n: xp.special("polygamma", n, input),
+    input=lambda xp, grad, input, n: _times(xp, grad, xp.special("polygamma", n + 1, input)),
+)
+_zeta = operator(
+    "special_zeta",
+    lambda xp, input, other: xp.special("zeta", input, other),
+    input=not_implemented("special_zeta: input"),
+    other=lambda xp, grad, input, other, other_shape: xp.sum_to(
+        _times(xp, grad, xp.negative(input), xp.special("zeta", xp.add(input, 1.0), other)),
+        other_shape,
+    ),
+)
+
+
+def _igamma_grad(xp: Any, grad: Any, input: Any, other: Any) -> Any:
+    logarithm = xp.subtract(
+        xp.multiply(xp.subtract(input, 1.0), xp.log(other)),
+        xp.add(other, xp.special("gammaln", input)),
+    )
+    return xp.multiply(grad, xp.exp(logarithm))
+
+
+_igamma = operator(
+    "igamma",
+    lambda xp, input, other: xp.special("gammainc", input, other),
+    input=not_implemented("igamma: input"),
+    other=lambda xp, grad, input, other, other_shape: xp.sum_to(
+        _igamma_grad(xp, grad, input, other), other_shape
+    ),
+)
+_igammac = operator(
+    "igammac",
+    lambda xp, input, other: xp.special("gammaincc", input, other),
+    input=not_implemented("igammac: input"),
+    other=lambda xp, grad, input, other, other_shape: xp.sum_to(
+        xp.negative(_igamma_grad(xp, grad, input, other)), other_shape
+    ),
+)
+
+
+def special(name: str, *values: Any) -> Tensor:
+    """SciPy's function ``name`` of Tensors, for formulas.
+
+    Raises:
+        NotImplementedError: it has no derivative.
+    """
+    if name == "polygamma":
+        return call(_polygamma, values[1], n=values[0])
+    if name == "zeta":
+        return call(_zeta, *values)
+    if name not in _OPERATORS:
+        raise NotImplementedError(f"the derivative of {name!r} is not implemented")
+    return call(_OPERATORS[name], *values)
+
+
+# -------------------------------------------------------------------------------------- functions
+
+
+def _unary(name: str, scipy: str, doc: str) -> Callable[[Any], Tensor]:
+    def function(input: Any) -> Tensor:
+        tensor = floating(input)
+        refuse_complex(name, tensor)
+        return call(_OPERATORS[scipy], tensor)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc + "\n\n    Raises:\n        ImportError: SciPy is not installed.\n    "
+    return function
+
+
+lgamma = _unary("lgamma", "gammaln", "The logarithm of the absolute value of the gamma function.")
+digamma = _unary("digamma", "digamma", "The derivative of ``lgamma``.")
+erfinv = _unary("erfinv", "erfinv", "What ``erf`` maps to ``input``.")
+erfcx = _unary("erfcx", "erfcx", "``exp(input ** 2) * erfc(input)``, which does not overflow.")
+ndtr = _unary("ndtr", "ndtr", "The probability that a standard normal number is below ``input``.")
+ndtri = _unary("ndtri", "ndtri", "What ``ndtr`` maps to ``input``.")
+log_ndtr = _unary("log_ndtr", "log_ndtr", "The logarithm of ``ndtr``, exact far below 0, too.")
+i0 = _unary("i0", "i0", "The modified Bessel function of the first kind, of order 0.")
+i0e = _unary("i0e", "i0e", "``exp(-abs(input)) * i0(input)``.")
+i1 = _unary("i1", "i1", "The modified Bessel function of the first kind, of order 1.")
+i1e = _unary("i1e", "i1e", "``exp(-abs(input)) * i1(input)``.")
+
+
+def polygamma(n: int, input: Any) -> Tensor:
+    """The ``n``-th derivative of ``digamma``.
+
+    Raises:
+        RuntimeError: ``n`` is negative.
+        ImportError: SciPy is not installed.
+    """
+    if isinstance(n, Tensor):  # as a method the tensor stands first
+        n, input = input, n
+    if n < 0:
+        raise RuntimeError("polygamma(n, x) does not support negative n.")
+    tensor = floating(input)
+    refuse_complex("polygamma", tensor)
+    return digamma(tensor) if n == 0 else call(_polygamma, tensor, n=n)
+
+
+def mvlgamma(input: Any, p: int) -> Tensor:
+    """The logarithm of the multivariate gamma function of ``p`` dimensions.
+
+    Raises:
+        RuntimeError: ``p`` is less than 1.
+        ImportError: SciPy is not installed.
+    """
+    if p < 1:
+        raise RuntimeError("p has to be greater than or equal to 1")
+    tensor = floating(input)
+    total = add(lgamma(tensor), p * (p - 1) / 4 * math.log(math.pi))
+    for at in range(1, p):
+        total = add(total, lgamma(add(tensor, -at / 2)))
+    return total
+
+
+def _pair(name: str, input: Any, other: Any) -> list[Tensor]:
+    pair = operands(input, other, float_result=True)
+    refuse_complex(name, *pair)
+    tensors = [as_tensor_operand(x) for x in pair]
+    dtype = next(t.dtype for x, t in zip(pair, tensors, strict=True) if isinstance(x, Tensor))
+    return [t.to(dtype) for t in tensors]
+
+
+def zeta(input: Any, other: Any) -> Tensor:
+    """Hurwitz's zeta function: the sum of ``(k + other) ** -input`` over ``k`` from 0.
+
+    Only ``other`` has a derivative.
+
+    Raises:
+        ImportError: SciPy is not installed.
+    """
+    return call(_zeta, *_pair("zeta", input, other))
+
+
+def igamma(input: Any, other: Any) -> Tensor:
+    """The regularised lower incomplete gamma function of shape ``input`` up to ``other``.
+
+    Only ``other`` has a derivative.
+
+    Raises:
+        ImportError: SciPy is not installed.
+    """
+    require_tensors("igamma", input=input, other=other)
+    return call(_igamma, *_pair("igamma", input, other))
+
+
+def igammac(input: Any, other: Any) -> Tensor:
+    """The regularised upper incomplete gamma function; see ``igamma``."""
+    require_tensors("igammac", input=input, other=other)
+    return call(_igammac, *_pair("igammac", input, other))
+
+
+def entr(input: Any) -> Tensor:
+    """``-input * log(input)``, 0 at 0, and minus infinity below."""
+    x = floating(input)
+    above = gt(x, 0)
+    inside = neg(mul(x, log(where(above, x, 1.0))))
+    outside = where(isnan(x), x, where(lt(x, 0), -math.inf, 0.0)).to(x.dtype)
+    return where(above, inside, outside)  # type: ignore[no-any-return]
+
+
+def xlog1py(input: Any, other: Any) -> Tensor:
+    """``input * log1p(other)``, and 0 where ``input`` is 0 (NaN where ``other`` is NaN)."""
+    a, b = _pair("xlog1py", input, other)
+    nothing = logical_and(eq(a, 0), logical_not(isnan(b)))
+    return mul(a, log1p(where(nothing, 0.0, b)))
+
+
+def sinc(input: Any) -> Tensor:
+    """``sin(pi * input) / (pi * input)``, and 1 at 0."""
+    x = floating(input)
+    scaled = mul(x, math.pi)
+    origin = eq(x, 0)
+    found = sin(scaled) / where(origin, 1.0, scaled)
+    return where(origin, 1.0 - mul(x, x), found).to(x.dtype)  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------ without derivative
+
+
+def _plain(name: str, scipy: str, doc: str) -> Callable[[Any], Tensor]:
+    def function(input: Any) -> Tensor:
+        tensor = floating(input)
+        refuse_complex(name, tensor)
+        return unrecorded(lambda xp, x: xp.special(scipy, x), tensor)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc + "\n\n    Raises:\n        ImportError: SciPy is not installed.\n    "
+    return function
+
+
+#: The functions of ``mg.special`` that have no derivative.
+PLAIN: dict[str, Callable[..., Tensor]] = {
+    **{
+        name: _plain(name, scipy, f"{doc}, without a derivative.")
+        for name, scipy, doc in (
+            ("airy_ai", "airy", "Airy's function Ai"),
+            ("bessel_j0", "j0", "Bessel's function of the first kind, of order 0"),
+            ("bessel_j1", "j1", "Bessel's function of the first kind, of order 1"),
+            ("bessel_y0", "y0", "Bessel's function of the second kind, of order 0"),
+            ("bessel_y1", "y1", "Bessel's function of the second kind, of order 1"),
+            ("modified_bessel_i0", "i0", "The modified function of the first kind, of order 0"),
+            ("modified_bessel_i1", "i1", "The modified function of the first kind, of order 1"),
+            ("modified_bessel_k0", "k0", "The modified function of the second kind, of order 0"),
+            ("modified_bessel_k1", "k1", "The modified function of the second kind, of order 1"),
+            ("scaled_modified_bessel_k0", "k0e", "``exp(input) * modified_bessel_k0(input)``"),
+            ("scaled_modified_bessel_k1", "k1e", "``exp(input) * modified_bessel_k1(input)``"),
+        )
+    },
+}

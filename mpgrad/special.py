@@ -1,0 +1,77 @@
+"""``mg.special``: PyTorch's names for special functions."""
+
+from __future__ import annotations
+
+# Functions hand out Tensors, which must have their methods.
+import mpgrad.tensor_methods  # noqa: F401  isort: skip
+
+from mpgrad.missing_names import missing_from as _missing_from
+from mpgrad.ops.activation import log_softmax, softmax
+from mpgrad.ops.piecewise import erfc, logit
+from mpgrad.ops.reduction import logsumexp
+from mpgrad.ops.rounding import round  # noqa: A004
+from mpgrad.ops.special import (
+    PLAIN,
+    digamma,
+    entr,
+    erfcx,
+    erfinv,
+    i0,
+    i0e,
+    i1,
+    i1e,
+    log_ndtr,
+    ndtr,
+    ndtri,
+    polygamma,
+    sinc,
+    xlog1py,
+    zeta,
+)
+from mpgrad.ops.special import igamma as gammainc
+from mpgrad.ops.special import igammac as gammaincc
+from mpgrad.ops.special import lgamma as gammaln
+from mpgrad.ops.special import mvlgamma as multigammaln
+from mpgrad.ops.transcendental import erf, exp2, expm1, log1p, xlogy
+from mpgrad.ops.transcendental import sigmoid as expit
+
+psi = digamma
+globals().update(PLAIN)
+
+__all__ = [
+    "digamma",
+    "entr",
+    "erf",
+    "erfc",
+    "erfcx",
+    "erfinv",
+    "exp2",
+    "expit",
+    "expm1",
+    "gammainc",
+    "gammaincc",
+    "gammaln",
+    "i0",
+    "i0e",
+    "i1",
+    "i1e",
+    "log1p",
+    "log_ndtr",
+    "log_softmax",
+    "logit",
+    "logsumexp",
+    "multigammaln",
+    "ndtr",
+    "ndtri",
+    "polygamma",
+    "psi",
+    "round",
+    "sinc",
+    "softmax",
+    "xlog1py",
+    "xlogy",
+    "zeta",
+    *PLAIN,
+]
+
+__getattr__ = _missing_from(__name__)

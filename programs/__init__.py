@@ -1,0 +1,1 @@
+"""Public PyTorch programs, unchanged, with PyTorch and with mpgrad: ``scripts/programs``."""

@@ -1,0 +1,85 @@
+"""The command: ``scripts/programs`` fetches public programs and runs each with both libraries."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from programs import page
+from programs.compare import Outcome, compare
+from programs.sources import ROOT, fetched, manifest
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for; 1 where a program does not do what it does with PyTorch."""
+    parser = argparse.ArgumentParser(prog="scripts/programs", description=__doc__)
+    parser.add_argument("only", nargs="*", help="a part of the names of the programs to run")
+    parser.add_argument("--steps", type=int, default=20, help="backwards a program may begin")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one run")
+    parser.add_argument("--copies", type=Path, help="a folder of clones, each owner+name")
+    parser.add_argument("--write", action="store_true", help=f"write {page.PAGE.name}")
+    options = parser.parse_args(arguments)
+    rows = []
+    for repository in manifest():
+        chosen = [p for p in repository.programs if _is_chosen(repository.source, p, options.only)]
+        folder = fetched(repository, options.copies) if chosen else ROOT
+        for program in chosen:
+            rows.append(_row(repository.source, folder, program, options.steps, options.timeout))
+            print(rows[-1].line, flush=True)
+    print(page.summary(rows))
+    if options.write:
+        page.write(rows, manifest(), options.steps)
+    return int(any(row.comparable and not row.verdict.agrees for row in rows))
+
+
+def _is_chosen(source: str, program: str, only: list[str]) -> bool:
+    return not only or any(part in f"{source}/{program}" for part in only)
+
+
+def _row(source: str, folder: Path, program: str, steps: int, timeout_s: float) -> page.Row:
+    torch = run("torch", folder, program, steps, timeout_s)
+    ours = run("mpgrad", folder, program, steps, timeout_s)
+    return page.Row(source, program, torch, ours, compare(torch, ours))
+
+
+def run(library: str, folder: Path, name: str, steps: int, timeout_s: float) -> Outcome:
+    """Run the program ``name`` of a repository in its own folder, with one thread."""
+    program = folder / name
+    with tempfile.TemporaryDirectory(prefix="programs-") as scratch:
+        losses = Path(scratch) / "losses.json"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "PROGRAM_LOSSES": str(losses),
+            "PYTHONHASHSEED": "0",
+            "PYTHONWARNINGS": "ignore",
+            "MPLBACKEND": "Agg",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "programs.under", library, str(steps), str(program)]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+                cwd=program.parent,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome(None, [], "", "")
+        values = json.loads(losses.read_text()) if losses.exists() else []
+        error = done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+        return Outcome(done.returncode, values, done.stdout, error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Distributions: densities, moments, entropies and divergences beside PyTorch's, and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad import distributions as D
+from tests.semantics.paired import compare, seen
+from tests.torch_outcomes import Of
+
+_A, _B = np.array([0.7, -1.2, 2.5]), np.array([0.6, 1.5, 0.9])
+_P = np.array([0.2, 0.5, 0.9])
+_ROWS = np.array([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3]])
+_MATRIX = np.array([[2.0, 0.3, 0.1], [0.3, 1.5, -0.2], [0.1, -0.2, 0.8]])
+
+#: Name -> (what makes it of a library's distributions and its parameters, parameters, values).
+KINDS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...], np.ndarray]] = {
+    "Normal": (lambda d, a, b: d.Normal(a, b), (_A, _B), _A + 0.4),
+    "Laplace": (lambda d, a, b: d.Laplace(a, b), (_A, _B), _A + 0.4),
+    "Cauchy": (lambda d, a, b: d.Cauchy(a, b), (_A, _B), _A + 0.4),
+    "Gumbel": (lambda d, a, b: d.Gumbel(a, b), (_A, _B), _A + 0.4),
+    "LogNormal": (lambda d, a, b: d.LogNormal(a, b), (_A, _B), _B),
+    "HalfNormal": (lambda d, b: d.HalfNormal(b), (_B,), _B),
+    "Exponential": (lambda d, b: d.Exponential(b), (_B,), _P),
+    "Uniform": (lambda d, a, b: d.Uniform(a, a + b), (_A, _B), _A + 0.3),
+    "Bernoulli": (lambda d, p: d.Bernoulli(p), (_P,), np.array([1.0, 0.0, 1.0])),
+    "Bernoulli logits": (lambda d, a: d.Bernoulli(logits=a), (_A,), np.array([1.0, 0.0, 1.0])),
+    "Geometric": (lambda d, p: d.Geometric(p), (_P,), np.array([0.0, 3.0, 2.0])),
+    "Binomial": (lambda d, p: d.Binomial(5, p), (_P,), np.array([0.0, 3.0, 5.0])),
+    "Poisson": (lambda d, b: d.Poisson(b), (_B,), np.array([0.0, 3.0, 2.0])),
+    "Categorical": (lambda d, p: d.Categorical(p), (_ROWS,), np.array([2, 0])),
+    "Categorical logits": (lambda d, p: d.Categorical(logits=p), (_ROWS,), np.array([1, 2])),
+    "OneHotCategorical": (lambda d, p: d.OneHotCategorical(p), (_ROWS,), np.eye(3)[[2, 0]]),
+    "Gamma": (lambda d, b, p: d.Gamma(b, p), (_B, _P), _B + 0.1),
+    "Chi2": (lambda d, b: d.Chi2(b), (_B,), _B),
+    "Beta": (lambda d, b, p: d.Beta(b, p), (_B, _P), _P / 2),
+    "Dirichlet": (lambda d, r: d.Dirichlet(r * 3), (_ROWS,), _ROWS[::-1].copy()),
+    "StudentT": (lambda d, b, a: d.StudentT(b + 2, a, b), (_B, _A), _A + 0.4),
+    "MultivariateNormal": (lambda d, a, m: d.MultivariateNormal(a, m), (_A, _MATRIX), _A + 0.4),
+    "MultivariateNormal precision": (
+        lambda d, a, m: d.MultivariateNormal(a, precision_matrix=m),
+        (_A, _MATRIX),
+        _A + 0.4,
+    ),
+    "Independent": (lambda d, a, b: d.Independent(d.Normal(a, b), 1), (_A, _B), _A + 0.4),
+    "TransformedDistribution": (
+        lambda d, a, b: d.TransformedDistribution(
+            d.Normal(a, b), [d.AffineTransform(0.5, 2.0), d.TanhTransform()]
+        ),
+        (_A, _B),
+        _P - 0.3,
+    ),
+    "TransformedDistribution composed": (
+        lambda d, a, b: d.TransformedDistribution(
+            d.Laplace(a, b),
+            d.ComposeTransform([d.ExpTransform(), d.SigmoidTransform().inv.inv]),
+        ),
+        (_A, _B),
+        _P / 2 + 0.5,
+    ),
+    "MixtureSameFamily": (
+        lambda d, p, a: d.MixtureSameFamily(d.Categorical(p), d.Normal(a, a * 0 + 1.5)),
+        (_P, _A),
+        np.array(0.3),
+    ),
+}
+_MOMENTS = ("mean", "variance", "mode")
+_FUNCTIONS = ("cdf", "icdf")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_gives_what_pytorchs_gives(name: str, of_torch: Of) -> None:
+    make, parameters, value = KINDS[name]
+
+    def told(lib: Any) -> list[Any]:
+        leaves = [lib.tensor(array, requires_grad=True) for array in parameters]
+        made = make(lib.distributions, *leaves)
+        density = made.log_prob(lib.tensor(value))
+        density.sum().backward()
+        found: list[Any] = [density, *(leaf.grad for leaf in leaves)]
+        found += [_or_none(lambda name=name: getattr(made, name).detach()) for name in _MOMENTS]
+        found.append(_or_none(made.entropy))
+        for function, at in zip(_FUNCTIONS, (lib.tensor(value), lib.tensor(_P)), strict=True):
+            found.append(_or_none(lambda f=function, at=at: getattr(made, f)(at)))
+        shapes = [list(made.batch_shape), list(made.event_shape), list(made.sample((4,)).shape)]
+        return [seen(found, exact=False), shapes]
+
+    here, shapes = told(mg)
+    for oracle, (there, their_shapes) in of_torch(told):
+        assert shapes == their_shapes, oracle
+        # What PyTorch lacks may be here.
+        both = [(a, b) for a, b in zip(here, there, strict=True) if b is not None]
+        compare([a for a, _ in both], [b for _, b in both], 1e-7, 1e-10, oracle)
+
+
+def _or_none(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except (NotImplementedError, AttributeError):
+        return None
+
+
+PAIRS = (
+    "Normal", "LogNormal", "Bernoulli", "Categorical", "OneHotCategorical", "Geometric", "Poisson",
+    "Exponential", "Laplace", "Gamma", "Beta", "Dirichlet", "MultivariateNormal", "Independent",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_divergences_are_pytorchs(name: str, of_torch: Of) -> None:
+    make, parameters, _ = KINDS[name]
+
+    def told(lib: Any) -> list[Any]:
+        leaves = [lib.tensor(array, requires_grad=True) for array in parameters]
+        one = make(lib.distributions, *leaves)
+        other = make(lib.distributions, *[leaf * leaf.new_tensor(0.9) for leaf in leaves])
+        found = lib.distributions.kl_divergence(one, other)
+        found.sum().backward()
+        return seen([found, *(leaf.grad for leaf in leaves)], exact=False)
+
+    for oracle, theirs in of_torch(told):
+        compare(told(mg), theirs, 1e-7, 1e-10, oracle)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in KINDS if name.split()[0] not in ("Cauchy", "TransformedDistribution")]
+)
+def test_draws_have_the_mean_and_the_variance(name: str) -> None:
+    make, parameters, _ = KINDS[name]
+    mg.manual_seed(0)
+    made = make(D, *[mg.tensor(array) for array in parameters])
+    drawn = made.sample((40_000,)).double().numpy()
+    if name.startswith("Categorical"):
+        np.testing.assert_allclose(
+            np.mean(drawn[..., None] == np.arange(3), 0), made.probs.numpy(), atol=0.02
+        )
+        return
+    spread = np.sqrt(made.variance.numpy())
+    np.testing.assert_allclose(drawn.mean(0), made.mean.numpy(), atol=0.03 * spread.max() + 0.01)
+    if name != "StudentT":  # of few degrees: its variance hardly settles
+        np.testing.assert_allclose(drawn.std(0), spread, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Normal", [np.ones(3), np.zeros(3)]),
+        ("Exponential", [-1 / _B**2]),
+        ("Gamma", [1 / _P, -_B / _P**2]),
+        ("Beta", [_P / (_B + _P) ** 2, -_B / (_B + _P) ** 2]),
+        ("Laplace", [np.ones(3), np.zeros(3)]),
+    ],
+)
+def test_gradients_of_draws_are_those_of_the_mean(name: str, expected: list[np.ndarray]) -> None:
+    make, parameters, _ = KINDS[name]
+    mg.manual_seed(0)
+    leaves = [mg.tensor(array, requires_grad=True) for array in parameters]
+    make(D, *leaves).rsample((60_000,)).mean(0).sum().backward()
+    for leaf, slope in zip(leaves, expected, strict=True):
+        np.testing.assert_allclose(leaf.grad.numpy(), slope, rtol=0.06, atol=0.03)
+
+
+@pytest.mark.parametrize("shape", [1e-3, 0.3, 1.0, 4.0, 80.0, 2e4])
+def test_the_slope_of_a_gamma_draw_is_that_of_its_quantile(shape: float) -> None:
+    special = pytest.importorskip("scipy.special")
+    from mpgrad.backends.special_functions import gamma_slope
+
+    chances = np.array([0.05, 0.3, 0.6, 0.95])
+    drawn = special.gammaincinv(shape, chances)
+    drawn = drawn[drawn > 1e-250]
+    step = 1e-5 * shape
+    ends = [special.gammaincinv(shape + s, special.gammainc(shape, drawn)) for s in (step, -step)]
+    expected = (ends[0] - ends[1]) / (2 * step)
+    found = gamma_slope(np, special, np.full(drawn.shape, shape), drawn)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_what_is_wrong_is_named() -> None:
+    for make, said in (
+        (lambda: D.Normal(mg.zeros(2), -mg.ones(2)), "parameter scale .* positive"),
+        (lambda: D.Bernoulli(), "Either `probs` or `logits` must be specified"),
+        (lambda: D.Categorical(mg.tensor(0.3)), "must be at least one-dimensional"),
+        (lambda: D.Uniform(1.0, 0.0), "not defined when low>= high"),
+        (lambda: D.MultivariateNormal(mg.zeros(2)), "Exactly one of covariance_matrix"),
+        (lambda: D.MultivariateNormal(mg.zeros(2), -mg.eye(2)), "PositiveDefinite"),
+        (lambda: D.Bernoulli(0.5).log_prob(mg.tensor(0.3)), "within the support"),
+        (lambda: D.Categorical(mg.ones(3)).log_prob(mg.tensor(3)), "within the support"),
+        (lambda: D.Independent(D.Normal(0.0, 1.0), 1), "reinterpreted_batch_ndims"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()
+    with pytest.raises(NotImplementedError, match=r"No KL\(p \|\| q\) is implemented"):
+        D.kl_divergence(D.Normal(0.0, 1.0), D.Gamma(1.0, 1.0))
+    with pytest.raises(NotImplementedError, match="Bernoulli has no rsample"):
+        D.Bernoulli(0.5).rsample()
+
+
+def test_expand_repeats_the_batch() -> None:
+    wide = D.Normal(mg.zeros(3), mg.ones(3)).expand((2, 3))
+    assert wide.batch_shape == (2, 3)
+    assert tuple(wide.sample((4,)).shape) == (4, 2, 3)
