@@ -39,7 +39,16 @@ EVERY = 10
 LEFT_OUT = frozenset(
     {"manual_seed", "set_rng_state", "get_rng_state", "empty", "empty_like", "rand", "randn"}
     | {"rand_like", "randn_like", "randint", "randint_like", "randperm", "bernoulli", "normal"}
-    | {"multinomial", "poisson", "dropout", "set_default_dtype", "from_dlpack", "to_dlpack"}
+    | {
+        "multinomial",
+        "poisson",
+        "dropout",
+        "seed",
+        "initial_seed",
+        "set_default_dtype",
+        "from_dlpack",
+        "to_dlpack",
+    }
     | {"dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"}
     | {"gumbel_softmax", "scaled_dot_product_attention", "from_numpy", "get_default_dtype"}
 )
