@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from programs import page
 from programs.compare import Outcome, compare
-from programs.sources import ROOT, fetched, manifest
+from programs.sources import ROOT, Repository, fetched, manifest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,16 +22,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("only", nargs="*", help="a part of the names of the programs to run")
     parser.add_argument("--steps", type=int, default=20, help="backwards a program may begin")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one run")
-    parser.add_argument("--copies", type=Path, help="a folder of clones, each owner+name")
+    parser.add_argument("--jobs", type=int, default=1, help="programs to run at once")
+    parser.add_argument("--copies", type=Path, help="use these clones, each owner+name")
     parser.add_argument("--write", action="store_true", help=f"write {page.PAGE.name}")
     options = parser.parse_args(arguments)
+    chosen = [
+        (repository, program)
+        for repository in manifest()
+        for program in repository.programs
+        if _is_chosen(repository.source, program, options.only)
+    ]
+    folders = {repository: fetched(repository, options.copies) for repository, _ in chosen}
+
+    def compared(entry: tuple[Repository, str]) -> page.Row:
+        repository, program = entry
+        folder, limits = folders[repository], (options.steps, options.timeout)
+        torch = run("torch", folder, program, *limits)
+        ours = run("mpgrad", folder, program, *limits)
+        return page.Row(repository.source, program, torch, ours, compare(torch, ours))
+
     rows = []
-    for repository in manifest():
-        chosen = [p for p in repository.programs if _is_chosen(repository.source, p, options.only)]
-        folder = fetched(repository, options.copies) if chosen else ROOT
-        for program in chosen:
-            rows.append(_row(repository.source, folder, program, options.steps, options.timeout))
-            print(rows[-1].line, flush=True)
+    with ThreadPoolExecutor(options.jobs) as runners:
+        for row in runners.map(compared, chosen):
+            rows.append(row)
+            print(row.line, flush=True)
     print(page.summary(rows))
     if options.write:
         page.write(rows, manifest(), options.steps)
@@ -39,12 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _is_chosen(source: str, program: str, only: list[str]) -> bool:
     return not only or any(part in f"{source}/{program}" for part in only)
-
-
-def _row(source: str, folder: Path, program: str, steps: int, timeout_s: float) -> page.Row:
-    torch = run("torch", folder, program, steps, timeout_s)
-    ours = run("mpgrad", folder, program, steps, timeout_s)
-    return page.Row(source, program, torch, ours, compare(torch, ours))
 
 
 def run(library: str, folder: Path, name: str, steps: int, timeout_s: float) -> Outcome:

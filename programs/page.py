@@ -67,7 +67,8 @@ def write(rows: Sequence[Row], repositories: Sequence[Repository], steps: int) -
 
 
 def _table_row(row: Row) -> str:
-    name = f"`{row.source.partition('/')[2]}/{row.program}`"
+    # With blanks, so that nobody takes it for a path in this repository.
+    name = f"{row.source.partition('/')[2]}/{row.program}".replace("/", " / ")
     if not row.comparable:
         return f"| {name} | does not run | | {_cell(row.torch.error)} |"
     said = "same" if row.verdict.agrees else _cell(row.verdict.text)

@@ -37,18 +37,20 @@ def fetched(repository: Repository, copies: Path | None = None) -> Path:
 
     Args:
         repository: which one.
-        copies: a folder of clones, each as ``owner+name``, to fetch from instead of from GitHub.
+        copies: a folder of clones, each as ``owner+name``, to use instead.
 
     Raises:
         RuntimeError: it cannot be fetched; the text is git's.
     """
-    folder = FOLDER / repository.source.replace("/", "+")
-    if not (folder / ".git").exists():
+    folder = (copies or FOLDER) / repository.source.replace("/", "+")
+    if not (folder / ".git").exists() and copies is None:
         folder.mkdir(parents=True, exist_ok=True)
         _git(folder, "init", "--quiet")
-    if _git(folder, "rev-parse", "--quiet", "--verify", "HEAD", check=False) != repository.commit:
-        origin = repository.address if copies is None else str(copies / folder.name)
-        _git(folder, "fetch", "--quiet", "--depth", "1", origin, repository.commit)
+    here = _git(folder, "rev-parse", "--quiet", "--verify", "HEAD", check=False)
+    if here != repository.commit and copies is not None:
+        raise RuntimeError(f"{folder} is not at commit {repository.commit}")
+    if here != repository.commit:
+        _git(folder, "fetch", "--quiet", "--depth", "1", repository.address, repository.commit)
         _git(folder, "checkout", "--quiet", "--force", repository.commit)
     return folder
 
