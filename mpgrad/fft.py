@@ -30,6 +30,7 @@ from mpgrad.ops.fourier import (
     rfftfreq,
     rfftn,
 )
+from mpgrad.ops.out_argument import publish as _publish
 
 __all__ = [
     "fft",
@@ -55,5 +56,7 @@ __all__ = [
     "rfftfreq",
     "rfftn",
 ]
+
+_publish(globals(), __all__, __all__)
 
 __getattr__ = _missing_from(__name__)

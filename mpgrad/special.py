@@ -7,6 +7,7 @@ import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.missing_names import missing_from as _missing_from
 from mpgrad.ops.activation import log_softmax, softmax
+from mpgrad.ops.out_argument import publish as _publish
 from mpgrad.ops.piecewise import erfc, logit
 from mpgrad.ops.reduction import logsumexp
 from mpgrad.ops.rounding import round  # noqa: A004
@@ -73,5 +74,7 @@ __all__ = [
     "zeta",
     *PLAIN,
 ]
+
+_publish(globals(), __all__, __all__)
 
 __getattr__ = _missing_from(__name__)
