@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
-from mpgrad.machine import available_cpus
+from mpgrad.base.machine import available_cpus
 
 _ROOT = Path(__file__).resolve().parents[1]
 #: Rounds of one loop, about 0.3 ms, and loops of which the median counts.

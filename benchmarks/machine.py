@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from threadpoolctl import threadpool_info
 
-from mpgrad.machine import available_cpus
+from mpgrad.base.machine import available_cpus
 
 #: The packages whose versions matter to the figures.
 _PACKAGES = ("mpgrad", "numpy", "pyzmq", "msgspec")

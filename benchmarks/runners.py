@@ -15,7 +15,7 @@ from benchmarks.gil_work import spin
 from benchmarks.loads import loops_for
 from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.rounds import Contender, backward, forward_and_backward
-from mpgrad.autograd import engine_slot
+from mpgrad.autograd.running import engine_slot
 from mpgrad.engine.engine import current_engine
 
 #: Every workload is measured with two workers: the targets are for two cores.

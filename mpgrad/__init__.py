@@ -6,7 +6,7 @@
     (x * x).sum().backward()
     x.grad
 
-Public names are loaded on first use (see ``mpgrad.lazy``): to import any part of the package
+Public names are loaded on first use (see ``mpgrad.base.lazy``): to import any part of the package
 runs this file, and the coordinator process must not load NumPy. ``python -m tests.stubs`` writes
 ``__init__.pyi``, which tells editors and type checkers the same names.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os as _os
 import sys as _sys
 
-from mpgrad.lazy import attach as _attach
+from mpgrad.base.lazy import attach as _attach
 
 if "numpy" not in _sys.modules:
     # After a product on several threads, OpenBLAS lets them spin for 2**26 cycles (tens of
@@ -27,21 +27,21 @@ __version__ = "0.1.0"
 
 #: Public names by the module that defines them.
 _NAMES_OF = {
-    "mpgrad.tensor": "Tensor is_inference",
-    "mpgrad.device": "Device device",
-    "mpgrad.device_arrays": "set_default_device get_default_device",
-    "mpgrad.dtype": "dtype set_default_dtype get_default_dtype",
-    "mpgrad.dtypes": (
+    "mpgrad.tensors.tensor": "Tensor is_inference",
+    "mpgrad.base.device": "Device device",
+    "mpgrad.devices.device_arrays": "set_default_device get_default_device",
+    "mpgrad.base.dtype": "dtype set_default_dtype get_default_dtype",
+    "mpgrad.base.dtypes": (
         "float16 half float32 float float64 double complex64 cfloat complex128 cdouble "
         "uint8 uint16 uint32 uint64 int8 int16 short int32 int int64 long bool"
     ),
-    "mpgrad.limits": "finfo iinfo",
-    "mpgrad.size": "Size",
-    "mpgrad.memory_formats": "preserve_format contiguous_format",
+    "mpgrad.base.limits": "finfo iinfo",
+    "mpgrad.base.size": "Size",
+    "mpgrad.base.memory_formats": "preserve_format contiguous_format",
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",
-    "mpgrad.autograd.anomaly_mode": "is_anomaly_enabled is_anomaly_check_nan_enabled",
-    "mpgrad.autograd.grad_mode": (
+    "mpgrad.graph.anomaly": "is_anomaly_enabled is_anomaly_check_nan_enabled",
+    "mpgrad.graph.grad_modes": (
         "no_grad enable_grad set_grad_enabled is_grad_enabled "
         "inference_mode is_inference_mode_enabled"
     ),
@@ -108,7 +108,9 @@ _NAMES_OF = {
     "mpgrad.ops.piecewise": (
         "deg2rad erfc float_power frac hypot logaddexp2 logit nan_to_num rad2deg xlogy"
     ),
-    "mpgrad.ops.statistics": ("aminmax cummax cummin kthvalue median nanmean nansum std_mean"),
+    "mpgrad.ops.order_statistics": (
+        "aminmax cummax cummin kthvalue median nanmean nansum std_mean"
+    ),
     "math": "e inf nan pi",
     "mpgrad.ops.matrices": "cholesky det inverse logdet matrix_power slogdet",
     "mpgrad.ops.linear_systems": ("cholesky_inverse cholesky_solve pinverse triangular_solve"),
@@ -162,18 +164,18 @@ _SUBMODULES = (
 #: Modules that know no Tensor; for all others its methods must be there first.
 _WITHOUT_TENSOR = (
     "mpgrad.autograd",
-    "mpgrad.autograd.grad_mode",
+    "mpgrad.graph.grad_modes",
     "mpgrad.backends",
     "mpgrad.backends.matmul_precision",
     "mpgrad.cuda",
-    "mpgrad.device",
-    "mpgrad.device_arrays",
-    "mpgrad.dtype",
-    "mpgrad.dtypes",
+    "mpgrad.base.device",
+    "mpgrad.devices.device_arrays",
+    "mpgrad.base.dtype",
+    "mpgrad.base.dtypes",
     "mpgrad.errors",
-    "mpgrad.limits",
-    "mpgrad.memory_formats",
-    "mpgrad.size",
+    "mpgrad.base.limits",
+    "mpgrad.base.memory_formats",
+    "mpgrad.base.size",
     "math",
 )
 

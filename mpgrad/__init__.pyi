@@ -19,60 +19,59 @@ from mpgrad import optim as optim
 from mpgrad import profiler as profiler
 from mpgrad import special as special
 from mpgrad import utils as utils
-from mpgrad.autograd.anomaly_mode import (
-    is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
-)
-from mpgrad.autograd.anomaly_mode import is_anomaly_enabled as is_anomaly_enabled
 from mpgrad.autograd.backward import backward as backward
 from mpgrad.autograd.backward import grad as grad
 from mpgrad.autograd.function import Function as Function
-from mpgrad.autograd.grad_mode import enable_grad as enable_grad
-from mpgrad.autograd.grad_mode import inference_mode as inference_mode
-from mpgrad.autograd.grad_mode import is_grad_enabled as is_grad_enabled
-from mpgrad.autograd.grad_mode import is_inference_mode_enabled as is_inference_mode_enabled
-from mpgrad.autograd.grad_mode import no_grad as no_grad
-from mpgrad.autograd.grad_mode import set_grad_enabled as set_grad_enabled
 from mpgrad.backends.matmul_precision import (
     get_float32_matmul_precision as get_float32_matmul_precision,
 )
 from mpgrad.backends.matmul_precision import (
     set_float32_matmul_precision as set_float32_matmul_precision,
 )
-from mpgrad.device import Device as Device
-from mpgrad.device import device as device
-from mpgrad.device_arrays import get_default_device as get_default_device
-from mpgrad.device_arrays import set_default_device as set_default_device
-from mpgrad.dtype import dtype as dtype
-from mpgrad.dtype import get_default_dtype as get_default_dtype
-from mpgrad.dtype import set_default_dtype as set_default_dtype
-from mpgrad.dtypes import bool as bool
-from mpgrad.dtypes import cdouble as cdouble
-from mpgrad.dtypes import cfloat as cfloat
-from mpgrad.dtypes import complex64 as complex64
-from mpgrad.dtypes import complex128 as complex128
-from mpgrad.dtypes import double as double
-from mpgrad.dtypes import float as float
-from mpgrad.dtypes import float16 as float16
-from mpgrad.dtypes import float32 as float32
-from mpgrad.dtypes import float64 as float64
-from mpgrad.dtypes import half as half
-from mpgrad.dtypes import int as int
-from mpgrad.dtypes import int8 as int8
-from mpgrad.dtypes import int16 as int16
-from mpgrad.dtypes import int32 as int32
-from mpgrad.dtypes import int64 as int64
-from mpgrad.dtypes import long as long
-from mpgrad.dtypes import short as short
-from mpgrad.dtypes import uint8 as uint8
-from mpgrad.dtypes import uint16 as uint16
-from mpgrad.dtypes import uint32 as uint32
-from mpgrad.dtypes import uint64 as uint64
+from mpgrad.base.device import Device as Device
+from mpgrad.base.device import device as device
+from mpgrad.base.dtype import dtype as dtype
+from mpgrad.base.dtype import get_default_dtype as get_default_dtype
+from mpgrad.base.dtype import set_default_dtype as set_default_dtype
+from mpgrad.base.dtypes import bool as bool
+from mpgrad.base.dtypes import cdouble as cdouble
+from mpgrad.base.dtypes import cfloat as cfloat
+from mpgrad.base.dtypes import complex64 as complex64
+from mpgrad.base.dtypes import complex128 as complex128
+from mpgrad.base.dtypes import double as double
+from mpgrad.base.dtypes import float as float
+from mpgrad.base.dtypes import float16 as float16
+from mpgrad.base.dtypes import float32 as float32
+from mpgrad.base.dtypes import float64 as float64
+from mpgrad.base.dtypes import half as half
+from mpgrad.base.dtypes import int as int
+from mpgrad.base.dtypes import int8 as int8
+from mpgrad.base.dtypes import int16 as int16
+from mpgrad.base.dtypes import int32 as int32
+from mpgrad.base.dtypes import int64 as int64
+from mpgrad.base.dtypes import long as long
+from mpgrad.base.dtypes import short as short
+from mpgrad.base.dtypes import uint8 as uint8
+from mpgrad.base.dtypes import uint16 as uint16
+from mpgrad.base.dtypes import uint32 as uint32
+from mpgrad.base.dtypes import uint64 as uint64
+from mpgrad.base.limits import finfo as finfo
+from mpgrad.base.limits import iinfo as iinfo
+from mpgrad.base.memory_formats import contiguous_format as contiguous_format
+from mpgrad.base.memory_formats import preserve_format as preserve_format
+from mpgrad.base.size import Size as Size
+from mpgrad.devices.device_arrays import get_default_device as get_default_device
+from mpgrad.devices.device_arrays import set_default_device as set_default_device
 from mpgrad.engine.engine import Engine as Engine
 from mpgrad.engine.engine import current_engine as current_engine
-from mpgrad.limits import finfo as finfo
-from mpgrad.limits import iinfo as iinfo
-from mpgrad.memory_formats import contiguous_format as contiguous_format
-from mpgrad.memory_formats import preserve_format as preserve_format
+from mpgrad.graph.anomaly import is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled
+from mpgrad.graph.anomaly import is_anomaly_enabled as is_anomaly_enabled
+from mpgrad.graph.grad_modes import enable_grad as enable_grad
+from mpgrad.graph.grad_modes import inference_mode as inference_mode
+from mpgrad.graph.grad_modes import is_grad_enabled as is_grad_enabled
+from mpgrad.graph.grad_modes import is_inference_mode_enabled as is_inference_mode_enabled
+from mpgrad.graph.grad_modes import no_grad as no_grad
+from mpgrad.graph.grad_modes import set_grad_enabled as set_grad_enabled
 from mpgrad.ops.activation import log_softmax as log_softmax
 from mpgrad.ops.activation import softmax as softmax
 from mpgrad.ops.arithmetic import abs as abs
@@ -243,6 +242,14 @@ from mpgrad.ops.matrix_functions import svd_lowrank as svd_lowrank
 from mpgrad.ops.norms import cosine_similarity as cosine_similarity
 from mpgrad.ops.norms import dist as dist
 from mpgrad.ops.norms import norm as norm
+from mpgrad.ops.order_statistics import aminmax as aminmax
+from mpgrad.ops.order_statistics import cummax as cummax
+from mpgrad.ops.order_statistics import cummin as cummin
+from mpgrad.ops.order_statistics import kthvalue as kthvalue
+from mpgrad.ops.order_statistics import median as median
+from mpgrad.ops.order_statistics import nanmean as nanmean
+from mpgrad.ops.order_statistics import nansum as nansum
+from mpgrad.ops.order_statistics import std_mean as std_mean
 from mpgrad.ops.ordering import argsort as argsort
 from mpgrad.ops.ordering import sort as sort
 from mpgrad.ops.ordering import topk as topk
@@ -377,14 +384,6 @@ from mpgrad.ops.special import lgamma as lgamma
 from mpgrad.ops.special import mvlgamma as mvlgamma
 from mpgrad.ops.special import polygamma as polygamma
 from mpgrad.ops.special import sinc as sinc
-from mpgrad.ops.statistics import aminmax as aminmax
-from mpgrad.ops.statistics import cummax as cummax
-from mpgrad.ops.statistics import cummin as cummin
-from mpgrad.ops.statistics import kthvalue as kthvalue
-from mpgrad.ops.statistics import median as median
-from mpgrad.ops.statistics import nanmean as nanmean
-from mpgrad.ops.statistics import nansum as nansum
-from mpgrad.ops.statistics import std_mean as std_mean
 from mpgrad.ops.transcendental import acos as acos
 from mpgrad.ops.transcendental import acosh as acosh
 from mpgrad.ops.transcendental import arccos as arccos
@@ -427,8 +426,7 @@ from mpgrad.ops.typed_tensors import LongTensor as LongTensor
 from mpgrad.ops.typed_tensors import ShortTensor as ShortTensor
 from mpgrad.serialization import load as load
 from mpgrad.serialization import save as save
-from mpgrad.size import Size as Size
-from mpgrad.tensor import Tensor as Tensor
-from mpgrad.tensor import is_inference as is_inference
+from mpgrad.tensors.tensor import Tensor as Tensor
+from mpgrad.tensors.tensor import is_inference as is_inference
 
 __version__: str

@@ -17,10 +17,10 @@ import numpy as np
 
 from mpgrad.autograd import functional
 from mpgrad.autograd.backward import grad as gradients
-from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled
-from mpgrad.missing_names import missing_from as _missing_from
+from mpgrad.base.missing_names import missing_from as _missing_from
+from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled
 from mpgrad.ops.creation import from_numpy, zeros_like
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["grad", "grad_and_value", "hessian", "jacrev", "value_and_grad", "vjp"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 # Functions hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
+from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.errors import LinAlgError
-from mpgrad.missing_names import missing_from as _missing_from
 from mpgrad.ops.factorizations import eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
 from mpgrad.ops.linalg import matmul
 from mpgrad.ops.linear_systems import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import IO, Any
 
-from mpgrad.device import Device
+from mpgrad.base.device import Device
 from mpgrad.tensor_methods.copies import mapped_locations
 
 __all__ = ["load", "save"]
@@ -23,7 +23,7 @@ _HARMLESS = {
     "mpgrad": "Tensor Device Size",
     "mpgrad.nn.parameter": "Parameter",
     "mpgrad.tensor_methods.copies": "_rebuild",
-    "mpgrad.dtype": "DType",
+    "mpgrad.base.dtype": "DType",
     "numpy": "ndarray dtype",
     **{
         f"numpy.{core}.{module}": names

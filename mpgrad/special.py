@@ -5,7 +5,7 @@ from __future__ import annotations
 # Functions hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.missing_names import missing_from as _missing_from
+from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.ops.activation import log_softmax, softmax
 from mpgrad.ops.out_argument import publish as _publish
 from mpgrad.ops.piecewise import erfc, logit

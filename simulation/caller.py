@@ -13,15 +13,15 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from mpgrad.engine.session import Session
-from mpgrad.errors import EngineClosed
-from mpgrad.handles import (
+from mpgrad.base.handles import (
     ENGINE_ARENA,
     INLINE_LIMIT_BYTES,
     Block,
     GradientRef,
     is_counted,
 )
+from mpgrad.engine.session import Session
+from mpgrad.errors import EngineClosed
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.plan import plan

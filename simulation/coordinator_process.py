@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mpgrad.coordinator.bootstrap import start_workers
+from mpgrad.base.handles import Block
 from mpgrad.coordinator.coordinator import Coordinator
+from mpgrad.coordinator.coordinator_process import start_workers
 from mpgrad.coordinator.supervisor import FAILED_STARTS_MAX, Supervisor
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
@@ -197,7 +197,7 @@ class CoordinatorProcess:
             expected.has_given_up = True
         elif isinstance(event, ev.WorkerHung):
             self._check_hung(event)
-        elif isinstance(event, ev.WorkerLost):
+        elif isinstance(event, ev.WorkerDied):
             self._check_lost(event)
 
     def _check_hung(self, event: ev.WorkerHung) -> None:
@@ -210,7 +210,7 @@ class CoordinatorProcess:
             key = None if stalled is None else (stalled.graph, stalled.task, stalled.attempt)
             require(key == event.running, f"{event.peer} hangs in {key}, not in {event.running}")
 
-    def _check_lost(self, event: ev.WorkerLost) -> None:
+    def _check_lost(self, event: ev.WorkerDied) -> None:
         """What the coordinator says of a death is what happened."""
         worker = self.workers[event.peer]
         require(not worker.is_alive, f"{event.peer} is taken for dead")
@@ -225,8 +225,8 @@ class CoordinatorProcess:
         self._lost_arenas.add(worker.arena)
 
     def _blamed(
-        self, event: ev.WorkerLost, running: do.DispatchNodeTask | None
-    ) -> tuple[ev.WorkerLost, do.DispatchNodeTask | None]:
+        self, event: ev.WorkerDied, running: do.DispatchNodeTask | None
+    ) -> tuple[ev.WorkerDied, do.DispatchNodeTask | None]:
         """What a death has to be counted as: a fence is the fault of the task that took too long,
         unless its reply has arrived since."""
         late = self._hung.get(event.peer)

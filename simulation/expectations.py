@@ -97,7 +97,7 @@ class Expectations:
         require(spec.device == device, f"{peer} of device {device} runs {key} of {spec.device}")
         require(dispatch.payload[0] not in self._ended, f"{peer} runs {key} of an ended graph")
 
-    def on_death(self, event: ev.WorkerLost, running: do.DispatchNodeTask | None) -> None:
+    def on_death(self, event: ev.WorkerDied, running: do.DispatchNodeTask | None) -> None:
         """A worker that was ready has died, in the middle of ``running`` if that is given."""
         if running is None:
             return

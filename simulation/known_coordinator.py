@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from mpgrad.autograd.running.interrupts import Interrupts
+from mpgrad.autograd.running.deferred_interrupts import Interrupts
 from simulation.expectations import Wrong
 from simulation.transport import MemoryEndpoint
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from mpgrad.handles import Block
+from mpgrad.base.handles import Block
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 from mpgrad.scheduler.plan_tables import InnerTarget, Member
 from mpgrad.scheduler.split import parts_of

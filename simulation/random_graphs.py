@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from mpgrad.handles import INLINE_LIMIT_BYTES
+from mpgrad.base.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target, serial_order
 from mpgrad.scheduler.plan_tables import Plan
 from simulation.path_counts import TracedGraph, seed_value

@@ -6,14 +6,14 @@ published block and a read of an unwritten one are found at the access itself.
 
 from __future__ import annotations
 
-from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.handles import (
+from mpgrad.base.handles import (
     CLIENT_ARENA,
     CLIENT_DEVICE_ARENA,
     ENGINE_ARENA,
     WORKER_DEVICE_ARENA,
     Block,
 )
+from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.shm.free_list import FreeList, FreeListStatistics
 from simulation.path_counts import Content
 

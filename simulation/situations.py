@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.handles import WORKER_DEVICE_ARENA, Block
+from mpgrad.base.handles import WORKER_DEVICE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
@@ -101,7 +101,7 @@ class Situations:
                     graph.owner == event.peer and graph.depth > 0 for graph in core.graphs.values()
                 ),
             )
-        elif isinstance(event, ev.WorkerLost):
+        elif isinstance(event, ev.WorkerDied):
             member = core.membership.get(event.peer)
             if member is not None:
                 self._note(BEREAVED, any(ref.arena == member.arena for ref in core.leases.counts()))

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, GradientRef
+from mpgrad.base.handles import CLIENT_ARENA, ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.plan_tables import Plan

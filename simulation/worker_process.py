@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mpgrad.base.exits import describe_exit
+from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.coordinator.reaper import End
-from mpgrad.exits import describe_exit
-from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.wire.schema import MESSAGES

@@ -15,10 +15,10 @@ from functools import cache, partial
 from random import Random
 from typing import Any
 
-from mpgrad.handles import Block
+from mpgrad.base.handles import Block
+from mpgrad.scheduler.coordinator_statistics import statistics_of
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
-from mpgrad.scheduler.statistics import statistics_of
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.journal import SEGMENT_EVENTS
 from simulation.caller import Caller

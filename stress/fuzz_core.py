@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mpgrad.coordinator.bootstrap import start_workers
+from mpgrad.base.handles import Block
 from mpgrad.coordinator.coordinator import Coordinator
+from mpgrad.coordinator.coordinator_process import start_workers
 from mpgrad.coordinator.reaper import End
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.errors import InvariantViolated, ProtocolError
-from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState

@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 
 import mpgrad as mg
-from mpgrad.autograd import costs, engine_slot
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.running import engine_slot
+from mpgrad.base.exits import describe_exit
+from mpgrad.base.handles import Block
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.errors import ProtocolError
-from mpgrad.exits import describe_exit
-from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
@@ -37,11 +38,11 @@ from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.schema import TO_WORKER
-from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.task import TaskRunner
+from mpgrad.workers.worker_memory import WorkerMemory
 from stress.fuzz_core import Tally
 from stress.hostile_frames import HostileFrames
 

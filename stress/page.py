@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpgrad import machine
+from mpgrad.base import machine
 from stress.run import Verdict
 
 _HEAD = """# Reliability

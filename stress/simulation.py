@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from itertools import islice
 from multiprocessing import get_context
 
-from mpgrad import machine
+from mpgrad.base import machine
 from simulation import WorldFailure
 from simulation.many_worlds import Tally, run_worlds
 from stress.run import Run, Verdict, count, minutes, progress_bar

@@ -1,6 +1,6 @@
 """Writes the list of PyTorch's public names: ``python -m tests.pytorch_names``.
 
-It is the data of ``mpgrad.missing_names``, so that an error can say that PyTorch has a name.
+It is the data of ``mpgrad.base.missing_names``, so that an error can say that PyTorch has a name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from mpgrad.missing_names import PYTORCH
+from mpgrad.base.missing_names import PYTORCH
 
 MODULES = (
     "torch",

@@ -27,7 +27,7 @@ from mpgrad.ops import (
     shape,
     transcendental,
 )
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: Rows and columns that one program's matrices are made of.
 SIZES = ((1, 1, 1), (1, 3, 5), (2, 4, 7), (6, 12, 16), (8, 24, 60), (32, 100, 130), (64, 128, 192))

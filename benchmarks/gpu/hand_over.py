@@ -10,12 +10,12 @@ import time
 from typing import Any
 
 from benchmarks.gpu.measured import answer, is_small
-from mpgrad.handles import CLIENT_DEVICE_ARENA, TensorHandle
-from mpgrad.shm.cuda_driver import driver
-from mpgrad.shm.device_board import DeviceBoard
-from mpgrad.shm.device_link import DeviceLink
-from mpgrad.shm.device_memory import DeviceMemory
-from mpgrad.shm.device_reader import DeviceReader
+from mpgrad.base.handles import CLIENT_DEVICE_ARENA, TensorHandle
+from mpgrad.devices.cuda_driver import driver
+from mpgrad.devices.device_board import DeviceBoard
+from mpgrad.devices.device_link import DeviceLink
+from mpgrad.devices.device_memory import DeviceMemory
+from mpgrad.devices.device_reader import DeviceReader
 
 ROUNDS = 20
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rounds import Array
-from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.operator_node import OperatorNode
-from mpgrad.tensor import gradient_edge
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.tensors.tensor import gradient_edge
 
 #: (address, bytes) of the memory behind an array.
 Block = tuple[int, int]

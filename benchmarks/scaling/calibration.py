@@ -17,12 +17,12 @@ import numpy as np
 
 import mpgrad as mg
 from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
-from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.profiler import unpack_times
 from mpgrad.autograd.roots import gradient_edge
+from mpgrad.base.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import plan
@@ -31,8 +31,8 @@ from mpgrad.shm.segment import Segment
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.transport import TASK, Router
-from mpgrad.workers.memory import WorkerMemory
 from mpgrad.workers.task import TaskRunner
+from mpgrad.workers.worker_memory import WorkerMemory
 
 MB = 1 << 20
 #: Measurements of each cost, of which the least counts; and rounds of one of a message.

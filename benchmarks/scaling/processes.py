@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.scaling.clock import Clock, Cores, Frame, Loop
 from benchmarks.scaling.costs import ClientCosts, Costs
 from benchmarks.scaling.task_times import MB, TaskTimes
-from mpgrad.handles import Block, GradientRef
+from mpgrad.base.handles import Block, GradientRef
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.chunks import chunk_ends

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import mpgrad as mg
 from benchmarks.scaling.costs import ClientCosts
 from benchmarks.scaling.networks import Network
-from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.roots import gradient_edge
+from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import place
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.operator_node import OperatorNode
+from mpgrad.graph.node import Node
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 

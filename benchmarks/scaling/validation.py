@@ -25,7 +25,8 @@ from benchmarks.scaling.simulation import simulate_measured
 from benchmarks.scaling.task_times import Work
 from benchmarks.workloads.gil_branches import MpgradBranch
 from benchmarks.workloads.perceptrons import program
-from mpgrad import machine, nn
+from mpgrad import nn
+from mpgrad.base import machine
 from mpgrad.nn import functional as F
 from mpgrad.scheduler.plan import plan
 

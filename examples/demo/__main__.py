@@ -22,7 +22,7 @@ from examples.demo import branches, digits, torch_branches
 from examples.demo.branches import BRANCHES, Race
 from examples.demo.digits import Digits, Training
 from examples.demo.large_letters import in_large_letters
-from mpgrad import machine
+from mpgrad.base import machine
 
 #: Work of one branch; calibrated on the machine that the demo runs on.
 BRANCH_MS = 20.0

@@ -8,13 +8,17 @@ from __future__ import annotations
 import mpgrad.tensor_methods  # noqa: F401  (Tensor is complete after it)
 from mpgrad._C import _autograd as _autograd
 from mpgrad._C import _functions as _functions
-from mpgrad.autograd.grad_mode import is_grad_enabled as is_grad_enabled
-from mpgrad.autograd.grad_mode import is_multithreading_enabled
-from mpgrad.autograd.nodes.executing import current_autograd_node as _current_autograd_node
-from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.running.graph_task import current_graph_task_execution_order
-from mpgrad.autograd.running.graph_task import current_graph_task_id as _current_graph_task_id
-from mpgrad.autograd.running.graph_task import will_engine_execute_node as _will_engine_execute_node
+from mpgrad.autograd.running.current_graph_task import current_graph_task_execution_order
+from mpgrad.autograd.running.current_graph_task import (
+    current_graph_task_id as _current_graph_task_id,
+)
+from mpgrad.autograd.running.current_graph_task import (
+    will_engine_execute_node as _will_engine_execute_node,
+)
+from mpgrad.graph.executing import current_autograd_node as _current_autograd_node
+from mpgrad.graph.grad_modes import is_grad_enabled as is_grad_enabled
+from mpgrad.graph.grad_modes import is_multithreading_enabled
+from mpgrad.graph.node import Node
 
 __all__ = [
     "_autograd",

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from mpgrad.lazy import attach as _attach
+from mpgrad.base.lazy import attach as _attach
 
 _HOME = {
     "Function": "mpgrad.autograd.function",
-    "SavedTensor": "mpgrad.autograd.saved.saved_attributes",
+    "SavedTensor": "mpgrad.dispatch.saved_attributes",
     "Variable": "mpgrad.autograd.variable",
     "backward": "mpgrad.autograd.backward",
-    "detect_anomaly": "mpgrad.autograd.anomaly_mode",
-    "set_detect_anomaly": "mpgrad.autograd.anomaly_mode",
+    "detect_anomaly": "mpgrad.graph.anomaly",
+    "set_detect_anomaly": "mpgrad.graph.anomaly",
     "grad": "mpgrad.autograd.backward",
     "gradcheck": "mpgrad.autograd.gradcheck",
     "gradgradcheck": "mpgrad.autograd.gradcheck",
-    "no_grad": "mpgrad.autograd.grad_mode",
-    "enable_grad": "mpgrad.autograd.grad_mode",
-    "set_grad_enabled": "mpgrad.autograd.grad_mode",
-    "inference_mode": "mpgrad.autograd.grad_mode",
-    "set_multithreading_enabled": "mpgrad.autograd.grad_mode",
-    "is_multithreading_enabled": "mpgrad.autograd.grad_mode",
+    "no_grad": "mpgrad.graph.grad_modes",
+    "enable_grad": "mpgrad.graph.grad_modes",
+    "set_grad_enabled": "mpgrad.graph.grad_modes",
+    "inference_mode": "mpgrad.graph.grad_modes",
+    "set_multithreading_enabled": "mpgrad.graph.grad_modes",
+    "is_multithreading_enabled": "mpgrad.graph.grad_modes",
 }
 
 #: Public names that are modules.
@@ -33,5 +33,5 @@ __getattr__, __dir__ = _attach(
     _HOME,
     submodules=(*_SUBMODULES, "_functions"),
     first="mpgrad.tensor_methods",
-    not_for=("mpgrad.autograd.grad_mode",),
+    not_for=("mpgrad.graph.grad_modes",),
 )

@@ -6,15 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, overload
 
-from mpgrad.autograd import costs, engine_slot
 from mpgrad.autograd.commit import commit, commit_recorded, recorded_results
 from mpgrad.autograd.commit import results as results_of
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.grads_batch import results_of_batch
-from mpgrad.autograd.modes.overrides import call_override, is_overridden
-from mpgrad.autograd.nodes.gradient_edge import GradientEdge
-from mpgrad.autograd.nodes.node import Edge
 from mpgrad.autograd.roots import (
     Wanted,
     as_tuple,
@@ -25,8 +22,12 @@ from mpgrad.autograd.roots import (
     wanted_results,
     zeros_for,
 )
+from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import RunningBackward
-from mpgrad.tensor import Tensor
+from mpgrad.dispatch.overrides import call_override, is_overridden
+from mpgrad.graph.node import Edge
+from mpgrad.tensors.gradient_edge import GradientEdge
+from mpgrad.tensors.tensor import Tensor
 
 #: What has a place in the graph: roots and inputs.
 Place: TypeAlias = Tensor | GradientEdge

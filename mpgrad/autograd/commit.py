@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mpgrad.autograd.client_nodes import first_recorded_grad
-from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
-from mpgrad.autograd.grad_mode import enable_grad
-from mpgrad.autograd.nodes.accumulate_grad import grad_lock
+from mpgrad.autograd.freezing.client_nodes import first_recorded_grad
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.autograd.running.interrupts import interrupts_deferred
+from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.autograd.running.undo_log import UndoLog
-from mpgrad.device_arrays import device_of, on
+from mpgrad.devices.device_arrays import device_of, on
+from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.shape import clone
-from mpgrad.storage import adopt
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.accumulate_grad import grad_lock
+from mpgrad.tensors.storage import adopt
+from mpgrad.tensors.tensor import Tensor
+from mpgrad.tensors.undo_log import UndoLog
 
 
 def results(

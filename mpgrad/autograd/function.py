@@ -17,9 +17,9 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.functions.stopping import refused
-from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from mpgrad.autograd.nodes.node import Edge
-from mpgrad.tensor import Tensor, gradient_edge, metadata_of
+from mpgrad.graph.grad_modes import is_grad_enabled, no_grad
+from mpgrad.graph.node import Edge
+from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
 
 __all__ = [
     "Function",
@@ -76,7 +76,7 @@ class Function:
 
     Attributes:
         run_on: where backward may run. None: on a worker if what it reads cannot change (see
-            ``mpgrad.autograd.shipping``), else in the calling process. ``"worker"``: always on a
+            ``mpgrad.shipping``), else in the calling process. ``"worker"``: always on a
             worker; a promise that it depends on nothing but its arguments and constants.
             ``"client"``: always in the calling process.
         clear_saved_tensors_on_access: whether ctx drops its saved tensors when backward asks for

@@ -24,16 +24,16 @@ from mpgrad.autograd.functional_arguments import (
     variables,
     vector,
 )
-from mpgrad.autograd.grad_mode import enable_grad
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.ops import creation
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.shape import reshape, stack
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
 
-Function = Callable[..., Any]
+TensorFunction = Callable[..., Any]
 
 _INDEPENDENT = (
     "The output of the user-provided function is independent of input {index}. " + NOT_ALLOWED + "."
@@ -55,7 +55,11 @@ _ONE_INPUT = "the input to the user-provided function is a single Tensor"
 
 
 def vjp(
-    func: Function, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+    func: TensorFunction,
+    inputs: Any,
+    v: Any = None,
+    create_graph: bool = False,
+    strict: bool = False,
 ) -> tuple[Any, Any]:
     """The product ``v J`` of a vector with the Jacobian of ``func`` at ``inputs``.
 
@@ -87,7 +91,11 @@ def vjp(
 
 
 def jvp(
-    func: Function, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+    func: TensorFunction,
+    inputs: Any,
+    v: Any = None,
+    create_graph: bool = False,
+    strict: bool = False,
 ) -> tuple[Any, Any]:
     """The product ``J v`` of the Jacobian of ``func`` at ``inputs`` with a vector.
 
@@ -125,7 +133,7 @@ def jvp(
 
 
 def jacobian(
-    func: Function,
+    func: TensorFunction,
     inputs: Any,
     create_graph: bool = False,
     strict: bool = False,
@@ -166,7 +174,7 @@ def jacobian(
 
 
 def hessian(
-    func: Function,
+    func: TensorFunction,
     inputs: Any,
     create_graph: bool = False,
     strict: bool = False,
@@ -202,7 +210,11 @@ def hessian(
 
 
 def vhp(
-    func: Function, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+    func: TensorFunction,
+    inputs: Any,
+    v: Any = None,
+    create_graph: bool = False,
+    strict: bool = False,
 ) -> tuple[Any, Any]:
     """The product ``v H`` of a vector with the Hessian of a function of one element.
 
@@ -222,7 +234,11 @@ def vhp(
 
 
 def hvp(
-    func: Function, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+    func: TensorFunction,
+    inputs: Any,
+    v: Any = None,
+    create_graph: bool = False,
+    strict: bool = False,
 ) -> tuple[Any, Any]:
     """The product ``H v`` of the Hessian of a function of one element with a vector.
 
@@ -233,7 +249,7 @@ def hvp(
 
 
 def _hessian_product(
-    name: str, func: Function, inputs: Any, v: Any, create_graph: bool, strict: bool
+    name: str, func: TensorFunction, inputs: Any, v: Any, create_graph: bool, strict: bool
 ) -> tuple[Any, Any]:
     given = packed(inputs, "inputs", name)
     directions = vector(v, given, name, missing=_ONE_INPUT, create_graph=create_graph)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from mpgrad.ops import creation
 from mpgrad.ops.shape import reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: Shown by the strict mode.
 NOT_ALLOWED = "This is not allowed in strict mode"
 
 
-class Packed(NamedTuple):
+class GivenTensors(NamedTuple):
     """Tensors that the caller gave as a tuple, or as one."""
 
     tensors: tuple[Tensor, ...]
@@ -24,7 +24,7 @@ class Packed(NamedTuple):
         return tuple(results) if self.is_tuple else results[0]
 
 
-def packed(value: Any, what: str, function: str) -> Packed:
+def packed(value: Any, what: str, function: str) -> GivenTensors:
     """Check that ``value`` is a Tensor or a tuple of Tensors.
 
     Args:
@@ -34,17 +34,17 @@ def packed(value: Any, what: str, function: str) -> Packed:
         TypeError: it is something else.
     """
     if isinstance(value, Tensor):
-        return Packed((value,), False)
+        return GivenTensors((value,), False)
     expected = f"The {what} given to {function} must be either a Tensor or a tuple of Tensors but"
     if not isinstance(value, tuple):
         raise TypeError(f"{expected} the given {what} has type {type(value)}.")
     for index, item in enumerate(value):
         if not isinstance(item, Tensor):
             raise TypeError(f"{expected} the value at index {index} has type {type(item)}.")
-    return Packed(value, True)
+    return GivenTensors(value, True)
 
 
-def variables(inputs: Packed, *, create_graph: bool) -> tuple[Tensor, ...]:
+def variables(inputs: GivenTensors, *, create_graph: bool) -> tuple[Tensor, ...]:
     """The points at which to differentiate: new tensors over the caller's memory.
 
     With ``create_graph`` they lead back to the caller's tensors, as far as those require grad.
@@ -64,7 +64,7 @@ def constants(tensors: Sequence[Tensor], *, create_graph: bool) -> tuple[Tensor,
 
 def call(
     function: Callable[..., Any], points: Sequence[Tensor], name: str, *, strict: bool
-) -> Packed:
+) -> GivenTensors:
     """What the user's function gives.
 
     Raises:
@@ -82,7 +82,7 @@ def call(
     return outputs
 
 
-def scalar(outputs: Packed, name: str) -> Tensor:
+def scalar(outputs: GivenTensors, name: str) -> Tensor:
     """The only element of the only output, of shape ().
 
     Raises:
@@ -99,7 +99,7 @@ def scalar(outputs: Packed, name: str) -> Tensor:
 
 
 def vector(
-    value: Any, like: Packed, name: str, *, missing: str, create_graph: bool
+    value: Any, like: GivenTensors, name: str, *, missing: str, create_graph: bool
 ) -> list[Tensor]:
     """The checked ``v`` of a product, one Tensor for each of ``like``.
 

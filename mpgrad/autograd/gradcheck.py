@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.backward import grad
-from mpgrad.autograd.checks.comparison import Tolerances, check_jacobians, generator
+from mpgrad.autograd.checks.closeness import Tolerances, check_jacobians, generator
 from mpgrad.autograd.checks.jacobians import (
     Problem,
     analytical_jacobian,
@@ -26,7 +26,7 @@ from mpgrad.autograd.checks.probes import (
     check_zero_seeds,
 )
 from mpgrad.ops.device_moves import beside
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpgrad.autograd.grad_mode import set_grad_enabled
 from mpgrad.autograd.roots import root_metadata, seed_tuple
+from mpgrad.graph.grad_modes import set_grad_enabled
 from mpgrad.ops import indexing, shape
 from mpgrad.ops.creation import zeros_like
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: ``run(seeds, keep_graph)``: one result, or None, for each input.
 Run = Callable[[Sequence[Tensor], bool], list[Tensor | None]]

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from mpgrad.autograd.nodes.abstract_node import Node as Node
-from mpgrad.autograd.nodes.executing import current_autograd_node as current_autograd_node
-from mpgrad.autograd.nodes.gradient_edge import GradientEdge as GradientEdge
-from mpgrad.autograd.nodes.gradient_edge import get_gradient_edge as get_gradient_edge
-from mpgrad.autograd.nodes.multi_grad_hook import (
-    register_multi_grad_hook as register_multi_grad_hook,
-)
-from mpgrad.autograd.running.graph_task import (
+from mpgrad.autograd.functions.abstract_node import AbstractNode as Node
+from mpgrad.autograd.running.current_graph_task import (
     current_graph_task_execution_order as current_graph_task_execution_order,
 )
-from mpgrad.autograd.running.graph_task import current_graph_task_id as current_graph_task_id
-from mpgrad.autograd.running.graph_task import (
+from mpgrad.autograd.running.current_graph_task import (
+    current_graph_task_id as current_graph_task_id,
+)
+from mpgrad.autograd.running.current_graph_task import (
     current_graph_task_keep_graph as current_graph_task_keep_graph,
 )
-from mpgrad.autograd.running.graph_task import will_engine_execute_node as will_engine_execute_node
+from mpgrad.autograd.running.current_graph_task import (
+    will_engine_execute_node as will_engine_execute_node,
+)
+from mpgrad.autograd.running.multi_grad_hook import (
+    register_multi_grad_hook as register_multi_grad_hook,
+)
 from mpgrad.autograd.running.running_backward import queue_callback as queue_callback
-from mpgrad.autograd.saved.saved_tensor_clones import (
+from mpgrad.dispatch.in_place import increment_version as increment_version
+from mpgrad.graph.executing import current_autograd_node as current_autograd_node
+from mpgrad.tensors.gradient_edge import GradientEdge as GradientEdge
+from mpgrad.tensors.gradient_edge import get_gradient_edge as get_gradient_edge
+from mpgrad.tensors.saved_tensor_clones import (
     allow_mutation_on_saved_tensors as allow_mutation_on_saved_tensors,
 )
-from mpgrad.autograd.saved.saved_tensors_hooks import (
+from mpgrad.tensors.saved_tensors_hooks import (
     disable_saved_tensors_hooks as disable_saved_tensors_hooks,
 )
-from mpgrad.autograd.saved.saved_tensors_hooks import save_on_cpu as save_on_cpu
-from mpgrad.autograd.saved.saved_tensors_hooks import saved_tensors_hooks as saved_tensors_hooks
-from mpgrad.autograd.views.in_place import increment_version as increment_version
+from mpgrad.tensors.saved_tensors_hooks import save_on_cpu as save_on_cpu
+from mpgrad.tensors.saved_tensors_hooks import saved_tensors_hooks as saved_tensors_hooks
 
 __all__ = [
     "GradientEdge",

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
-from mpgrad.autograd.nodes.node import Edge, Node
-from mpgrad.autograd.recurring_graphs import NO_EDGE, NODE, Remembered, Walk
-from mpgrad.generated_code import compiled
+from mpgrad.autograd.freezing.recurring_graphs import NO_EDGE, NODE, Remembered, Walk
+from mpgrad.base.generated_code import compiled
+from mpgrad.graph.node import Edge, Node
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
 
 #: Nodes of a graph that is asked for in this way.
 NODES_MAX = 1000

@@ -18,10 +18,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from mpgrad.autograd.profiler_table import Averages, Event, TimeRange
+from mpgrad.autograd.profiler_table import Averages, FunctionEvent, TimeRange
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.frozen_graph import FrozenGraph
+    from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 
 __all__ = ["ProfilerActivity", "profile", "record_function"]
 
@@ -153,10 +153,10 @@ class profile:
 
     # ------------------------------------------------------------------ what came of it
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[FunctionEvent]:
         """All ranges in the order of their beginnings."""
         return [
-            Event(
+            FunctionEvent(
                 found.name,
                 TimeRange((found.started - self._origin) * 1e6, (found.ended - self._origin) * 1e6),
                 found.sequence_nr,
@@ -181,7 +181,7 @@ class profile:
             json.dump({"traceEvents": _trace(self.events()), "displayTimeUnit": "ms"}, file)
 
 
-def _trace(events: Sequence[Event]) -> list[dict[str, Any]]:
+def _trace(events: Sequence[FunctionEvent]) -> list[dict[str, Any]]:
     process = os.getpid()
     rows: dict[tuple[int, int | None], int] = {}
     trace = []

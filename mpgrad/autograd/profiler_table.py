@@ -18,7 +18,7 @@ class TimeRange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class FunctionEvent:
     """One range.
 
     Attributes:
@@ -81,7 +81,7 @@ class Averages(Sequence[Average]):
         self._rows = list(rows)
 
     @classmethod
-    def of(cls, events: Sequence[Event]) -> Averages:
+    def of(cls, events: Sequence[FunctionEvent]) -> Averages:
         """The sums of ``events``."""
         rows: dict[str, Average] = {}
         for event in events:

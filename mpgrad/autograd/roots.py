@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mpgrad.autograd.frozen_graph import LeafSink, ResultSink, Sink
-from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
-from mpgrad.autograd.nodes.gradient_edge import GradientEdge
-from mpgrad.autograd.nodes.node import Edge, InputMetadata
-from mpgrad.device_arrays import ones, zeros
+from mpgrad.autograd.freezing.frozen_graph import LeafSink, ResultSink, Sink
+from mpgrad.base.size import Size
+from mpgrad.devices.device_arrays import ones, zeros
+from mpgrad.graph.node import Edge, InputMetadata
 from mpgrad.ops.device_moves import to_device
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import contiguous
-from mpgrad.size import Size
-from mpgrad.tensor import Tensor, gradient_edge, gradient_metadata
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.tensors.gradient_edge import GradientEdge
+from mpgrad.tensors.tensor import Tensor, gradient_edge, gradient_metadata
 
 #: The edges whose gradients are asked for and what becomes of them; see ``freeze``.
 Wanted = list[tuple[Edge, Sink | None]]

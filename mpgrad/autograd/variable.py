@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.running.running_backward import checkpoint_is_valid, queue_callback
-from mpgrad.dtype import default_float
-from mpgrad.tensor import Tensor
+from mpgrad.base.dtype import default_float
+from mpgrad.tensors.tensor import Tensor
 
 
 class ExecutionEngine:

@@ -3,7 +3,7 @@
 A namespace ``xp`` offers NumPy's names with NumPy's meaning, and a few of its own. An operator may
 call **only** the functions of this list, because each of them exists three times: for NumPy
 (``backends.cpu``), for mpgrad's own differentiable operators (``ops.differentiable``, which serves
-``create_graph``; what only forwards use is missing there), and for CuPy (``backends.cuda``).
+``create_graph``; what only forwards use is missing there), and for CuPy (``devices.cuda_backend``).
 
 =============  ===================================================================================
 elementwise    add subtract multiply divide power maximum minimum remainder floor_divide negative
@@ -47,6 +47,6 @@ inputs.
 
 from __future__ import annotations
 
-from mpgrad.lazy import attach as _attach
+from mpgrad.base.lazy import attach as _attach
 
 __getattr__, __dir__ = _attach(__name__, {}, submodules=("cuda",))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.backends.formula_steps import Buffer, Layout, Program, Spans, Untraceable, trace
+from mpgrad.backends.formula_steps import Buffer, Formula, Layout, Spans, Untraceable, trace
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -41,7 +41,7 @@ _CACHE_LINE_BYTES = 64
 _BUFFERED = 512
 
 
-class _Output(NamedTuple):
+class _Result(NamedTuple):
     """A result: how pieces see it, and how the caller does."""
 
     shape: Shape
@@ -51,13 +51,13 @@ class _Output(NamedTuple):
     is_total: bool
 
 
-class _Plan(NamedTuple):
+class _BlockPlan(NamedTuple):
     """How a formula is run on operands of certain shapes."""
 
-    program: Program
+    program: Formula
     #: The operands' shapes with their dimensions joined to a few axes; None for a None.
     shapes: tuple[Shape | None, ...]
-    outputs: tuple[_Output, ...]
+    outputs: tuple[_Result, ...]
     dtype: np.dtype[Any]
     #: Of the joined axes.
     lengths: Shape
@@ -123,7 +123,7 @@ def _signature(value: Any) -> Any:
 @functools.lru_cache(PLANS_MAX)
 def _planned(
     formula: Callable[..., Any], axes: Axes | None, operands: tuple[Any, ...]
-) -> _Plan | None:
+) -> _BlockPlan | None:
     arrays = [operand for operand in operands if isinstance(operand, tuple)]
     full, dtype = arrays[0]
     if dtype.char not in "fd" or any(other != dtype for _, other in arrays):
@@ -153,7 +153,9 @@ def _planned(
     moving = tuple(slot for slot, span in enumerate(every) if span is not None and span[cut])
     unit = math.prod(lengths) // lengths[cut] * dtype.itemsize
     step = _piece_length(lengths[cut], unit)
-    return _Plan(program, tuple(shapes), outputs, dtype, lengths, cut, lengths[cut], step, moving)
+    return _BlockPlan(
+        program, tuple(shapes), outputs, dtype, lengths, cut, lengths[cut], step, moving
+    )
 
 
 def _joined(shape: Shape, axes: frozenset[int]) -> tuple[tuple[int, ...], Shape, list[bool]]:
@@ -204,10 +206,10 @@ def _joined_shape(
 
 def _output(
     buffer: Buffer, lengths: Shape, axis_of: tuple[int, ...], full: Shape, cut: int
-) -> _Output:
+) -> _Result:
     shape = _extent(lengths, buffer.spans)
     final = tuple(n if buffer.spans[axis] else 1 for axis, n in zip(axis_of, full, strict=True))
-    return _Output(shape, final, buffer.dtype, not buffer.spans[cut])
+    return _Result(shape, final, buffer.dtype, not buffer.spans[cut])
 
 
 def _extent(shape: Shape, spans: Spans) -> Shape:
@@ -223,7 +225,7 @@ def _piece_length(length: int, unit: int) -> int:
 # ---------------------------------------------------------------------- running
 
 
-def _run(plan: _Plan, given: Sequence[Any]) -> None:
+def _run(plan: _BlockPlan, given: Sequence[Any]) -> None:
     """Run the program on operands and results, which are ``given`` in the shapes of the plan."""
     try:
         scratch = _idle_scratch.pop()
@@ -240,7 +242,7 @@ def _run(plan: _Plan, given: Sequence[Any]) -> None:
             _idle_scratch.append(scratch)
 
 
-def _run_pieces(plan: _Plan, given: Sequence[Any], scratch: _Scratch) -> None:
+def _run_pieces(plan: _BlockPlan, given: Sequence[Any], scratch: _Scratch) -> None:
     program = plan.program
     slots: list[Any] = [*given, *program.constants, *program.buffers]
     first_buffer = len(slots) - len(program.buffers)

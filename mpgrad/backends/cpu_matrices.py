@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import special_functions, transforms
+from mpgrad.backends import fourier_transforms as transforms
+from mpgrad.backends import special_functions
 
 Array = np.ndarray[Any, Any]
 

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     cut: int
 
 
-class Value:
+class TracedArray:
     """Stands for an array while a formula is traced."""
 
     __slots__ = ("dtype", "number", "spans")
@@ -58,7 +58,7 @@ class Buffer(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class Step(NamedTuple):
+class FormulaStep(NamedTuple):
     """``function(*arguments, out)``; all are numbers of slots."""
 
     function: Callable[..., Any]
@@ -66,13 +66,13 @@ class Step(NamedTuple):
     out: int
 
 
-class Program(NamedTuple):
+class Formula(NamedTuple):
     """A traced formula.
 
     Slots are numbered so: operands, outputs, constants, buffers.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[FormulaStep, ...]
     #: What the formula returns; an output that does not extend over the cut axis is a sum over all
     #: pieces, and begins as zeros.
     outputs: tuple[Buffer, ...]
@@ -88,7 +88,7 @@ def trace(
     dtype: np.dtype[Any],
     axes: tuple[tuple[int, ...], tuple[int, ...]] | None,
     layout: Layout,
-) -> Program:
+) -> Formula:
     """Write ``formula`` down.
 
     Args:
@@ -101,7 +101,7 @@ def trace(
     Raises:
         Untraceable: it has to be run on whole arrays.
     """
-    tracer = _Tracer(dtype, axes, layout)
+    tracer = _FormulaTracer(dtype, axes, layout)
     values = [None if spans is None else tracer.value(spans, dtype) for spans in operands]
     # A None has a slot too, so that operands and slots have the same numbers.
     for number, value in enumerate(values):
@@ -113,23 +113,23 @@ def trace(
     return tracer.program(len(values), given if several else (given,), several)
 
 
-class _Tracer:
+class _FormulaTracer:
     """The array namespace that notes calls (the list is in ``mpgrad.backends``)."""
 
     def __init__(self, dtype: np.dtype[Any], axes: Any, layout: Layout) -> None:
         self._dtype, self._axes, self._layout = dtype, axes, layout
         self.count = 0
-        self._steps: list[tuple[Callable[..., Any], tuple[Value, ...], Value]] = []
-        self._constants: dict[float, tuple[Value, Array]] = {}
+        self._steps: list[tuple[Callable[..., Any], tuple[TracedArray, ...], TracedArray]] = []
+        self._constants: dict[float, tuple[TracedArray, Array]] = {}
         #: Values that are complete only after the last piece.
         self._totals: set[int] = set()
 
-    def value(self, spans: Spans, dtype: Any) -> Value:
+    def value(self, spans: Spans, dtype: Any) -> TracedArray:
         self.count += 1
-        return Value(self.count - 1, spans, np.dtype(dtype))
+        return TracedArray(self.count - 1, spans, np.dtype(dtype))
 
-    def _operand(self, value: Any) -> Value:
-        if isinstance(value, Value):
+    def _operand(self, value: Any) -> TracedArray:
+        if isinstance(value, TracedArray):
             if value.number in self._totals:
                 raise Untraceable("a sum over all pieces is used before it is complete")
             return value
@@ -139,58 +139,58 @@ class _Tracer:
             self._constants[value] = self.value((), self._dtype), np.asarray(value, self._dtype)
         return self._constants[value][0]
 
-    def _call(self, function: Callable[..., Any], dtype: Any, *arguments: Any) -> Value:
+    def _call(self, function: Callable[..., Any], dtype: Any, *arguments: Any) -> TracedArray:
         values = tuple(self._operand(argument) for argument in arguments)
         every = [value.spans for value in values if value.spans]
         out = self.value(tuple(any(axis) for axis in zip(*every, strict=True)), dtype)
         self._steps.append((function, values, out))
         return out
 
-    def __getattr__(self, name: str) -> Callable[..., Value]:
+    def __getattr__(self, name: str) -> Callable[..., TracedArray]:
         if name in _FLOAT_NAMES:
             return lambda *arguments: self._call(getattr(np, name), self._dtype, *arguments)
         if name in _COMPARISON_NAMES:
             return lambda *arguments: self._call(getattr(np, name), np.bool_, *arguments)
         raise Untraceable(f"{name} is not done piece by piece")
 
-    def square(self, x: Any) -> Value:
+    def square(self, x: Any) -> TracedArray:
         return self.multiply(x, x)
 
-    def divide(self, a: Any, b: Any) -> Value:
+    def divide(self, a: Any, b: Any) -> TracedArray:
         return self._call(np.true_divide, self._dtype, a, b)
 
-    def maximum(self, a: Any, b: Any) -> Value:
+    def maximum(self, a: Any, b: Any) -> TracedArray:
         return self._call(cpu_choices.larger, self._dtype, a, b)
 
-    def minimum(self, a: Any, b: Any) -> Value:
+    def minimum(self, a: Any, b: Any) -> TracedArray:
         return self._call(cpu_choices.smaller, self._dtype, a, b)
 
-    def clip(self, x: Any, low: float, high: float) -> Value:
+    def clip(self, x: Any, low: float, high: float) -> TracedArray:
         return self._call(_clip, self._dtype, x, low, high)
 
-    def erf(self, x: Any) -> Value:
+    def erf(self, x: Any) -> TracedArray:
         if self._dtype.itemsize > 4:
             raise Untraceable("the double-precision erf chooses between formulas")
         return cpu_special.erf_single(self, x)
 
-    def sigmoid(self, x: Any) -> Value:
+    def sigmoid(self, x: Any) -> TracedArray:
         half = self.add(self.tanh(self.multiply(x, 0.5)), 1)
         return self.multiply(half, 0.5)
 
-    def where(self, condition: Any, a: Any, b: Any) -> Value:
-        if not isinstance(condition, Value):
+    def where(self, condition: Any, a: Any, b: Any) -> TracedArray:
+        if not isinstance(condition, TracedArray):
             raise Untraceable("a condition must be computed in the formula")
-        if not isinstance(b, Value) and b == 0:
+        if not isinstance(b, TracedArray) and b == 0:
             return self._call(cpu_choices.choose_or_zero, self._dtype, condition, a)
         return self._call(cpu_choices.choose, self._dtype, condition, a, b)
 
-    def sum(self, x: Any, axis: Any, keepdims: bool = False) -> Value:
+    def sum(self, x: Any, axis: Any, keepdims: bool = False) -> TracedArray:
         return self._reduce(np.add, x, axis, keepdims)
 
-    def max(self, x: Any, axis: Any, keepdims: bool = False) -> Value:
+    def max(self, x: Any, axis: Any, keepdims: bool = False) -> TracedArray:
         return self._reduce(np.maximum, x, axis, keepdims)
 
-    def _reduce(self, ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool) -> Value:
+    def _reduce(self, ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool) -> TracedArray:
         value, (inner, cut) = self._operand(x), self._layout
         if not keepdims or self._axes is None or axis not in self._axes:
             raise Untraceable("reductions keep their dimensions and go over the named axes")
@@ -206,8 +206,8 @@ class _Tracer:
         return total
 
     def _reduce_over(
-        self, axes: tuple[int, ...], function: Callable[..., Any], value: Value
-    ) -> Value:
+        self, axes: tuple[int, ...], function: Callable[..., Any], value: TracedArray
+    ) -> TracedArray:
         if not value.spans or not all(value.spans[axis] for axis in axes):
             raise Untraceable("a reduction of something that was reduced already")
         spans = tuple(span and at not in axes for at, span in enumerate(value.spans))
@@ -237,11 +237,11 @@ class _Tracer:
 
     # ------------------------------------------------------------------ the program
 
-    def program(self, operands: int, given: tuple[Any, ...], several: bool) -> Program:
+    def program(self, operands: int, given: tuple[Any, ...], several: bool) -> Formula:
         """What has been noted, with a slot for every value."""
         self._join_products()
         made = {out.number for _, _, out in self._steps}
-        numbers = [value.number for value in given if isinstance(value, Value)]
+        numbers = [value.number for value in given if isinstance(value, TracedArray)]
         if len(set(numbers)) < len(given) or not made.issuperset(numbers):
             raise Untraceable("a formula returns something that it did not compute")
         slots = {number: number for number in range(operands)}
@@ -251,12 +251,14 @@ class _Tracer:
             slots[value.number] = first + at
         buffers = self._allot(slots, first + len(self._constants))
         steps = tuple(
-            Step(function, tuple(slots[value.number] for value in arguments), slots[out.number])
+            FormulaStep(
+                function, tuple(slots[value.number] for value in arguments), slots[out.number]
+            )
             for function, arguments, out in self._steps
         )
         constants = tuple(array for _, array in self._constants.values())
         outputs = tuple(Buffer(value.spans, value.dtype) for value in given)
-        return Program(steps, outputs, several, constants, buffers)
+        return Formula(steps, outputs, several, constants, buffers)
 
     def _allot(self, slots: dict[int, int], first: int) -> tuple[Buffer, ...]:
         """Give each value that has no slot yet one of the buffers that begin at slot ``first``."""

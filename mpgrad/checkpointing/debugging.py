@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-from mpgrad.autograd.modes.operator_mode import OperatorMode
 from mpgrad.checkpointing.recomputation import CheckpointError
-from mpgrad.ops.registry import Operator
-from mpgrad.tensor import Tensor
+from mpgrad.dispatch.operator_mode import OperatorMode
+from mpgrad.graph.registry import Operator
+from mpgrad.tensors.tensor import Tensor
 
 _REPORT = """\
 An error happened while unpacking tensors; the operators of both calls are shown below.

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeAlias
 
-from mpgrad.autograd.grad_mode import enable_grad, is_grad_enabled
-from mpgrad.autograd.running.graph_task import current_graph_task_id
-from mpgrad.autograd.running.thread_state import PerThread
-from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.autograd.saved.saved_tensors_hooks import saved_tensors_hooks
+from mpgrad.autograd.running.current_graph_task import current_graph_task_id
+from mpgrad.base.thread_state import PerThread
+from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled
 from mpgrad.ops.generators import fork_rng, get_rng_state, set_rng_state
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.tensors.saved_tensors_hooks import saved_tensors_hooks
+from mpgrad.tensors.tensor import Tensor
 
 #: What of a tensor must be the same in both calls.
 Metadata: TypeAlias = Callable[[Tensor], Any]

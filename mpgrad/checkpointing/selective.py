@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.modes.operator_mode import OperatorMode
-from mpgrad.ops.registry import OPERATORS, Operator
-from mpgrad.storage import VersionCounter
-from mpgrad.tensor import Tensor
+from mpgrad.dispatch.operator_mode import OperatorMode
+from mpgrad.graph.registry import OPERATORS, Operator
+from mpgrad.tensors.storage import VersionCounter
+from mpgrad.tensors.tensor import Tensor
 
 
 class CheckpointPolicy(enum.Enum):

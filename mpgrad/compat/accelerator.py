@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import mpgrad.cuda as cuda
+from mpgrad.base.device import Device
 from mpgrad.cuda import device_count as device_count
 from mpgrad.cuda import is_available as is_available
 from mpgrad.cuda import synchronize as synchronize
-from mpgrad.device import Device
 
 __all__ = [
     "current_accelerator",

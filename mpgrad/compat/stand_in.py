@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from mpgrad.base.missing_names import missing
 from mpgrad.compat import places
-from mpgrad.missing_names import missing
 
 #: The modules' own place, by which every process can import them.
 ROOT = "mpgrad.compat.torch"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
-from mpgrad.dtype import default_float
+from mpgrad.base.dtype import default_float
 from mpgrad.ops.typed_tensors import from_data_or_size
-from mpgrad.tensor import Tensor as _Own
+from mpgrad.tensors.tensor import Tensor as _Own
 
 
-class _TensorType(type):
+class _TensorMeta(type):
     """Makes Tensor equal to mpgrad's class, and every tensor of mpgrad's an instance of it."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
@@ -42,7 +42,7 @@ class _TensorType(type):
         type.__setattr__(_Own if cls is Tensor else cls, name, value)
 
 
-class Tensor(_Own, metaclass=_TensorType):
+class Tensor(_Own, metaclass=_TensorMeta):
     """A tensor of the default dtype: ``Tensor([1, 2])`` of data, ``Tensor(2, 3)`` uninitialised."""
 
     __slots__ = ()

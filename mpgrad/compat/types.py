@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
-from mpgrad.device import Device
-from mpgrad.tensor import Tensor
+from mpgrad.base.device import Device
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["Device", "Number", "_TensorOrTensors", "_bool", "_float", "_int", "_size"]
 

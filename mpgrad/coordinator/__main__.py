@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from mpgrad.coordinator.bootstrap import main
+from mpgrad.coordinator.coordinator_process import main
 
 main(int(sys.argv[1]))

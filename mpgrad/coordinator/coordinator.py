@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from mpgrad.base.standard_streams import say
 from mpgrad.coordinator.deadlines import Deadlines
 from mpgrad.coordinator.perform import is_session, send_instruction
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
@@ -23,7 +24,6 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.shm.free_list import FreeListStatistics
-from mpgrad.standard_streams import say
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.journal import AllocatorRecorder
@@ -40,7 +40,7 @@ OUTPUT_KEPT_BYTES = 16 * 1024
 COLLECT_EVERY_S = 30.0
 
 
-class Arena(BlockAllocator, Protocol):
+class EngineArena(BlockAllocator, Protocol):
     """Decides where the blocks of the engine's arena lie, and counts them."""
 
     def statistics(self) -> FreeListStatistics: ...
@@ -63,7 +63,7 @@ class Coordinator:
         setup: CoordinatorSetup,
         router: Router,
         supervisor: Supervisor,
-        arena: Arena,
+        arena: EngineArena,
         journal: JournalKeeper,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -7,8 +7,8 @@ import signal
 import subprocess
 from typing import NamedTuple
 
-from mpgrad import machine
-from mpgrad.exits import describe_exit
+from mpgrad.base import machine
+from mpgrad.base.exits import describe_exit
 
 #: ``ru_maxrss`` counts in these on Linux.
 _KIB = 1024

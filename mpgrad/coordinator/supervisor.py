@@ -1,6 +1,6 @@
 """Supervisor: starts workers, sees them die, and knows what each of them is called.
 
-It decides nothing about tasks; a death becomes a WorkerLost event for the core. What a process is
+It decides nothing about tasks; a death becomes a WorkerDied event for the core. What a process is
 the spawner knows. The core's words are imported where they are needed: the first workers are
 started before anything else is loaded.
 """
@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from mpgrad.handles import WORKER_DEVICE_ARENA
-from mpgrad.scheduler.events import WorkerLost, WorkerUnavailable
+from mpgrad.base.handles import WORKER_DEVICE_ARENA
+from mpgrad.scheduler.events import WorkerDied, WorkerUnavailable
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shm.status_board import StatusBoard
 
@@ -177,7 +177,7 @@ class Supervisor:
         running = self._board.read(worker.slot)
         return Sight(peer, _name(worker), running, worker.child.is_stopped())
 
-    def reap(self, pidfd: int) -> WorkerLost | WorkerUnavailable | int:
+    def reap(self, pidfd: int) -> WorkerDied | WorkerUnavailable | int:
         """A worker has died: the event for the core, or the slot to start again.
 
         A worker that dies before it is ready has no tasks: its slot is started again a few times.
@@ -189,7 +189,7 @@ class Supervisor:
         if worker.peer in self._joined:
             self._joined.discard(worker.peer)
             running = self._board.read(worker.slot)
-            return WorkerLost(worker.peer, cause, is_killed, running)
+            return WorkerDied(worker.peer, cause, is_killed, running)
         self._failed_starts += not is_killed
         self._killed_starts[worker.slot] += is_killed
         killed = self._killed_starts[worker.slot]

@@ -7,8 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from mpgrad.base.exits import is_stopped
 from mpgrad.coordinator.reaper import End, Reaper
-from mpgrad.exits import is_stopped
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn

@@ -5,6 +5,7 @@ from __future__ import annotations
 # Batches are Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
+from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import (
     ChainDataset,
@@ -16,6 +17,7 @@ from mpgrad.data.dataset import (
     random_split,
 )
 from mpgrad.data.loader import DataLoader
+from mpgrad.data.loader_worker import get_worker_info
 from mpgrad.data.sampler import (
     BatchSampler,
     RandomSampler,
@@ -24,8 +26,6 @@ from mpgrad.data.sampler import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from mpgrad.data.worker import get_worker_info
-from mpgrad.missing_names import missing_from as _missing_from
 
 __all__ = [
     "BatchSampler",

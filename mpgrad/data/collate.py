@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad import storage
 from mpgrad.ops.creation import as_tensor, tensor
 from mpgrad.ops.shape import stack
-from mpgrad.tensor import Tensor
+from mpgrad.tensors import storage
+from mpgrad.tensors.tensor import Tensor
 
 
 def default_collate(samples: Sequence[Any]) -> Any:

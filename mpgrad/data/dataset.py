@@ -13,7 +13,7 @@ import numpy as np
 from mpgrad.data.collate import default_collate
 from mpgrad.ops.indexing import index_select
 from mpgrad.ops.random import randperm
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -9,8 +9,8 @@ from typing import Any
 from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import IterableDataset
 from mpgrad.data.fetching import Fetch, fetcher
+from mpgrad.data.loader_worker import Work
 from mpgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler, drawn_seed
-from mpgrad.data.worker import Work
 from mpgrad.data.worker_pool import WorkerPool
 
 #: Batches that each worker is asked for ahead, where nothing else is said.

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpgrad import storage
-from mpgrad.data.worker import ALIGNMENT, EXHAUSTED, Failure, Work, main
+from mpgrad.data.loader_worker import ALIGNMENT, EXHAUSTED, Failure, Work, main
+from mpgrad.tensors import storage
 
 #: Seconds that workers get to finish what they do before they are killed.
 PATIENCE_S = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 # Distributions hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
+from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.distributions import transforms
 from mpgrad.distributions.continuous import (
     Cauchy,
@@ -44,7 +45,6 @@ from mpgrad.distributions.transforms import (
     TanhTransform,
     Transform,
 )
-from mpgrad.missing_names import missing_from as _missing_from
 
 __all__ = [
     "AffineTransform",

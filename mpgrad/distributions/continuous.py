@@ -14,7 +14,7 @@ from mpgrad.ops.creation import full
 from mpgrad.ops.random import rand, randn
 from mpgrad.ops.special import erfinv
 from mpgrad.ops.transcendental import atan, erf, exp, expm1, log, log1p, tan
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _EULER = 0.57721566490153286060

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.distributions.distribution import (
     Constraints,
     Distribution,
@@ -17,6 +16,7 @@ from mpgrad.distributions.distribution import (
     real,
     together,
 )
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.activation import softmax, softplus
 from mpgrad.ops.choices import clamp, minimum
 from mpgrad.ops.creation import arange
@@ -30,7 +30,7 @@ from mpgrad.ops.random import bernoulli, default_generator, multinomial, poisson
 from mpgrad.ops.shape import expand, reshape
 from mpgrad.ops.special import lgamma
 from mpgrad.ops.transcendental import log, log1p, sigmoid, xlogy
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def _of_two(probs: Any, logits: Any) -> Tensor:

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.creation import as_tensor
 from mpgrad.ops.joining import broadcast_tensors
 from mpgrad.ops.shape import expand
 from mpgrad.ops.transcendental import exp
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Shape = tuple[int, ...]
 #: Parameters, and whether elements are allowed.

@@ -23,7 +23,7 @@ from mpgrad.ops.choices import where
 from mpgrad.ops.linear_systems import solve_triangular
 from mpgrad.ops.special import digamma, lgamma
 from mpgrad.ops.transcendental import exp, log
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 _TABLE: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {}
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import call
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
 from mpgrad.distributions.distribution import (
     Constraints,
     Distribution,
@@ -21,16 +21,16 @@ from mpgrad.distributions.distribution import (
     real,
     together,
 )
+from mpgrad.graph.registry import operator
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.embedding import one_hot
 from mpgrad.ops.extrema import argmax
 from mpgrad.ops.random import default_generator, randn
-from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import expand, stack
 from mpgrad.ops.special import digamma, igamma, lgamma
 from mpgrad.ops.transcendental import log, log1p, xlogy
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: ``sample`` is what was drawn: the quantile of a uniform number, which depends on the shape.
 _standard_gamma = operator(

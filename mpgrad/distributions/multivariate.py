@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import no_grad
 from mpgrad.distributions.discrete import Categorical
 from mpgrad.distributions.distribution import Constraints, Distribution, real
 from mpgrad.distributions.transforms import Transform
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.activation import log_softmax
 from mpgrad.ops.indexing import gather
 from mpgrad.ops.linear_systems import cholesky_inverse, solve_triangular
@@ -21,7 +21,7 @@ from mpgrad.ops.random import randn
 from mpgrad.ops.reduction import logsumexp
 from mpgrad.ops.shape import expand, reshape
 from mpgrad.ops.transcendental import log
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class MultivariateNormal(Distribution):

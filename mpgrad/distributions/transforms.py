@@ -13,7 +13,7 @@ from mpgrad.ops.choices import clamp
 from mpgrad.ops.piecewise import logit
 from mpgrad.ops.shape import expand
 from mpgrad.ops.transcendental import atanh, exp, log, sigmoid, tanh
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class Transform:

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from statistics import median_low
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import Plan

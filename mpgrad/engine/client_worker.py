@@ -10,23 +10,23 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd import profiler
-from mpgrad.autograd.anomaly_mode import mode as anomaly
-from mpgrad.autograd.client_nodes import HooksBefore, Rule, rule_of
-from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.dispatch import cpu
+from mpgrad.autograd.freezing.client_nodes import HooksBefore, Rule, rule_of
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.dispatch.operator_call import cpu
+from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.stale_saved import StaleSaved
-from mpgrad.handles import ENGINE_ARENA, Block, GradientRef
-from mpgrad.operator_node import OperatorNode
+from mpgrad.graph.anomaly import mode as anomaly
+from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan_tables import Member
 from mpgrad.shm.mapped_arena import ForeignArena
-from mpgrad.storage import adopt, watched
-from mpgrad.workers.executor import Step, run_steps
+from mpgrad.tensors.storage import adopt, watched
+from mpgrad.workers.executor import NodeStep, run_steps
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -147,7 +147,7 @@ class ClientWorker:
     def _run_steps(
         self,
         members: Sequence[Member],
-        steps: Sequence[Step],
+        steps: Sequence[NodeStep],
         contributions: Iterable[tuple[int, int, Array | None]],
         emit: Callable[[int, Array | None], None],
         on_failure: Callable[[int], None] | None = None,
@@ -162,10 +162,10 @@ class ClientWorker:
             ran = [member.node for member, step in pairs if step.apply is not None]
             profile.note_nodes(self._frozen, ran, times)
 
-    def _step(self, member: Member) -> Step:
+    def _step(self, member: Member) -> NodeStep:
         node = self._frozen.nodes[member.node]
         rule = self._as_user_code(rule_of(node)) if self._frozen.runs[member.node] else None
-        step = Step(
+        step = NodeStep(
             self._graph.wiring(self._frozen, member),
             rule,
             None if self._frozen.keep_graph else node.release_saved,
@@ -192,7 +192,7 @@ class ClientWorker:
         return apply
 
     def _contributions(
-        self, steps: Sequence[Step], dispatch: DispatchNodeTask
+        self, steps: Sequence[NodeStep], dispatch: DispatchNodeTask
     ) -> Iterator[tuple[int, int, Array | None]]:
         slots = self._planned.slots[dispatch.task]
         for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):

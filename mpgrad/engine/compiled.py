@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.recurring_graphs import Remembered
-from mpgrad.autograd.validate_outputs import add_notes, described, validate_output
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.recurring_graphs import Remembered
+from mpgrad.autograd.running.validate_outputs import add_notes, described, validate_output
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.column_parts import count_parts
-from mpgrad.dispatch import cpu
-from mpgrad.generated_code import compiled, forget
-from mpgrad.operator_node import OperatorNode
-from mpgrad.ops.registry import OPERATORS
+from mpgrad.base.generated_code import compiled, forget
+from mpgrad.dispatch.operator_call import cpu
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.graph.node import InputMetadata
+from mpgrad.graph.registry import OPERATORS
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.
 NODES_MAX = 1000

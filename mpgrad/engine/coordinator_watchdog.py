@@ -9,8 +9,8 @@ clock: the time for which this process itself was stopped (Ctrl-Z, a suspended m
 
 from __future__ import annotations
 
+from mpgrad.base.standard_streams import say
 from mpgrad.engine.processes import CoordinatorProcess
-from mpgrad.standard_streams import say
 
 #: Milliseconds that one wait lasts at most.
 WAIT_MS = 1000

@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpgrad.autograd import engine_slot
+from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.engine.options import EngineOptions
 from mpgrad.errors import EngineClosed
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.frozen_graph import FrozenGraph
+    from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+    from mpgrad.engine.engine_statistics import EngineStatistics, Explanation
     from mpgrad.engine.execution import Execution
     from mpgrad.engine.processes import CoordinatorProcess
-    from mpgrad.engine.statistics import EngineStatistics, Explanation
 
 
 class Engine:

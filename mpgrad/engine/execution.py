@@ -10,14 +10,22 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from mpgrad import config
-from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.base import config
+from mpgrad.base.standard_streams import say
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Mode
+from mpgrad.engine.engine_statistics import (
+    ArenaStatistics,
+    Counters,
+    EngineStatistics,
+    Explanation,
+    explain,
+)
 from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
@@ -27,17 +35,9 @@ from mpgrad.engine.placement import place, warn_of_serial_functions
 from mpgrad.engine.preparation import Preparation, Ready
 from mpgrad.engine.recovery import Recovery
 from mpgrad.engine.session_pool import SessionPool
-from mpgrad.engine.statistics import (
-    ArenaStatistics,
-    Counters,
-    EngineStatistics,
-    Explanation,
-    explain,
-)
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.shm.arena import client_arena
-from mpgrad.standard_streams import say
-from mpgrad.tensor import Tensor, gradient_edge
+from mpgrad.tensors.tensor import Tensor, gradient_edge
 from mpgrad.wire.schema import Processes
 
 if TYPE_CHECKING:

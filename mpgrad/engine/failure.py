@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.autograd.anomaly_mode import explain_failure
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.errors import (
     EngineClosed,
     InvariantViolated,
@@ -12,6 +11,7 @@ from mpgrad.errors import (
     TaskTimedOut,
     WorkerLost,
 )
+from mpgrad.graph.anomaly import explain_failure
 from mpgrad.scheduler.instructions import FailGraph
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.wire.programs import name_of

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from mpgrad.autograd.anomaly_mode import mode as anomaly
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import (
     ContextDescription,
     FunctionNode,
     PortableContext,
 )
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.autograd.shipping.attributes import pack_attributes
-from mpgrad.autograd.shipping.decision import ShippedCode
-from mpgrad.device_arrays import is_on_gpu
-from mpgrad.engine.device_handover import DeviceHandover
+from mpgrad.base.handles import GradientRef
+from mpgrad.devices.device_arrays import is_on_gpu
+from mpgrad.devices.device_handover import DeviceHandover
+from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.handles import GradientRef
-from mpgrad.operator_node import OperatorNode
+from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.scheduler.chunks import chunk_ends
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan_tables import NodeTaskSpec
+from mpgrad.shipping.attributes import pack_attributes
+from mpgrad.shipping.decision import ShippedCode
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
     FunctionRule,

@@ -8,10 +8,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd import profiler
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.engine_statistics import Counters
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.learning import learn, that_ran
@@ -19,12 +21,10 @@ from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.session import Session
 from mpgrad.engine.session_pool import SessionPool
-from mpgrad.engine.statistics import Counters
 from mpgrad.errors import CoordinatorLost, ProtocolError
-from mpgrad.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.wire.output import replay_warnings
+from mpgrad.wire.output_record import replay_warnings
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ import os
 import resource
 import threading
 
-from mpgrad.standard_streams import occupy_standard_streams
+from mpgrad.base.standard_streams import occupy_standard_streams
 
 #: What the client opens for an engine, and for one more calling thread: 13 and 3 are counted, and
 #: some more are open while processes start.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpgrad.autograd import costs
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiler import unpack_times
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.instructions import CompleteGraph

@@ -13,28 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad import device_arrays
-from mpgrad.autograd import engine_slot, profiler
-from mpgrad.autograd.anomaly_mode import explain_failure, refuse_nan
-from mpgrad.autograd.anomaly_mode import mode as anomaly
-from mpgrad.autograd.client_nodes import HooksBefore, rule_of
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd import profiler
+from mpgrad.autograd.freezing.client_nodes import HooksBefore, rule_of
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.higher_order.recording import has_only_operators
-from mpgrad.autograd.nodes.node import InputMetadata, Node
-from mpgrad.autograd.recurring_graphs import Remembered
+from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.autograd.validate_outputs import (
+from mpgrad.autograd.running.validate_outputs import (
     add_notes,
     require_number,
     validate_output,
     with_zeros,
 )
-from mpgrad.device import CPU
-from mpgrad.device_arrays import CUDA
-from mpgrad.dispatch import cpu
+from mpgrad.base.device import CPU
+from mpgrad.devices import device_arrays
+from mpgrad.devices.device_arrays import CUDA
+from mpgrad.dispatch.operator_call import cpu
 from mpgrad.engine import compiled
 from mpgrad.engine.learning import durations_us, teach
-from mpgrad.storage import is_exclusive
+from mpgrad.graph.anomaly import explain_failure, refuse_nan
+from mpgrad.graph.anomaly import mode as anomaly
+from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.tensors.storage import is_exclusive
 
 #: A graph is compiled when its tables serve for this time: source for one that comes twice would
 #: take longer than it saves.

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpgrad import config
-from mpgrad.autograd import engine_slot
-from mpgrad.engine.gpu_workers import gpu_workers
+from mpgrad.autograd.running import engine_slot
+from mpgrad.base import config
+from mpgrad.devices.gpu_workers import gpu_workers
 from mpgrad.shm.arena import default_limit_bytes
 
 _MODES = ("auto", "local", "process")

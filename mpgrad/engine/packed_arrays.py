@@ -11,11 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.device_arrays import is_on_gpu
-from mpgrad.engine.device_handover import DeviceHandover
-from mpgrad.errors import ProtocolError
-from mpgrad.handles import (
+from mpgrad.base.handles import (
     CLIENT_ARENA,
     CLIENT_DEVICE_ARENA,
     INLINE_LIMIT_BYTES,
@@ -23,10 +19,14 @@ from mpgrad.handles import (
     GradientRef,
     TensorHandle,
 )
+from mpgrad.devices.device_arrays import is_on_gpu
+from mpgrad.devices.device_handover import DeviceHandover
+from mpgrad.errors import ProtocolError
+from mpgrad.graph.node import InputMetadata
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.lease import byte_bounds
 from mpgrad.shm.mapped_arena import ForeignArena
-from mpgrad.storage import adopt
+from mpgrad.tensors.storage import adopt
 from mpgrad.wire.programs import InlineArray, PackedArray, SharedArray
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode
-from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.shipping.attributes import attributes_reason, attributes_words, classes_in
-from mpgrad.autograd.shipping.decision import Decision, ShippedCode, decide
-from mpgrad.device import CPU
-from mpgrad.device_arrays import get_default_device
-from mpgrad.dtype import default_float
+from mpgrad.base.device import CPU
+from mpgrad.base.dtype import default_float
+from mpgrad.devices.device_arrays import get_default_device
+from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.errors import PerformanceWarning
-from mpgrad.operator_node import OperatorNode
+from mpgrad.graph.node import Node
 from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.shipping.attributes import attributes_reason, attributes_words, classes_in
+from mpgrad.shipping.decision import Decision, ShippedCode, decide
 
 
 class Placed(NamedTuple):

@@ -8,10 +8,10 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
-from mpgrad.autograd import engine_slot
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.device_arrays import CUDA
+from mpgrad.devices.device_arrays import CUDA
 from mpgrad.engine.choice import (
     Choice,
     Experience,

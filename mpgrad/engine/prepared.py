@@ -7,10 +7,10 @@ without comparing anything.
 
 from __future__ import annotations
 
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.choice import Experience
 from mpgrad.engine.wiring import wiring_of
-from mpgrad.operator_node import OperatorNode
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_cache import are_near, costs_of, structure

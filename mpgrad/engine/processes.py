@@ -10,7 +10,11 @@ import sys
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING
 
-from mpgrad import config
+from mpgrad.base import config
+from mpgrad.base.exits import describe_exit, is_stopped
+from mpgrad.base.handles import ENGINE_ARENA
+from mpgrad.base.hash_seed import hash_seed_for_children
+from mpgrad.devices.device_board import DeviceBoard
 from mpgrad.engine.kernel_limits import (
     FOR_ENGINE,
     require_descriptors,
@@ -19,11 +23,7 @@ from mpgrad.engine.kernel_limits import (
     require_processes,
 )
 from mpgrad.engine.options import EngineOptions
-from mpgrad.exits import describe_exit, is_stopped
-from mpgrad.handles import ENGINE_ARENA
-from mpgrad.hash_seed import hash_seed_for_children
 from mpgrad.shm.arena import client_arena
-from mpgrad.shm.device_board import DeviceBoard
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.endpoint import Endpoint
@@ -31,7 +31,7 @@ from mpgrad.wire.environment import capture_environment
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, send_setup, spawn
 
 if TYPE_CHECKING:
-    from mpgrad.shm.client_devices import ClientDevices
+    from mpgrad.devices.client_devices import ClientDevices
 
 #: Address space of the engine's arena; pages exist only where something was written.
 ENGINE_ARENA_BYTES = 1 << 40
@@ -215,6 +215,6 @@ def _device_board(options: EngineOptions) -> DeviceBoard | None:
 
 
 def _client_devices(board: DeviceBoard, gpus: tuple[int, ...]) -> ClientDevices:
-    from mpgrad.shm.client_devices import ClientDevices  # not needed on most machines
+    from mpgrad.devices.client_devices import ClientDevices  # not needed on most machines
 
     return ClientDevices(board, gpus)

@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from mpgrad.autograd.running.interrupts import Interrupts
+from mpgrad.autograd.running.deferred_interrupts import Interrupts
+from mpgrad.base.handles import Block, is_counted
+from mpgrad.base.hook_for_tests import hooked
 from mpgrad.engine import coordinator_watchdog
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import (
@@ -22,14 +24,12 @@ from mpgrad.errors import (
     MpgradError,
     ProtocolError,
 )
-from mpgrad.handles import Block, is_counted
-from mpgrad.hook_for_tests import hooked
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.output import WARNING, show_output
+from mpgrad.wire.output_record import WARNING, show_output
 from mpgrad.wire.transport import Dealer
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.base.handles import Block
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed
-from mpgrad.handles import Block
+from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.tuning import measured_message_us
 
 Array: TypeAlias = np.ndarray[Any, Any]

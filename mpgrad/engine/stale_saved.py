@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode
-from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.operator_node import OperatorNode
-from mpgrad.storage import VersionCounter
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.tensors.storage import VersionCounter
 
 
 class StaleSaved:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.backends.column_parts import shape_of
+from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.plan_tables import InnerTarget, Member
 from mpgrad.wire.programs import Wiring
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import mpgrad
-from mpgrad import config
+from mpgrad.base import config
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def _run_compat(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from mpgrad.launch import replay
+    from mpgrad.launch import replay_command as replay
 
     return replay.main(options.file, options.last)
 

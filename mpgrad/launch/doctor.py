@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mpgrad import config, machine
+from mpgrad.base import config, machine
 
 Verdict = Literal["ok", "note", "fail"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpgrad.handles import CLIENT_ARENA, CLIENT_DEVICE_ARENA, ENGINE_ARENA, Block
+from mpgrad.base.handles import CLIENT_ARENA, CLIENT_DEVICE_ARENA, ENGINE_ARENA, Block
 from mpgrad.scheduler.plan_tables import NodeTaskSpec
 
 LINE_CHARACTERS = 170

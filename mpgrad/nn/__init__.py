@@ -5,7 +5,7 @@ from __future__ import annotations
 # Layers hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.missing_names import missing_from as _missing_from
+from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.nn import functional, init, parallel, utils
 from mpgrad.nn.activations import (
     CELU,
@@ -35,7 +35,7 @@ from mpgrad.nn.activations import (
     Tanhshrink,
     Threshold,
 )
-from mpgrad.nn.attention import MultiheadAttention
+from mpgrad.nn.attention_layers import MultiheadAttention
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from mpgrad.nn.class_losses import (
     CTCLoss,
@@ -44,7 +44,7 @@ from mpgrad.nn.class_losses import (
     TripletMarginWithDistanceLoss,
 )
 from mpgrad.nn.containers import ModuleDict, ModuleList, Sequential
-from mpgrad.nn.convolution import (
+from mpgrad.nn.convolution_layers import (
     Conv1d,
     Conv2d,
     Conv3d,
@@ -52,7 +52,7 @@ from mpgrad.nn.convolution import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
-from mpgrad.nn.dropout import (
+from mpgrad.nn.dropout_layers import (
     AlphaDropout,
     Dropout1d,
     Dropout2d,
@@ -60,8 +60,8 @@ from mpgrad.nn.dropout import (
     FeatureAlphaDropout,
     RReLU,
 )
-from mpgrad.nn.embedding import Embedding
-from mpgrad.nn.group_norm import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
+from mpgrad.nn.embedding_layers import Embedding
+from mpgrad.nn.group_norm_layers import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from mpgrad.nn.layer_norm import LayerNorm, LocalResponseNorm, RMSNorm
 from mpgrad.nn.layers import Dropout, Flatten, Identity, Linear, Unflatten
 from mpgrad.nn.losses import (
@@ -84,7 +84,7 @@ from mpgrad.nn.losses import (
     TripletMarginLoss,
 )
 from mpgrad.nn.module import Module
-from mpgrad.nn.pairings import (
+from mpgrad.nn.pairing_layers import (
     Bilinear,
     ChannelShuffle,
     CosineSimilarity,
@@ -96,15 +96,7 @@ from mpgrad.nn.pairings import (
 )
 from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
-from mpgrad.nn.pooling import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AvgPool1d,
-    AvgPool2d,
-    MaxPool1d,
-    MaxPool2d,
-)
-from mpgrad.nn.pooling_kinds import (
+from mpgrad.nn.pooling_kind_layers import (
     AdaptiveAvgPool3d,
     AdaptiveMaxPool1d,
     AdaptiveMaxPool2d,
@@ -117,6 +109,14 @@ from mpgrad.nn.pooling_kinds import (
     MaxUnpool1d,
     MaxUnpool2d,
     MaxUnpool3d,
+)
+from mpgrad.nn.pooling_layers import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    MaxPool1d,
+    MaxPool2d,
 )
 from mpgrad.nn.recurrent import GRU, LSTM, RNN
 from mpgrad.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell

@@ -8,7 +8,7 @@ from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.ops.creation import full
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class _Activation(Module):

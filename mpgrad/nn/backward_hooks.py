@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.context import FunctionContext
-from mpgrad.autograd.grad_mode import is_grad_enabled
-from mpgrad.autograd.nodes.hooks import Hooks
-from mpgrad.autograd.nodes.node import Node
-from mpgrad.tensor import Tensor
+from mpgrad.graph.grad_modes import is_grad_enabled
+from mpgrad.graph.hooks import Hooks
+from mpgrad.graph.node import Node
+from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.nn.module import Module

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.losses import _Loss
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class MultiMarginLoss(_Loss):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.missing_names import missing_from as _missing_from
+from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.ops.activation import (
     elu,
     gelu,
@@ -28,7 +28,6 @@ from mpgrad.ops.activation_variants import (
     tanhshrink,
     threshold,
 )
-from mpgrad.ops.attention import scaled_dot_product_attention
 from mpgrad.ops.class_loss import (
     ctc_loss,
     multi_margin_loss,
@@ -95,6 +94,7 @@ from mpgrad.ops.pooling_kinds import (
     max_unpool3d,
 )
 from mpgrad.ops.pooling_variants import adaptive_avg_pool1d, avg_pool1d, max_pool1d
+from mpgrad.ops.scaled_dot_product import scaled_dot_product_attention
 from mpgrad.ops.selection import pad
 from mpgrad.ops.transcendental import sigmoid, tanh
 from mpgrad.ops.volumes import (

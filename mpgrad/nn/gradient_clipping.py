@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.creation import tensor as new_tensor
 from mpgrad.ops.norms import norm
 from mpgrad.ops.shape import stack
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: Keeps the factor finite where all gradients are 0; PyTorch's.
 _EPSILON = 1e-6

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.device_arrays import moved
+from mpgrad.devices.device_arrays import moved
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.generators import numpy_generator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 @no_grad()

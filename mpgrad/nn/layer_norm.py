@@ -10,7 +10,7 @@ from mpgrad.nn import init
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.ops.creation import empty
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class LayerNorm(Module):

@@ -11,7 +11,7 @@ from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.ops.creation import empty
 from mpgrad.ops.shape import flatten, unflatten
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class Weighted(Module):

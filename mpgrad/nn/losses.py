@@ -6,7 +6,7 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class _Loss(Module):

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.autograd.nodes.hooks import RemovableHandle
+from mpgrad.graph.grad_modes import no_grad
+from mpgrad.graph.hooks import RemovableHandle
 from mpgrad.nn.backward_hooks import ModuleHooks
 from mpgrad.nn.forward_hooks import AfterForward, BeforeForward
 from mpgrad.nn.parameter import Parameter
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Self = TypeVar("Self", bound="Module")
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpgrad.ops.creation import as_tensor, full
 from mpgrad.ops.indexing import index_select, split
 from mpgrad.ops.shape import cat, stack, transpose
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class PackedSequence(NamedTuple):

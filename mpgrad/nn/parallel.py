@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpgrad.device import Device
-from mpgrad.device_arrays import usable
+from mpgrad.base.device import Device
+from mpgrad.devices.device_arrays import usable
 from mpgrad.ops import device_moves
 from mpgrad.ops.shape import unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["gather", "scatter"]
 

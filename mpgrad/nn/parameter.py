@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpgrad.ops.creation import empty, tensor
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class Parameter(Tensor):

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class _ParameterContainer(Module):

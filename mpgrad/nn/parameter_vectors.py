@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.shape import cat, reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from mpgrad.nn.module import Module
 from mpgrad.nn.packed_sequences import PackedSequence
 from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.recurrent_cells import (
-    Step,
+    CellFunction,
     fill_uniformly,
     gru_step,
     lstm_step,
@@ -21,7 +21,7 @@ from mpgrad.nn.recurrent_cells import (
 from mpgrad.ops.creation import empty, zeros
 from mpgrad.ops.indexing import index_select, split, unbind
 from mpgrad.ops.shape import cat, squeeze, stack, transpose, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class _Recurrent(Module):
@@ -112,7 +112,7 @@ class _Recurrent(Module):
             for ending in self._endings()
         ]
 
-    def _step(self) -> Step:
+    def _step(self) -> CellFunction:
         raise NotImplementedError
 
     def _read(self, input: Any, start: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
@@ -278,7 +278,7 @@ class RNN(_Recurrent):
         outputs, (state,) = self._read(input, None if hx is None else (hx,))
         return outputs, state
 
-    def _step(self) -> Step:
+    def _step(self) -> CellFunction:
         return tanh_step if self.nonlinearity == "tanh" else relu_step
 
 
@@ -291,7 +291,7 @@ class LSTM(_Recurrent):
         """As of :class:`RNN`, with states (h, c)."""
         return self._read(input, hx)
 
-    def _step(self) -> Step:
+    def _step(self) -> CellFunction:
         return lstm_step
 
 
@@ -305,5 +305,5 @@ class GRU(_Recurrent):
         outputs, (state,) = self._read(input, None if hx is None else (hx,))
         return outputs, state
 
-    def _step(self) -> Step:
+    def _step(self) -> CellFunction:
         return gru_step

@@ -12,11 +12,11 @@ from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.ops.creation import empty, zeros
 from mpgrad.ops.indexing import chunk
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: A step takes what the input gives, what the hidden state gives, and the states; it returns the
 #: new states, first of all the output.
-Step = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
+CellFunction = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def tanh_step(x: Tensor, h: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -51,7 +51,7 @@ def fill_uniformly(module: Module, hidden_size: int) -> None:
         init.uniform_(parameter, -bound, bound)
 
 
-class _Cell(Module):
+class _RecurrentCell(Module):
     """One step.
 
     Args:
@@ -123,7 +123,7 @@ class _Cell(Module):
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
 
 
-class RNNCell(_Cell):
+class RNNCell(_RecurrentCell):
     """``tanh`` or ``relu`` of what input and state give.
 
     Raises:
@@ -156,7 +156,7 @@ class RNNCell(_Cell):
         return text if self.nonlinearity == "tanh" else f"{text}, nonlinearity={self.nonlinearity}"
 
 
-class LSTMCell(_Cell):
+class LSTMCell(_RecurrentCell):
     """A step of long short-term memory."""
 
     _gates, _states = 4, 2
@@ -169,7 +169,7 @@ class LSTMCell(_Cell):
         return lstm_step(x, h, states)
 
 
-class GRUCell(_Cell):
+class GRUCell(_RecurrentCell):
     """A step of a gated recurrent unit."""
 
     _gates = 3

@@ -10,14 +10,14 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn import init
-from mpgrad.nn.attention import MultiheadAttention
+from mpgrad.nn.attention_layers import MultiheadAttention
 from mpgrad.nn.containers import ModuleList
 from mpgrad.nn.layer_norm import LayerNorm
 from mpgrad.nn.layers import Dropout, Linear
 from mpgrad.nn.module import Module
 from mpgrad.ops.creation import full
 from mpgrad.ops.selection import triu
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def _activation(given: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.forward_hooks import BeforeForward
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
@@ -12,7 +12,7 @@ from mpgrad.ops.linalg import mv
 from mpgrad.ops.norms import norm, normalize
 from mpgrad.ops.random import randn
 from mpgrad.ops.shape import movedim, reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Kind = TypeVar("Kind", bound=Module)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpgrad.autograd.views.in_place import call_in_place
-from mpgrad.dispatch import call
+from mpgrad.dispatch.in_place import call_in_place
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import OPERATORS, Operator, operator
 from mpgrad.ops.dimensions import either, one_dim
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, refuse_complex
-from mpgrad.ops.registry import OPERATORS, Operator, operator
 from mpgrad.ops.shape import clone, reshape
 from mpgrad.ops.transcendental import relu as _relu
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Axes = tuple[int, ...]
 

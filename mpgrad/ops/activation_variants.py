@@ -14,7 +14,7 @@ from mpgrad.ops.indexing import chunk
 from mpgrad.ops.promotion import stored
 from mpgrad.ops.shape import clone, reshape
 from mpgrad.ops.transcendental import sigmoid, tanh
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: They keep mean 0 and variance 1 (Klambauer et al., "Self-normalizing neural networks", 2017).
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805

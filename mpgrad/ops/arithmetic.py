@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import call
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.promotion import (
     as_operand,
     as_tensor_operand,
@@ -20,9 +21,8 @@ from mpgrad.ops.promotion import (
     stored,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
-from mpgrad.ops.registry import operator
 from mpgrad.ops.rounding import floored_quotient, truncated_quotient
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "abs",

@@ -16,7 +16,7 @@ from mpgrad.ops.indexing import diagonal_scatter, gather, index_select
 from mpgrad.ops.joining import broadcast_tensors, meshgrid
 from mpgrad.ops.norms import norm
 from mpgrad.ops.shape import broadcast_to, flip, repeat, reshape, stack, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "atleast_1d",

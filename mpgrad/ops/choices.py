@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import call, unrecorded
+from mpgrad.dispatch.operator_call import call, unrecorded
+from mpgrad.graph.registry import operator
 from mpgrad.ops.indexing import unbind
 from mpgrad.ops.promotion import (
     as_operand,
@@ -17,9 +18,8 @@ from mpgrad.ops.promotion import (
     require_tensors,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
-from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import contiguous, reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "clamp",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.activation import log_softmax
 from mpgrad.ops.arithmetic import add, div, mul, neg, sub
 from mpgrad.ops.arithmetic import pow as power
@@ -21,7 +21,7 @@ from mpgrad.ops.margin_loss import pairwise_distance
 from mpgrad.ops.reduction import logsumexp
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import cat, reshape, squeeze, stack, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: In place of minus infinity, whose gradient is NaN: no sum of logarithms comes near it.
 _IMPOSSIBLE = -1e30

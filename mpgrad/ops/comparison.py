@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import unrecorded
+from mpgrad.dispatch.operator_call import unrecorded
 from mpgrad.ops.promotion import (
     as_operand,
     as_tensor_operand,
@@ -16,7 +16,7 @@ from mpgrad.ops.promotion import (
     require_tensors,
     result_dtype,
 )
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "allclose",

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.dispatch import call
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.promotion import as_tensor_operand, floating
-from mpgrad.ops.registry import operator
 from mpgrad.ops.rounding import sign
 from mpgrad.ops.shape import transpose
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "adjoint",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mpgrad.backends.cpu_windows import output_length
-from mpgrad.dispatch import call
-from mpgrad.ops.registry import operator
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Pair = tuple[int, int]
 

@@ -8,7 +8,7 @@ from mpgrad.ops.arithmetic import add
 from mpgrad.ops.convolution import Pair, conv2d, conv2d_input_grad, pair
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import reshape, squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def one(value: Any) -> int:

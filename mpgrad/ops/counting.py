@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "bincount",

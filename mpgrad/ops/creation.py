@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad import storage
-from mpgrad.device import CPU
-from mpgrad.device_arrays import on, on_host, usable
-from mpgrad.dtype import COMPLEX, DEFAULTS, FLOATING, default_float
+from mpgrad.base.device import CPU
+from mpgrad.base.dtype import COMPLEX, DEFAULTS, FLOATING, default_float
+from mpgrad.devices.device_arrays import on, on_host, usable
 from mpgrad.ops.device_moves import to_device
 from mpgrad.ops.promotion import cast, stored
-from mpgrad.tensor import Tensor
+from mpgrad.tensors import storage
+from mpgrad.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 

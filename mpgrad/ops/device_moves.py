@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad import storage
-from mpgrad.device import Device
-from mpgrad.device_arrays import moved, on
-from mpgrad.dispatch import call, namespace_for
+from mpgrad.base.device import Device
+from mpgrad.devices.device_arrays import moved, on
+from mpgrad.dispatch.operator_call import call, namespace_for
+from mpgrad.graph.registry import operator
 from mpgrad.ops.dimensions import one_dim
-from mpgrad.ops.registry import operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors import storage
+from mpgrad.tensors.tensor import Tensor
 
 
 def _move(x: Any, device: str) -> Any:

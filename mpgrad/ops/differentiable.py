@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.autograd.views import in_place
 from mpgrad.backends import cpu_windows
-from mpgrad.dispatch import call
+from mpgrad.dispatch import in_place
+from mpgrad.dispatch.operator_call import call
 from mpgrad.ops import (
     arithmetic,
     choices,
@@ -38,7 +38,7 @@ from mpgrad.ops import fourier as fourier_transforms
 from mpgrad.ops import promotion as _promotion
 from mpgrad.ops import reduction as _reduction
 from mpgrad.ops import special as special_functions
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mpgrad.autograd.views.in_place import call_in_place
-from mpgrad.dispatch import call
+from mpgrad.dispatch.in_place import call_in_place
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.random import bernoulli_mask
-from mpgrad.ops.registry import operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 _dropout = operator(
     "dropout",

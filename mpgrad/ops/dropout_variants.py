@@ -18,7 +18,7 @@ from mpgrad.ops.promotion import cast
 from mpgrad.ops.random import bernoulli_mask, rand_like
 from mpgrad.ops.shape import broadcast_to, clone, squeeze, unsqueeze
 from mpgrad.ops.transcendental import log
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: Where SELU's negative side ends (Klambauer et al., "Self-normalizing neural networks", 2017).
 _SELU_END = -1.7580993408473766

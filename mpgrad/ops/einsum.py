@@ -14,7 +14,7 @@ from mpgrad.ops.indexing import getitem
 from mpgrad.ops.linalg import matmul
 from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.ops.shape import permute, reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["einsum"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import no_grad
-from mpgrad.autograd.views.in_place import overwrite
 from mpgrad.backends.cpu import INDEX
-from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import namespace_for, unrecorded
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.in_place import overwrite
+from mpgrad.dispatch.operator_call import namespace_for, unrecorded
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.arithmetic import add, div, mul
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import eq, gt
@@ -18,7 +18,7 @@ from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import pick
 from mpgrad.ops.norms import norm
 from mpgrad.ops.shape import unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def embedding(

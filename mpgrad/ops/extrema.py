@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.dispatch import call, unrecorded
+from mpgrad.dispatch.operator_call import call, unrecorded
+from mpgrad.graph.registry import operator
 from mpgrad.ops.choices import maximum, minimum
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import Dims, either, keep, one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand, refuse_complex, require_tensors
-from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import clone
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["amax", "amin", "argmax", "argmin", "max", "min"]
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import call
-from mpgrad.dtype import default_float
+from mpgrad.base.dtype import default_float
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.creation import arange
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import narrow
 from mpgrad.ops.promotion import cast
-from mpgrad.ops.registry import operator
 from mpgrad.ops.selection import pad, roll
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "fft",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from mpgrad.autograd.running.thread_state import PerThread
-from mpgrad.device import CPU, Device
-from mpgrad.tensor import Tensor
+from mpgrad.base.device import CPU, Device
+from mpgrad.base.thread_state import PerThread
+from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from numpy.random import Generator as NumpyGenerator
@@ -114,7 +114,7 @@ class _InForce(PerThread):
     generator: Any = None
 
 
-class _Process:
+class _ProcessGenerator:
     #: Made on first use: loading ``numpy.random`` takes a third of the time of importing mpgrad.
     generator: Generator | None = None
 
@@ -124,9 +124,9 @@ _in_force = _InForce()
 
 def process_generator() -> Generator:
     """The Generator of this process, which starts from a seed of the operating system."""
-    generator = _Process.generator
+    generator = _ProcessGenerator.generator
     if generator is None:
-        generator = _Process.generator = Generator()
+        generator = _ProcessGenerator.generator = Generator()
         generator.seed()
     return generator
 
@@ -181,9 +181,9 @@ def takes_generator(function: Callable[..., R]) -> Callable[..., R]:
 
 def manual_seed(seed: int) -> Generator:
     """Restart the Generator of this process from ``seed`` and return it."""
-    if _Process.generator is None:
-        _Process.generator = Generator()
-    return _Process.generator.manual_seed(seed)
+    if _ProcessGenerator.generator is None:
+        _ProcessGenerator.generator = Generator()
+    return _ProcessGenerator.generator.manual_seed(seed)
 
 
 def seed() -> int:

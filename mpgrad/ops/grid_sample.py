@@ -23,7 +23,7 @@ from mpgrad.ops.promotion import cast
 from mpgrad.ops.rounding import floor, remainder
 from mpgrad.ops.rounding import round as rounded
 from mpgrad.ops.shape import broadcast_to, reshape, transpose, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 _MODES = ("bilinear", "nearest", "bicubic")
 _PADDINGS = ("zeros", "border", "reflection")

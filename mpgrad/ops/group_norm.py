@@ -8,7 +8,7 @@ from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.reduction import mean
 from mpgrad.ops.shape import repeat, reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def group_norm(

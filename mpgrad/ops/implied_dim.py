@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.ops import activation, activation_variants
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def _with_implied_dim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

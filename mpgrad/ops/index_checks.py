@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpgrad.ops.shape import reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 _WHOLE = (np.dtype(np.int32), np.dtype(np.int64))
 

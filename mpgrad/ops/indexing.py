@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.cpu import INDEX
-from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import call
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.index_checks import as_vector, check_bounds, check_covered, check_index_dtype
 from mpgrad.ops.promotion import cast
-from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "chunk",

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.device import CPU
-from mpgrad.device_arrays import cuda, cuda_namespace, on
+from mpgrad.base.device import CPU
+from mpgrad.devices.device_arrays import cuda, cuda_namespace, on
 from mpgrad.ops.creation import from_numpy
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["from_dlpack", "to_dlpack"]
 

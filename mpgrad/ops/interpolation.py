@@ -11,7 +11,7 @@ from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import index_select
 from mpgrad.ops.shape import clone, permute, reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: Modes and the dimensions of the inputs that they take.
 _LINEAR = {"linear": 3, "bilinear": 4, "trilinear": 5}

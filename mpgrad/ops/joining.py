@@ -7,7 +7,7 @@ from typing import Any
 
 from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.ops.shape import broadcast_to, cat, expand, reshape, transpose
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "broadcast_tensors",

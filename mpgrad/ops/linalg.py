@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpgrad.dispatch import call
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.promotion import as_tensor_operand, require_tensors, stored
 from mpgrad.ops.reduction import sum as sum_over
-from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import broadcast_to, permute, reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "addmm",

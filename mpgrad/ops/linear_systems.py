@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import call
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import div
 from mpgrad.ops.creation import eye
 from mpgrad.ops.device_moves import beside
@@ -18,10 +19,9 @@ from mpgrad.ops.factorizations import adjoint_of, check_matrix, eigvalsh, masked
 from mpgrad.ops.linalg import matmul
 from mpgrad.ops.matrices import check_square, cholesky, inv, solve
 from mpgrad.ops.matrix_norms import matrix_norm
-from mpgrad.ops.registry import operator
 from mpgrad.ops.selection import tril, triu
 from mpgrad.ops.shape import reshape, squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "cholesky_ex",

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.cpu import INDEX
-from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import call
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops import reduction as reductions
 from mpgrad.ops.activation import log_softmax, logsigmoid
 from mpgrad.ops.arithmetic import abs as absolute
@@ -19,9 +20,8 @@ from mpgrad.ops.comparison import lt, ne
 from mpgrad.ops.indexing import getitem
 from mpgrad.ops.joining import broadcast_tensors
 from mpgrad.ops.promotion import cast, operands, refuse_complex
-from mpgrad.ops.registry import operator
 from mpgrad.ops.transcendental import exp, xlogy
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def _class_dim(shape: tuple[int, ...]) -> int:

@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import call
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.creation import eye
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.factorizations import adjoint_of, check_matrix, masked
 from mpgrad.ops.indexing import narrow, take_along_axis
 from mpgrad.ops.linear_systems import solve_triangular
-from mpgrad.ops.registry import operator
 from mpgrad.ops.selection import tril, triu
 from mpgrad.ops.shape import broadcast_to, cat
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve", "lu_unpack"]
 

@@ -14,7 +14,7 @@ from mpgrad.ops.comparison import eq, gt, lt
 from mpgrad.ops.loss import alike, check_reduction, reduced
 from mpgrad.ops.norms import norm
 from mpgrad.ops.transcendental import exp, log
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def huber_loss(

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.dispatch import call
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.complex_numbers import adjoint
 from mpgrad.ops.creation import eye
 from mpgrad.ops.linalg import matmul
-from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import broadcast_to, clone, squeeze, transpose, unsqueeze
 from mpgrad.ops.transcendental import log
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "cholesky",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.arithmetic import pow as power
 from mpgrad.ops.arrangements import cross as cross_of
@@ -28,7 +28,7 @@ from mpgrad.ops.reduction import mean
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.selection import tril
 from mpgrad.ops.shape import permute, reshape, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "cross",

@@ -13,7 +13,7 @@ from mpgrad.ops.norms import norm as norm_of
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import movedim, squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["matrix_norm", "norm", "vector_norm"]
 

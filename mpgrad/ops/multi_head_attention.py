@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 from mpgrad.ops.arithmetic import add, mul
-from mpgrad.ops.attention import shares
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.dropout import dropout
 from mpgrad.ops.indexing import chunk
 from mpgrad.ops.linalg import linear, matmul
 from mpgrad.ops.reduction import mean
+from mpgrad.ops.scaled_dot_product import shares
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import broadcast_to, cat, permute, reshape, squeeze, transpose, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def multi_head_attention_forward(

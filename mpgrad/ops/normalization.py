@@ -12,13 +12,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.device_arrays import on
-from mpgrad.dispatch import call
+from mpgrad.devices.device_arrays import on
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import Formula, operator
 from mpgrad.ops.arithmetic import add, mul, rsqrt, sub
 from mpgrad.ops.promotion import refuse_complex
-from mpgrad.ops.registry import Formula, operator
 from mpgrad.ops.shape import reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Dims = tuple[int, ...]
 

@@ -13,7 +13,7 @@ from mpgrad.ops.reduction import mean
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import reshape, squeeze, unsqueeze
 from mpgrad.ops.volumes import avg_pool3d
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def rms_norm(

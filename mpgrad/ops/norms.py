@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import call
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops import reduction
 from mpgrad.ops.arithmetic import div, mul, sub
 from mpgrad.ops.choices import clamp
 from mpgrad.ops.dimensions import Dims, count, keep, some_dims
 from mpgrad.ops.joining import broadcast_tensors
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, promote_types
-from mpgrad.ops.registry import operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["cosine_similarity", "dist", "norm", "normalize"]
 

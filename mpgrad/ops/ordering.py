@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import unrecorded
+from mpgrad.dispatch.operator_call import unrecorded
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.extrema import ValuesAndIndices
 from mpgrad.ops.indexing import getitem, take_along_axis
 from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.ops.shape import clone
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["argsort", "sort", "topk"]
 

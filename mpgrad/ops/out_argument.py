@@ -10,12 +10,12 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import is_grad_enabled
-from mpgrad.autograd.views.in_place import overwrite
-from mpgrad.device_arrays import on
+from mpgrad.devices.device_arrays import on
+from mpgrad.dispatch.in_place import overwrite
+from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.ops.promotion import check_cast
-from mpgrad.storage import empty
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.storage import empty
+from mpgrad.tensors.tensor import Tensor
 
 P = ParamSpec("P")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import call
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.indexing import _getitem, scatter_index, split_key
 from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, stored
-from mpgrad.ops.registry import operator
 from mpgrad.ops.shape import broadcast_to
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["index_put", "masked_fill"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.arithmetic import add, div, mul, sub
 from mpgrad.ops.choices import where
 from mpgrad.ops.creation import zeros
@@ -18,7 +18,7 @@ from mpgrad.ops.indexing import index_select, pick
 from mpgrad.ops.norms import norm
 from mpgrad.ops.scattering import index_add
 from mpgrad.ops.shape import reshape, transpose, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from mpgrad.ops.indexing import index_select, narrow
 from mpgrad.ops.scattering import index_add
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import contiguous, reshape, squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def _patch_places(

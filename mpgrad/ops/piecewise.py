@@ -15,7 +15,7 @@ from mpgrad.ops.promotion import as_tensor_operand, cast, floating, operands, re
 from mpgrad.ops.rounding import trunc
 from mpgrad.ops.shape import clone
 from mpgrad.ops.transcendental import erf, log, log1p, logaddexp
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "deg2rad",

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.backends.cpu_windows import output_length
-from mpgrad.dispatch import call
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add, div, mul
 from mpgrad.ops.choices import where
 from mpgrad.ops.convolution import Pair, pair
@@ -16,11 +17,10 @@ from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import pick
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.reduction import sum as sum_over
-from mpgrad.ops.registry import operator
 from mpgrad.ops.rounding import floor_divide, remainder
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 _max_pool2d = operator(
     "max_pool2d",

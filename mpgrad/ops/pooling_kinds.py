@@ -22,7 +22,7 @@ from mpgrad.ops.scattering import scatter
 from mpgrad.ops.shape import broadcast_to, reshape, squeeze
 from mpgrad.ops.transcendental import relu
 from mpgrad.ops.volumes import avg_pool3d, triple
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def _window_maxima(input: Tensor, flat: Tensor, dim: int, count: int) -> tuple[Tensor, Tensor]:

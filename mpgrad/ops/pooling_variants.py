@@ -7,7 +7,7 @@ from typing import Any
 from mpgrad.ops.convolution_variants import one
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from mpgrad.ops.shape import squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def _as_row(name: str, input: Tensor) -> Tensor:

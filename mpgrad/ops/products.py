@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpgrad.dispatch import call
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.dimensions import either, one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand, cast
-from mpgrad.ops.registry import operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["cumprod", "prod"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import call
-from mpgrad.dtype import DEFAULTS, DType, default_float
-from mpgrad.ops.registry import operator
-from mpgrad.tensor import Tensor
+from mpgrad.base.dtype import DEFAULTS, DType, default_float
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
+from mpgrad.tensors.tensor import Tensor
 
 _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.arithmetic import add, lerp, mul, sqrt, sub
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.complex_numbers import conj
@@ -19,7 +19,7 @@ from mpgrad.ops.ordering import sort
 from mpgrad.ops.reduction import cumsum
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import clone, movedim, reshape, squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "corrcoef",

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad import storage
-from mpgrad.device_arrays import device_of, moved, on, on_host, usable
-from mpgrad.dispatch import call
-from mpgrad.dtype import default_float
+from mpgrad.base.dtype import default_float
+from mpgrad.devices.device_arrays import device_of, moved, on, on_host, usable
+from mpgrad.dispatch.operator_call import call
 from mpgrad.ops.creation import shape_from
 from mpgrad.ops.generators import default_generator, takes_generator
 from mpgrad.ops.overwriting import _bernoulli
 from mpgrad.ops.promotion import stored
-from mpgrad.tensor import Tensor
+from mpgrad.tensors import storage
+from mpgrad.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 

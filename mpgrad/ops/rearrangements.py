@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.base.size import Size
 from mpgrad.ops.arrangements import atleast_3d
 from mpgrad.ops.choices import nonzero
 from mpgrad.ops.device_moves import beside
@@ -19,8 +20,7 @@ from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.scattering import index_copy
 from mpgrad.ops.selection import diag, pad
 from mpgrad.ops.shape import cat, clone, flip, movedim, permute, reshape, transpose, unsqueeze
-from mpgrad.size import Size
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "argwhere",

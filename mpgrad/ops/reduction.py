@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import call, unrecorded
+from mpgrad.dispatch.operator_call import call, unrecorded
+from mpgrad.graph.registry import operator
 from mpgrad.ops.dimensions import Dims, count, either, keep, one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating
-from mpgrad.ops.registry import operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "all",

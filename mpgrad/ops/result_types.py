@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dtype import DTYPES, DType
+from mpgrad.base.dtype import DTYPES, DType
 from mpgrad.ops import promotion
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def result_type(tensor1: Any, tensor2: Any) -> DType:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
-from mpgrad.dispatch import call
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import not_implemented, operator
 from mpgrad.ops.promotion import (
     as_tensor_operand,
     operands,
@@ -16,8 +17,7 @@ from mpgrad.ops.promotion import (
     refuse_complex,
     result_dtype,
 )
-from mpgrad.ops.registry import not_implemented, operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "ceil",

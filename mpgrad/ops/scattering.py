@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import is_grad_enabled
 from mpgrad.backends.cpu import INDEX
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.device_moves import beside
@@ -25,7 +25,7 @@ from mpgrad.ops.overwriting import masked_fill, put_index
 from mpgrad.ops.promotion import stored
 from mpgrad.ops.selection import check_mask
 from mpgrad.ops.shape import reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["index_add", "index_copy", "index_fill", "masked_scatter", "scatter", "scatter_add"]
 

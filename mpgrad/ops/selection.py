@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.broadcasting import broadcast_shape
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.arithmetic import sub
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import logical_xor
@@ -27,7 +27,7 @@ from mpgrad.ops.indexing import (
 from mpgrad.ops.overwriting import masked_fill
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import broadcast_to, cat, clone, reshape
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "diag",

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch import call
-from mpgrad.memory_formats import MemoryFormat, contiguous_format, preserve_format
+from mpgrad.base.memory_formats import MemoryFormat, contiguous_format, preserve_format
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.dimensions import either, one_dim
 from mpgrad.ops.promotion import as_tensor_operand, cast, result_dtype
-from mpgrad.ops.registry import operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "broadcast_to",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpgrad.dispatch import unrecorded
+from mpgrad.dispatch.operator_call import unrecorded
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, mul, neg, sub
 from mpgrad.ops.choices import larger, smaller, where
@@ -23,7 +23,7 @@ from mpgrad.ops.promotion import (
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.rounding import truncated_quotient
 from mpgrad.ops.transcendental import exp2
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "addbmm",

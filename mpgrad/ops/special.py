@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.dispatch import call, unrecorded
+from mpgrad.dispatch.operator_call import call, unrecorded
+from mpgrad.graph.registry import Operator, not_implemented, operator
 from mpgrad.ops.arithmetic import add, mul, neg
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import eq, gt, isnan, logical_and, logical_not, lt
@@ -21,9 +22,8 @@ from mpgrad.ops.promotion import (
     refuse_complex,
     require_tensors,
 )
-from mpgrad.ops.registry import Operator, not_implemented, operator
 from mpgrad.ops.transcendental import log, log1p, sin
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "digamma",

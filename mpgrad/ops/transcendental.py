@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.dispatch import call
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import Formula, operator
 from mpgrad.ops.promotion import (
     as_tensor_operand,
     floating,
@@ -14,8 +15,7 @@ from mpgrad.ops.promotion import (
     refuse_complex,
     require_tensors,
 )
-from mpgrad.ops.registry import Formula, operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
     "acos",

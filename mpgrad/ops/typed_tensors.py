@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.base.size import Size
 from mpgrad.ops.creation import empty, tensor
-from mpgrad.size import Size
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class _TensorType(type):

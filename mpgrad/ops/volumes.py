@@ -21,7 +21,7 @@ from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d, wind
 from mpgrad.ops.scattering import index_add
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import contiguous, permute, reshape, squeeze, unsqueeze
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Triple = tuple[int, int, int]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.missing_names import missing_from as _missing_from
+from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.optim import lr_scheduler
 from mpgrad.optim.adadelta import Adadelta
 from mpgrad.optim.adagrad import Adagrad

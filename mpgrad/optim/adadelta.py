@@ -10,7 +10,7 @@ import numpy as np
 from mpgrad.optim.elementwise import ElementwiseOptimizer
 from mpgrad.optim.optimizer import ParamGroup
 from mpgrad.optim.scratch import Array
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class Adadelta(ElementwiseOptimizer):

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpgrad.device_arrays import copied
+from mpgrad.devices.device_arrays import copied
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
 from mpgrad.optim.scratch import Array, Scratch
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class ElementwiseOptimizer(Optimizer):

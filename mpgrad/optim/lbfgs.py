@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mpgrad.autograd.grad_mode import enable_grad, no_grad
+from mpgrad.graph.grad_modes import enable_grad, no_grad
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.shape import cat
 from mpgrad.optim.line_search import Point, strong_wolfe
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: Steps along which the gradient has grown by less are not remembered.
 LEAST_CURVATURE = 1e-10

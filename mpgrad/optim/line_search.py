@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 #: The loss has to fall by this share of what the slope promises,
 SUFFICIENT_DECREASE = 1e-4

@@ -6,10 +6,10 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mpgrad.autograd.grad_mode import enable_grad
-from mpgrad.autograd.saved import saved_tensor_clones
-from mpgrad.device_arrays import on
-from mpgrad.tensor import Tensor
+from mpgrad.devices.device_arrays import on
+from mpgrad.graph.grad_modes import enable_grad
+from mpgrad.tensors import saved_tensor_clones
+from mpgrad.tensors.tensor import Tensor
 
 ParamGroup = dict[str, Any]
 

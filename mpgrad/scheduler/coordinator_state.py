@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpgrad.base.handles import Block, is_counted
 from mpgrad.errors import InvariantViolated, ProtocolError
-from mpgrad.handles import Block, is_counted
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
@@ -65,7 +65,7 @@ class CoordinatorState:
             ev.GraphCancelled: self._on_graph_cancelled,
             ev.BlocksReleased: self._on_blocks_released,
             ev.WorkerJoined: self._on_worker_joined,
-            ev.WorkerLost: deaths.on_worker_lost,
+            ev.WorkerDied: deaths.on_worker_lost,
             ev.WorkerHung: deaths.on_worker_hung,
             ev.DeadlinePassed: deaths.on_deadline_passed,
             ev.WorkerUnavailable: deaths.on_worker_unavailable,

@@ -8,7 +8,7 @@ Rules of this file: as in ``coordinator_state``.
 
 from __future__ import annotations
 
-from mpgrad.handles import Block, GradientRef
+from mpgrad.base.handles import Block, GradientRef
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
@@ -46,7 +46,7 @@ class Deaths:
                 self._replies.abandon(member, key)
             self._endings.close_if_drained(graph)
 
-    def on_worker_lost(self, event: ev.WorkerLost) -> None:
+    def on_worker_lost(self, event: ev.WorkerDied) -> None:
         member = self._membership.leave(event.peer)
         if member is None:
             return
@@ -71,7 +71,7 @@ class Deaths:
         deaths[member.slot] = deaths.get(member.slot, 0) + (not is_wanted)
         self._replace_worker(member.slot, event.cause)
 
-    def _lose_arena(self, arena: int, event: ev.WorkerLost) -> dict[int, GraphTask]:
+    def _lose_arena(self, arena: int, event: ev.WorkerDied) -> dict[int, GraphTask]:
         """A GPU worker takes its memory with it: the graphs that have gradients there fail."""
         lost = {}
         for graph in self._graphs.values():
@@ -128,7 +128,7 @@ class Deaths:
         for graph in list(self._graphs.values()):
             self._endings.end_if_stranded(graph)
 
-    def _blame(self, graph: GraphTask, task: int, event: ev.WorkerLost, kind: str) -> None:
+    def _blame(self, graph: GraphTask, task: int, event: ev.WorkerDied, kind: str) -> None:
         """The worker died while it ran this very task: a few times is the task's fault."""
         graph.deaths[task] = deaths = graph.deaths.get(task, 0) + 1
         kills = graph.kills.get(task, 0)
@@ -144,7 +144,7 @@ class Deaths:
         member.kept.clear()
 
 
-def _fenced(event: ev.WorkerLost, hung: ev.WorkerHung) -> ev.WorkerLost:
+def _fenced(event: ev.WorkerDied, hung: ev.WorkerHung) -> ev.WorkerDied:
     """The death of a worker that was killed because it hung.
 
     If a task took too long, that task and no other is to blame, as if it had crashed; if the

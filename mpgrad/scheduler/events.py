@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpgrad.handles import Block, GradientRef
+from mpgrad.base.handles import Block, GradientRef
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.plan_tables import NodeTaskSpec
 
@@ -85,7 +85,7 @@ class WorkerJoined(NamedTuple):
     arena: int = -1
 
 
-class WorkerLost(NamedTuple):
+class WorkerDied(NamedTuple):
     """A worker process is dead; from now on nothing of it counts.
 
     ``running`` is the task that it was really executing (graph, task, attempt), if any.

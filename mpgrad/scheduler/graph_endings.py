@@ -8,7 +8,7 @@ Rules of this file: as in ``coordinator_state``.
 
 from __future__ import annotations
 
-from mpgrad.handles import is_counted
+from mpgrad.base.handles import is_counted
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.graph_task import GraphPhase, GraphTask

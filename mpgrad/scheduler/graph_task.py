@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from mpgrad.base.handles import GradientRef
 from mpgrad.errors import InvariantViolated, ProtocolError
-from mpgrad.handles import GradientRef
 from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+from mpgrad.base.handles import Block, GradientRef
 from mpgrad.errors import InvariantViolated
-from mpgrad.handles import Block, GradientRef
 
 
 class Place(IntEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from mpgrad.handles import Block, GradientRef
+from mpgrad.base.handles import Block, GradientRef
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskDropped, NodeTaskFailed
 
 # ----------------------------------------------------------------------- to a worker or client

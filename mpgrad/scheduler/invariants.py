@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpgrad.base.handles import Block, is_counted
 from mpgrad.errors import InvariantViolated
-from mpgrad.handles import Block, is_counted
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef, is_counted
 from mpgrad.errors import InvariantViolated
-from mpgrad.handles import ENGINE_ARENA, Block, GradientRef, is_counted
 
 
 class BlockAllocator(Protocol):

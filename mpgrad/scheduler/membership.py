@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mpgrad.base.handles import Block, GradientRef, is_counted
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import Block, GradientRef, is_counted
 from mpgrad.scheduler.events import WorkerHung
 from mpgrad.scheduler.graph_spec import ON_CPU
 

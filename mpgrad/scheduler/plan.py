@@ -20,8 +20,8 @@ from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
 from mpgrad.scheduler.plan_tables import CAPTURE, Member, NodeTaskSpec, OutputSpec, Plan, Seed
 from mpgrad.scheduler.progress import Wired, publish_early
 from mpgrad.scheduler.split import has_branches_for, sharers_among, split
+from mpgrad.scheduler.sum_places import SumPlaces
 from mpgrad.scheduler.wide_sums import Piece
-from mpgrad.scheduler.wiring import Wiring
 
 
 def plan(
@@ -72,7 +72,7 @@ def _plan(
 
     With several workers, others get outputs of a task before it ends, if that is worth a message.
     """
-    wiring = Wiring(spec, group_of, groups)
+    wiring = SumPlaces(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
     wired = Wired(
         costs,
@@ -136,7 +136,7 @@ def _opens_alone(
 def _task_specs(
     spec: GraphSpec,
     groups: list[list[int]],
-    wiring: Wiring,
+    wiring: SumPlaces,
     costs: list[float],
     paths: Paths,
     wide: list[tuple[int, int, Piece]],

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from mpgrad.base.handles import Block, GradientRef, is_counted
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import Block, GradientRef, is_counted
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.graph_endings import GraphEndings

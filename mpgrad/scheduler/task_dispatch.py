@@ -5,8 +5,8 @@ Rules of this file: as in ``coordinator_state``.
 
 from __future__ import annotations
 
+from mpgrad.base.handles import Block
 from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.handles import Block
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.graph_endings import GraphEndings

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpgrad.handles import INLINE_LIMIT_BYTES
+from mpgrad.base.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler import tuning
 
 #: Contributions that one task adds up: few where they are large, so that memory comes back soon and

@@ -11,9 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from mpgrad import config, machine
+from mpgrad.base import config, machine
+from mpgrad.base.handles import CLIENT_ARENA, Block
 from mpgrad.errors import InvariantViolated
-from mpgrad.handles import CLIENT_ARENA, Block
 from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList, FreeListStatistics
 from mpgrad.shm.header import write_header

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.base.handles import ENGINE_ARENA, Block, TensorHandle
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import ENGINE_ARENA, Block, TensorHandle
 from mpgrad.shm.header import check_block, check_header, write_header
 from mpgrad.shm.lease import Array, Token, byte_bounds, lease_of, view
 from mpgrad.shm.segment import Segment

@@ -15,9 +15,9 @@ import os
 import weakref
 from collections.abc import Callable
 
-from mpgrad import machine
+from mpgrad.base import machine
+from mpgrad.base.standard_streams import occupy_standard_streams
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
-from mpgrad.standard_streams import occupy_standard_streams
 
 #: A segment may never change its size: a shrunk one would kill its readers with SIGBUS.
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
-from mpgrad.autograd import engine_slot, variable
-from mpgrad.autograd.modes import overrides
-from mpgrad.autograd.nodes.node import Node
+from mpgrad.autograd import variable
+from mpgrad.autograd.running import engine_slot
+from mpgrad.dispatch import overrides
+from mpgrad.graph.node import Node
 from mpgrad.ops import (
     activation,
     arithmetic,
@@ -31,6 +32,7 @@ from mpgrad.ops import (
     matrices,
     matrix_functions,
     norms,
+    order_statistics,
     ordering,
     overwriting,
     piecewise,
@@ -45,17 +47,15 @@ from mpgrad.ops import (
     shape,
     signs,
     special,
-    statistics,
     transcendental,
 )
-from mpgrad.tensor import Tensor
 from mpgrad.tensor_methods import (
     conversions,
     copies,
     display,
     history,
-    in_place,
     in_place_composed,
+    in_place_methods,
     layout,
     new_tensors,
     numpy_functions,
@@ -63,6 +63,7 @@ from mpgrad.tensor_methods import (
     shape_in_place,
     values,
 )
+from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.backward import Place
@@ -156,7 +157,7 @@ def call_node(self: Node, *grads: Any) -> Any:
         TypeError: too many or too few gradients, or one that is no Tensor.
         RuntimeError: what the Node saved was released.
     """
-    from mpgrad.autograd.nodes.direct_call import call_directly
+    from mpgrad.autograd.higher_order.direct_call import call_directly
 
     return call_directly(self, grads)
 
@@ -222,7 +223,7 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (matrices, "inv multi_dot solve"),
     (counting, "bucketize isin searchsorted"),
     (piecewise, ""),
-    (statistics, "std_mean"),
+    (order_statistics, "std_mean"),
     (signs, "rsub"),
     (rearrangements, "block_diag broadcast_shapes column_stack dstack"),
     (quantiles, "cumulative_trapezoid trapezoid trapz"),
@@ -306,7 +307,7 @@ def _attach() -> None:
         numpy_functions.METHODS,
         interchange.METHODS,
         interchange.PROPERTIES,
-        in_place.METHODS,
+        in_place_methods.METHODS,
         random_in_place.METHODS,
         in_place_composed.METHODS,
         new_tensors.METHODS,

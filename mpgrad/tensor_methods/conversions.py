@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.device import Device, as_device
-from mpgrad.device_arrays import usable
-from mpgrad.memory_formats import MemoryFormat, preserve_format
+from mpgrad.base.device import Device, as_device
+from mpgrad.base.memory_formats import MemoryFormat, preserve_format
+from mpgrad.devices.device_arrays import usable
 from mpgrad.ops import shape
 from mpgrad.ops.device_moves import to_device
 from mpgrad.ops.promotion import cast
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def to(

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad import storage
-from mpgrad.autograd.running.thread_state import PerThread
-from mpgrad.device_arrays import moved, on_host, usable
-from mpgrad.tensor import Tensor
+from mpgrad.base.thread_state import PerThread
+from mpgrad.devices.device_arrays import moved, on_host, usable
+from mpgrad.tensors import storage
+from mpgrad.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.device_arrays import on_host
-from mpgrad.dtype import DEFAULTS, DTYPES
-from mpgrad.tensor import Tensor
+from mpgrad.base.dtype import DEFAULTS, DTYPES
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.tensors.tensor import Tensor
 
 #: PyTorch's defaults: above this many elements the middle is left out, this many kept at each end.
 _THRESHOLD, _EDGE_ITEMS, _DIGITS, _LINE_WIDTH = 1000, 3, 4, 80

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpgrad.storage import INFERENCE
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.storage import INFERENCE
+from mpgrad.tensors.tensor import Tensor
 
 
 def detach(self: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.autograd.grad_mode import is_grad_enabled
+from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.ops import (
     arithmetic,
     comparison,
@@ -22,8 +22,8 @@ from mpgrad.ops import (
 )
 from mpgrad.ops.promotion import check_cast
 from mpgrad.ops.shape import clone
-from mpgrad.tensor import Tensor
-from mpgrad.tensor_methods.in_place import copy_
+from mpgrad.tensor_methods.in_place_methods import copy_
+from mpgrad.tensors.tensor import Tensor
 
 
 def _composed(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.device_arrays import address
-from mpgrad.tensor import Tensor
+from mpgrad.devices.device_arrays import address
+from mpgrad.tensors.tensor import Tensor
 
 
 def size(self: Tensor, dim: int | None = None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpgrad.ops import creation
 from mpgrad.ops.typed_tensors import from_data_or_size
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def new(self: Tensor, *args: Any) -> Tensor:

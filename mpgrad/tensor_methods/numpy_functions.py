@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.grad_mode import is_grad_enabled
-from mpgrad.device import CPU
-from mpgrad.device_arrays import on_host
+from mpgrad.base.device import CPU
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.ops import (
     arithmetic,
     choices,
@@ -30,7 +30,7 @@ from mpgrad.ops import (
     transcendental,
 )
 from mpgrad.ops.promotion import as_tensor_operand
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

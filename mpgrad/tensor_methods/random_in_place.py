@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad import storage
-from mpgrad.autograd.views.in_place import call_in_place
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.in_place import call_in_place
 from mpgrad.ops import overwriting, random
 from mpgrad.ops.generators import takes_generator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors import storage
+from mpgrad.tensors.tensor import Tensor
 
 
 def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:

@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad import storage
-from mpgrad.autograd.grad_mode import is_grad_enabled, is_inference_mode_enabled
-from mpgrad.autograd.views.in_place import check_recordable, refuse_inference_tensor
-from mpgrad.autograd.views.view import set_history
-from mpgrad.device_arrays import on
+from mpgrad.devices.device_arrays import on
+from mpgrad.dispatch.in_place import check_recordable, refuse_inference_tensor
+from mpgrad.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled
 from mpgrad.ops import shape
 from mpgrad.ops.creation import shape_from
-from mpgrad.tensor import Tensor
+from mpgrad.tensors import storage
+from mpgrad.tensors.tensor import Tensor
+from mpgrad.tensors.view import set_history
 
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops import comparison, indexing
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 _has_warned_of_scalar = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.lazy import attach as _attach
+from mpgrad.base.lazy import attach as _attach
 
 _SUBMODULES = ("checkpoint", "data", "dlpack")
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 # Its functions make Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.checkpointing.checkpoint import checkpoint as checkpoint
-from mpgrad.checkpointing.checkpoint import checkpoint_sequential as checkpoint_sequential
-from mpgrad.checkpointing.checkpoint import noop_context_fn as noop_context_fn
+from mpgrad.checkpointing.checkpointed_call import checkpoint as checkpoint
+from mpgrad.checkpointing.checkpointed_call import checkpoint_sequential as checkpoint_sequential
+from mpgrad.checkpointing.checkpointed_call import noop_context_fn as noop_context_fn
 from mpgrad.checkpointing.recomputation import CheckpointError as CheckpointError
 from mpgrad.checkpointing.recomputation import GraphExecGroup as GraphExecGroup
-from mpgrad.checkpointing.reentrant import CheckpointFunction as CheckpointFunction
-from mpgrad.checkpointing.reentrant import check_backward_validity as check_backward_validity
-from mpgrad.checkpointing.reentrant import detach_variable as detach_variable
+from mpgrad.checkpointing.reentrant_checkpoint import CheckpointFunction as CheckpointFunction
+from mpgrad.checkpointing.reentrant_checkpoint import (
+    check_backward_validity as check_backward_validity,
+)
+from mpgrad.checkpointing.reentrant_checkpoint import detach_variable as detach_variable
 from mpgrad.checkpointing.selective import CheckpointPolicy as CheckpointPolicy
 from mpgrad.checkpointing.selective import SelectiveCheckpointContext as SelectiveCheckpointContext
 from mpgrad.checkpointing.selective import (

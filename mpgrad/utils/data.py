@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.data import BatchSampler as BatchSampler
 from mpgrad.data import ChainDataset as ChainDataset
 from mpgrad.data import ConcatDataset as ConcatDataset
@@ -19,7 +20,6 @@ from mpgrad.data import default_collate as default_collate
 from mpgrad.data import default_convert as default_convert
 from mpgrad.data import get_worker_info as get_worker_info
 from mpgrad.data import random_split as random_split
-from mpgrad.missing_names import missing_from as _missing_from
 
 __all__ = [
     "BatchSampler",

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.device import Device
-from mpgrad.dtype import DType
+from mpgrad.base.device import Device
+from mpgrad.base.dtype import DType
+from mpgrad.base.handles import TensorHandle
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import TensorHandle
+from mpgrad.graph.node import InputMetadata
 
 
 class SharedArray(msgspec.Struct, frozen=True, array_like=True, tag=0):

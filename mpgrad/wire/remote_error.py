@@ -100,7 +100,7 @@ def _rebuild(remote: RemoteError) -> BaseException:
     return error
 
 
-class _Pickler(cloudpickle.Pickler):
+class _ErrorPickler(cloudpickle.Pickler):
     """Exceptions inside (members of a group, say) travel as the outer one does."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -115,7 +115,7 @@ def _decode_inner(data: bytes) -> BaseException:
 
 def _pickled(value: object) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
+    _ErrorPickler(buffer).dump(value)
     return buffer.getvalue()
 
 

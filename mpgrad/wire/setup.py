@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from mpgrad.base.standard_streams import occupy_standard_streams
 from mpgrad.errors import ProtocolError
-from mpgrad.standard_streams import occupy_standard_streams
 from mpgrad.wire.endpoint import Endpoint
 
 if TYPE_CHECKING:

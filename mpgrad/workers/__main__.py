@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mpgrad.workers.bootstrap import main
+from mpgrad.workers.worker_process import main
 
 
 def load_tensors() -> None:

@@ -12,22 +12,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad import device_arrays
-from mpgrad.autograd.anomaly_mode import refuse_nan
-from mpgrad.autograd.validate_outputs import (
+from mpgrad.autograd.running.validate_outputs import (
     add_notes,
     require_number,
     validate_output,
     with_zeros,
 )
-from mpgrad.device import CPU
-from mpgrad.device_arrays import CUDA
+from mpgrad.base.device import CPU
+from mpgrad.devices import device_arrays
+from mpgrad.devices.device_arrays import CUDA
+from mpgrad.graph.anomaly import refuse_nan
 from mpgrad.wire.programs import Wiring
 
 Apply: TypeAlias = Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]]
 
 
-class Step:
+class NodeStep:
     """One Node, ready to run.
 
     Attributes:
@@ -49,10 +49,10 @@ class Step:
 class Placement:
     """Where results are born and go; the default leaves the former to NumPy."""
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: NodeStep) -> None:
         """``step`` runs next."""
 
-    def settle(self, step: Step, grads: list[Any]) -> None:
+    def settle(self, step: NodeStep, grads: list[Any]) -> None:
         """``step`` has run: no result may lie where another output will be written."""
 
     def place_of_sum(self, step: int, input_nr: int) -> Any:
@@ -62,12 +62,12 @@ class Placement:
         """Others wait for what has left so far, and what runs next takes long."""
 
 
-class _Inflow:
+class _TaskInflow:
     """The gradients that have flowed into the steps so far."""
 
     __slots__ = ("_placement", "_steps", "_sums", "_values", "_xp")
 
-    def __init__(self, steps: Sequence[Step], xp: Any, placement: Placement | None) -> None:
+    def __init__(self, steps: Sequence[NodeStep], xp: Any, placement: Placement | None) -> None:
         self._steps, self._xp, self._placement = steps, xp, placement
         self._values: list[list[Any] | None] = [None] * len(steps)
         #: Inputs whose gradient is a sum made here, which may be added to in place.
@@ -112,7 +112,7 @@ class _Inflow:
 
 
 def run_steps(
-    steps: Sequence[Step],
+    steps: Sequence[NodeStep],
     contributions: Iterable[tuple[int, int, Any]],
     emit: Callable[[int, Any], None],
     xp: Any,
@@ -133,7 +133,7 @@ def run_steps(
         timings: gets when each step that has a rule started and ended (``perf_counter``).
         on_failure: gets the number of the step that raised, before the error goes on.
     """
-    inflow = _Inflow(steps, xp, placement)
+    inflow = _TaskInflow(steps, xp, placement)
     add = inflow.add
     value: Any = None
     results: Any = None
@@ -177,7 +177,7 @@ def run_steps(
 
 
 def _apply_on_device(
-    step: Step, values: list[Any], xp: Any, placement: Placement | None
+    step: NodeStep, values: list[Any], xp: Any, placement: Placement | None
 ) -> list[Any]:
     """As :func:`_apply`, on the device that ``InputBuffer::device`` of PyTorch chooses."""
     device = device_arrays.first_gpu(values)
@@ -187,7 +187,7 @@ def _apply_on_device(
         return _apply(step, values, device_arrays.cuda_namespace(), placement)
 
 
-def _apply(step: Step, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:
+def _apply(step: NodeStep, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:
     """The rule's validated results, all None where nothing is defined."""
     wiring = step.wiring
     if not wiring.takes_undefined:

@@ -14,9 +14,9 @@ from mpgrad.autograd.functions.function_node import (
     PortableContext,
     run_function_backward,
 )
-from mpgrad.autograd.shipping.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.backends.column_parts import Parts
-from mpgrad.ops.registry import OPERATORS, Operator
+from mpgrad.graph.registry import OPERATORS, Operator
+from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
@@ -27,8 +27,8 @@ from mpgrad.wire.programs import (
     decode_plain,
     decode_wiring,
 )
-from mpgrad.workers.executor import Apply, Step
-from mpgrad.workers.memory import WorkerMemory
+from mpgrad.workers.executor import Apply, NodeStep
+from mpgrad.workers.worker_memory import WorkerMemory
 
 #: Versions of user code that stay loaded, and the bytes that they came in.
 FUNCTIONS_MAX, FUNCTION_BYTES_MAX = 256, 64 << 20
@@ -48,11 +48,11 @@ class Rules:
         self._functions: OrderedDict[str, Loaded] = OrderedDict()
         self._function_bytes: dict[str, int] = {}
 
-    def step(self, program: NodeProgram) -> Step:
+    def step(self, program: NodeProgram) -> NodeStep:
         """One Node of a task, ready to run."""
         rule = program.rule
         wiring = _wiring(program.wiring)
-        return Step(wiring, self._apply(rule, wiring.parts))
+        return NodeStep(wiring, self._apply(rule, wiring.parts))
 
     def _apply(
         self, rule: OperatorRule | FunctionRule | CaptureRule, parts: Parts | None

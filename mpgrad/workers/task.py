@@ -11,21 +11,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.nodes.node import InputMetadata
 from mpgrad.autograd.profiler import pack_times
 from mpgrad.backends.column_parts import join, shape_of
 from mpgrad.backends.cpu import CpuBackend
+from mpgrad.base.handles import Block, GradientRef
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import Block, GradientRef
+from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.split import parts_of
 from mpgrad.wire.programs import TaskProgram, decode_program, name_of
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.wire.surroundings import take_over_surroundings
-from mpgrad.workers.executor import Placement, Step, run_steps
-from mpgrad.workers.memory import WorkerMemory
+from mpgrad.workers.executor import NodeStep, Placement, run_steps
 from mpgrad.workers.rules import Rules
+from mpgrad.workers.worker_memory import WorkerMemory
 
 Array: TypeAlias = np.ndarray[Any, Any]
 #: Which input each slot of a task is: (step, input number).
@@ -74,7 +74,7 @@ class TaskRunner:
 
     def _try(self, dispatch: DispatchNodeTask) -> tuple[tuple[GradientRef, ...], int, bytes | None]:
         """Outputs and copied bytes, or the error; no reference to an array survives this frame."""
-        steps: list[Step] = []
+        steps: list[NodeStep] = []
         publication: Publication | None = None
         try:
             program = decode_program(self._memory.read_bytes(*dispatch.payload))
@@ -104,7 +104,7 @@ class TaskRunner:
 
     def _run_steps(
         self,
-        steps: list[Step],
+        steps: list[NodeStep],
         program: TaskProgram,
         dispatch: DispatchNodeTask,
         publication: Publication,
@@ -123,7 +123,7 @@ class TaskRunner:
         self._failed_step = step
 
     def _contributions(
-        self, steps: list[Step], program: TaskProgram, dispatch: DispatchNodeTask
+        self, steps: list[NodeStep], program: TaskProgram, dispatch: DispatchNodeTask
     ) -> Iterator[tuple[int, int, Array | None]]:
         slots, joins = program.slots, dict(program.joins)
         if len(dispatch.inputs) != len(slots):
@@ -198,12 +198,12 @@ class Publication(Placement):
         #: The same where several flow in: output number and metadata of their sum.
         self._summed: dict[tuple[int, int], tuple[int, InputMetadata]] = {}
         #: Steps that only pass on what becomes an output, which lies in its block already.
-        self._passed: dict[Step, int] = {}
+        self._passed: dict[NodeStep, int] = {}
         #: Arrays that were copied into a block.
         self._sources: list[Array] = []
         self.copied_bytes = 0
 
-    def note_captures(self, steps: Sequence[Step], slots: Slots) -> None:
+    def note_captures(self, steps: Sequence[NodeStep], slots: Slots) -> None:
         """What flows inside the task and leaves it as well is born in its block, too.
 
         Not where a user's backward gets it, which may hold on to it.
@@ -226,7 +226,7 @@ class Publication(Placement):
                 self._summed[target] = number, meta
         self._trace_back(steps, flows)
 
-    def _trace_back(self, steps: Sequence[Step], flows: Counter[tuple[int, int]]) -> None:
+    def _trace_back(self, steps: Sequence[NodeStep], flows: Counter[tuple[int, int]]) -> None:
         """What a step only passes on is born where the step that made it writes."""
         makers = {
             route: at
@@ -244,7 +244,7 @@ class Publication(Placement):
 
     # ------------------------------------------------------------------ results are born
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: NodeStep) -> None:
         if not self._has_blocks:
             return
         self._lent.clear()
@@ -282,7 +282,7 @@ class Publication(Placement):
                 return array
         return _aligned_empty(*wanted)
 
-    def settle(self, step: Step, grads: list[Any]) -> None:
+    def settle(self, step: NodeStep, grads: list[Any]) -> None:
         """A result that lies in another output's block must leave before that one is written."""
         if not self._lent:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from mpgrad.handles import Block
+from mpgrad.base.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.membership import SHORT_CREDIT
@@ -23,7 +23,7 @@ HELD_REPLIES_MAX = SHORT_CREDIT // 2
 Reply: TypeAlias = ev.NodeTaskDone | ev.NodeTaskFailed
 
 
-class Executor(Protocol):
+class TaskExecutor(Protocol):
     """Runs NodeTasks."""
 
     #: Sends a message of a task that goes on; set by the Worker.
@@ -55,7 +55,7 @@ class Worker:
     """
 
     def __init__(
-        self, endpoint: Endpoint, peer: str, slot: int, board: StatusBoard, executor: Executor
+        self, endpoint: Endpoint, peer: str, slot: int, board: StatusBoard, executor: TaskExecutor
     ) -> None:
         self.peer, self._slot, self._token = peer, slot, endpoint.token
         self._board, self._executor = board, executor

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from source_tree import PACKAGE, ROOT
 
-from mpgrad import config, machine
+from mpgrad.base import config, machine
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_defaults() -> None:
         (config.SHM_LIMIT, "1.5 MiB", 3 * 2**19),
         (config.DEBUG, "2", 2),
         (config.TEST_HOOK, "tests.hooks:hook", "tests.hooks:hook"),
-        (config.CUDA_DRIVER, "CuPy", "mpgrad.shm.cuda_cupy:CupyDriver"),
+        (config.CUDA_DRIVER, "CuPy", "mpgrad.devices.cuda_cupy:CupyDriver"),
         (config.CUDA_DRIVER, "drivers.of_mine:Mine", "drivers.of_mine:Mine"),
     ],
 )
@@ -87,7 +87,7 @@ def test_no_other_file_reads_our_variables() -> None:
 
 
 def test_the_document_is_up_to_date() -> None:
-    # Otherwise: python -m mpgrad.config > docs/settings.md
+    # Otherwise: python -m mpgrad.base.config > docs/settings.md
     assert (ROOT / "docs" / "settings.md").read_text() == config.settings_table()
 
 

@@ -1,72 +1,64 @@
-"""The layers of the package: imports go down only, and each foreign library has its one place."""
+"""The layers of the package: a folder is a layer, and imports go down only."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from fnmatch import fnmatch
+from itertools import pairwise
 
 import pytest
-from source_tree import PACKAGE, Import, file_of, files, imports, tree
+from source_tree import PACKAGE, ROOT, Import, file_of, files, imports, late_imports, tree
 
-#: (layer, package, files). Packages on one layer do not import each other. The first match counts.
-LAYERS = (
-    (
-        9,
-        "entry points",
-        "__init__ __main__ _C/* cuda fft func linalg special profiler launch/* utils/* compat/*",
-    ),
-    (8, "serialization", "serialization"),
-    (8, "nn", "nn/*"),
-    (8, "distributions", "distributions/*"),
-    (8, "optim", "optim/*"),
-    (8, "data", "data/*"),
-    (8, "checkpointing", "checkpointing/*"),
-    (7, "engine", "engine/*"),
-    (6, "coordinator", "coordinator/*"),
-    (6, "workers", "workers/*"),
-    (4, "dispatch", "dispatch operator_node autograd/views/view"),
-    (3, "wire", "wire/*"),
-    (3, "tensor", "tensor"),
-    (3, "tensor", "autograd/engine_slot autograd/modes/operator_mode"),
-    (3, "tensor", "autograd/nodes/accumulate_grad"),
-    (3, "tensor", "autograd/saved/saved_tensor autograd/saved/saved_attributes"),
-    (3, "tensor", "autograd/saved/saved_tensor_clones"),
-    (2, "graph", "device_arrays storage autograd/grad_mode autograd/anomaly_mode"),
-    (2, "graph", "autograd/saved/hooks_in_force"),
-    (2, "graph", "autograd/nodes/node autograd/nodes/hooks autograd/nodes/assigned_grad"),
-    (2, "graph", "autograd/nodes/executing autograd/modes/context_decorator"),
-    (2, "graph", "autograd/running/thread_state autograd/running/interrupts"),
-    (3, "tensor", "autograd/running/*"),
-    (2, "registry", "ops/__init__ ops/registry ops/node_names ops/call_source"),
-    (1, "scheduler", "scheduler/*"),
-    (1, "shm", "shm/*"),
-    (1, "backends", "backends/*"),
-    (
-        0,
-        "basic types",
-        "config device dtype dtypes errors exits generated_code handles hash_seed ids lazy machine",
-    ),
-    (0, "basic types", "standard_streams hook_for_tests limits memory_formats missing_names size"),
-    (5, "front end", "tensor_methods/* autograd/* ops/*"),
+#: From the top floor down: what lies in one line stands on all lines below it, and on nothing
+#: beside it. Each name is a folder of the package, or a module that users import from its top.
+FLOORS = (
+    "__init__ __main__ launch",
+    "compat",
+    "cuda fft func linalg profiler serialization special _C utils",
+    "checkpointing data distributions nn optim",
+    "tensor_methods",
+    "engine",
+    "coordinator workers",
+    "shipping",
+    "autograd",
+    "ops",
+    "dispatch",
+    "tensors wire",
+    "graph",
+    "devices",
+    "backends scheduler shm",
+    "errors base",
 )
 
-#: Imports that the rules forbid and that are right all the same: (file, module) -> why.
-EXCEPTIONS = {
-    ("tensor_methods/attach.py", "mpgrad.engine.engine"): (
-        "the default engine is loaded on the first backward"
-    ),
+FLOOR_OF = {name: floor for floor, row in enumerate(reversed(FLOORS)) for name in row.split()}
+
+#: Where a name is loaded when it is first used: what users call, and the entries of processes.
+FACE = ("__init__", "compat", "launch", "tensor_methods", "*/__main__", "*_process")
+
+#: Other imports inside functions: (file, module) -> why.
+LATE = {
+    ("devices/device_arrays.py", "mpgrad.devices.cuda_backend"): "few machines have a GPU",
+    ("devices/gpu_workers.py", "mpgrad.devices.client_devices"): "few machines have a GPU",
+    ("engine/processes.py", "mpgrad.devices.client_devices"): "few machines have a GPU",
+    ("workers/worker_parts.py", "mpgrad.workers.gpu_worker"): "few machines have a GPU",
+    ("engine/engine.py", "mpgrad.engine.execution"): "`import mpgrad` and forward need no engine",
+    ("engine/engine.py", "mpgrad.engine.processes"): "`local` needs no processes",
+    ("engine/processes.py", "mpgrad.wire.journal_keeper"): "only after an internal error",
+    ("wire/journal_keeper.py", "mpgrad.wire.journal_file"): "only after an internal error",
+    ("wire/endpoint.py", "mpgrad.wire.zeromq"): "a process that has no engine loads no ZeroMQ",
+    ("workers/rules.py", "mpgrad.autograd.higher_order.backward_of"): "create_graph only",
+    ("coordinator/supervisor.py", "mpgrad.coordinator.watchdog"): "the workers start before that",
 }
 
 #: Foreign library -> the only files that may import it.
 FOREIGN = {
     "zmq": "wire/zeromq.py",
-    "cupy": "backends/cuda*.py shm/cuda_cupy.py",
+    "cupy": "devices/*.py",
     "ray": "distributed/*",
     "torch": "",
     # The product is not to lean on what is beside it, nor on what only that needs.
-    **dict.fromkeys(
-        ("benchmarks", "examples", "simulation", "stress", "tests", "psutil", "rich"), ""
-    ),
+    **dict.fromkeys(("benchmarks", "examples", "stress", "tests", "psutil", "rich"), ""),
 }
 
 #: What the scheduler's purity allows (see CONTRIBUTING.md).
@@ -83,48 +75,55 @@ SCHEDULER_STDLIB = frozenset(
         "typing",
     }
 )
-SCHEDULER_WORDS = frozenset({"errors.py", "device.py", "handles.py", "ids.py"})
+SCHEDULER_WORDS = frozenset({"errors.py", "base/device.py", "base/handles.py", "base/ids.py"})
 
 VAGUE_NAMES = frozenset({"utils", "common", "helpers", "misc", "manager", "core"})
 
+#: Names of PyTorch's modules, which users import: they stand beside the file that does the work.
+PYTORCHS_MODULES = frozenset(
+    {
+        "_C/_functions",
+        "autograd/_functions",
+        "autograd/functional",
+        "autograd/profiler",
+        "backends/cuda",
+        "cuda",
+        "fft",
+        "linalg",
+        "nn/functional",
+        "profiler",
+        "special",
+        "utils/checkpoint",
+        "utils/data",
+    }
+)
 
-def place(file: str) -> tuple[int, str] | None:
-    """(layer, package) of a file of the package."""
-    name = file.removesuffix(".py")
-    for layer, package, patterns in LAYERS:
-        if any(fnmatch(name, pattern) for pattern in patterns.split()):
-            return layer, package
-    return None
 
-
-def is_excepted(found: Import) -> bool:
-    return any(
-        found.file == file and (found.module == module or found.module.startswith(f"{module}."))
-        for file, module in EXCEPTIONS
-    )
+def home(file: str) -> str:
+    """The folder, or the top-level module, that a file belongs to."""
+    return file.removesuffix(".py").split("/")[0]
 
 
 def complaint(found: Import) -> str | None:
     """Why an import breaks the rule of the layers; None if it does not."""
     target = file_of(found.module)
-    if target is None or found.type_checking or is_excepted(found):
+    if target is None or home(target) == home(found.file):
         return None
-    here, there = place(found.file), place(target)
-    if here is None or there is None:
-        return None  # test_every_file_has_a_layer says so
-    where = f"{found.file}:{found.line} (layer {here[0]}) imports {target} (layer {there[0]})"
-    if there[0] > here[0]:
-        return f"{where}: upward"
-    if there[0] == here[0] and there[1] != here[1]:
-        return f"{where}: from package {here[1]} to package {there[1]}"
-    return None
+    if target == "__init__.py" or found.file.endswith("__main__.py"):
+        return None  # the package itself; the entry of a process
+    here, there = FLOOR_OF[home(found.file)], FLOOR_OF[home(target)]
+    if there < here:
+        return None
+    way = "upward" if there > here else "from one folder to another of the same floor"
+    return f"{found.file}:{found.line} imports {target}: {way}"
 
 
-def test_every_file_has_a_layer() -> None:
-    assert [file for file in files() if place(file) is None] == []
+def test_every_file_has_a_floor() -> None:
+    assert {home(file) for file in files()} == set(FLOOR_OF)
 
 
 def test_imports_only_go_down() -> None:
+    """For type checkers, too: what a file speaks of lies below it."""
     complaints = [complaint(found) for file in files() for found in imports(file)]
     assert [text for text in complaints if text] == []
 
@@ -132,17 +131,91 @@ def test_imports_only_go_down() -> None:
 @pytest.mark.parametrize(
     ("file", "module", "expected"),
     [
-        ("tensor.py", "mpgrad.engine.engine", "upward"),
-        ("scheduler/plan.py", "mpgrad.shm.segment", "package"),
-        ("tensor.py", "mpgrad.autograd.nodes.node.Node", None),
-        ("tensor_methods/attach.py", "mpgrad.engine.engine.Engine", None),
+        ("tensors/tensor.py", "mpgrad.engine.engine", "upward"),
+        ("scheduler/plan.py", "mpgrad.shm.segment", "same floor"),
+        ("tensors/tensor.py", "mpgrad.graph.node.Node", None),
+        ("autograd/running/engine_slot.py", "mpgrad.engine.engine.Engine", "upward"),
     ],
 )
 def test_the_rule_itself(file: str, module: str, expected: str | None) -> None:
-    if file_of(module) is None or file_of(module) == "__init__.py":
-        pytest.skip(f"{module} does not exist yet")
-    text = complaint(Import(file, 1, module, type_checking=False))
-    assert text is None if expected is None else expected in text
+    assert file_of(module) is not None
+    text = complaint(Import(file, 1, module, type_checking=True))
+    assert text is None if expected is None else text is not None and expected in text
+
+
+def test_no_file_imports_itself_in_a_circle() -> None:
+    below = {
+        file: {
+            target
+            for found in imports(file)
+            if not found.type_checking and (target := file_of(found.module)) not in (None, file)
+        }
+        for file in files()
+    }
+    done: set[str] = set()
+    for start in files():
+        path: list[str] = []
+        _walk(start, below, path, done)
+
+
+def _walk(file: str, below: dict[str, set[str]], path: list[str], done: set[str]) -> None:
+    assert file not in path, " -> ".join([*path[path.index(file) :], file])
+    if file in done:
+        return
+    for target in below[file]:
+        _walk(target, below, [*path, file], done)
+    done.add(file)
+
+
+def test_names_are_loaded_late_at_the_public_face_only() -> None:
+    found = {
+        (entry.file, module)
+        for file in files()
+        for entry in late_imports(file)
+        if (module := _module(entry)) is not None
+        if not any(fnmatch(file.removesuffix(".py"), face) for face in FACE)
+        if home(file) not in FACE
+    }
+    assert found == set(LATE)
+
+
+def _module(found: Import) -> str | None:
+    target = file_of(found.module)
+    if target is None:
+        return None
+    return "mpgrad." + target.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def test_a_file_name_means_one_thing() -> None:
+    by_name = defaultdict(list)
+    for file in files():
+        path = file.removesuffix(".py")
+        if path.rpartition("/")[2] in ("__init__", "__main__") or path in PYTORCHS_MODULES:
+            continue
+        by_name[path.rpartition("/")[2]].append(path)
+    assert [paths for paths in by_name.values() if len(paths) > 1] == []
+
+
+def test_a_class_name_means_one_thing() -> None:
+    by_name = defaultdict(list)
+    for file in files():
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef):
+                by_name[node.name].append(file)
+    twice = {name: places for name, places in by_name.items() if len(places) > 1}
+    assert twice == TWICE
+
+
+#: The stand-in for ``torch.Tensor`` has its name.
+TWICE = {"Tensor": ["compat/tensor_type.py", "tensors/tensor.py"]}
+
+
+def test_the_architecture_shows_these_floors() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rows = [line.split("|")[2].split() for line in text.split("\n") if line.startswith("| floor ")]
+    shown = [{name.strip("`/,") for name in row} for row in rows]
+    assert shown == [set(row.split()) for row in FLOORS]
+    assert all(len(low | high) == len(low) + len(high) for low, high in pairwise(shown))
 
 
 @pytest.mark.parametrize("library", FOREIGN)
@@ -152,15 +225,15 @@ def test_a_foreign_library_has_its_one_place(library: str) -> None:
         for file in files()
         if not any(fnmatch(file, pattern) for pattern in FOREIGN[library].split())
         for found in imports(file)
-        if found.module.split(".")[0] == library and not is_excepted(found)
+        if found.module.split(".")[0] == library
     ]
     assert strangers == []
 
 
 def test_what_a_thread_keeps_travels_with_its_backward() -> None:
-    """Nested backwards go on on other threads: see ``autograd/running/thread_state.py``."""
+    """Nested backwards go on on other threads: see ``base/thread_state.py``."""
     homes = [file for file in files() if "threading.local" in (PACKAGE / file).read_text()]
-    assert homes == ["autograd/running/thread_state.py"]
+    assert homes == ["base/thread_state.py"]
 
 
 def test_the_coordinator_imports_no_array_library() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mpgrad as mg
-from mpgrad.missing_names import INSTEAD, PYTORCH
+from mpgrad.base.missing_names import INSTEAD, PYTORCH
 
 LINES = Path(PYTORCH).read_text().splitlines()
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import client_nodes
-from mpgrad.autograd.client_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink, RetainSink
-from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
-from mpgrad.tensor import gradient_edge
+from mpgrad.autograd.freezing import client_nodes
+from mpgrad.autograd.freezing.client_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, RetainSink
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.tensors.tensor import gradient_edge
 
 
 def frozen(root: mg.Tensor, *inputs: mg.Tensor) -> FrozenGraph:

@@ -11,17 +11,17 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from mpgrad import dispatch
 from mpgrad.autograd.function import (
     Function,
     FunctionNode,
     once_differentiable,
     run_function_backward,
 )
-from mpgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
-from mpgrad.autograd.nodes.node import InputMetadata, Node
-from mpgrad.tensor import Tensor
+from mpgrad.dispatch import operator_call as dispatch
+from mpgrad.graph.grad_modes import is_grad_enabled, no_grad
+from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.tensors.tensor import Tensor
 
 if importlib.util.find_spec("mpgrad.tensor_methods"):
     importlib.import_module("mpgrad.tensor_methods")

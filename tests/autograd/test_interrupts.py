@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mpgrad.autograd.running.interrupts import GRACE_MS, PATIENCE_MS, Interrupts
+from mpgrad.autograd.running.deferred_interrupts import GRACE_MS, PATIENCE_MS, Interrupts
 
 
 def ctrl_c() -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import costs, recurring_graphs
-from mpgrad.autograd import freeze as freezing
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph, LeafSink
-from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.recurring_graphs import NODES_MAX, VARIANTS_MAX, Memory
+from mpgrad.autograd.freezing import costs, recurring_graphs
+from mpgrad.autograd.freezing import freeze as freezing
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink
+from mpgrad.autograd.freezing.recurring_graphs import NODES_MAX, VARIANTS_MAX, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results
+from mpgrad.graph.node import Node
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.split import split_above_us
 from mpgrad.scheduler.tuning import MESSAGE_US, SAMPLES
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 from tests.random_programs import random_program
 
 

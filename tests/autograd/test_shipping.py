@@ -17,12 +17,12 @@ import pytest
 from scipy import sparse
 
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.shipping import decision as shipping
-from mpgrad.autograd.shipping.attributes import attributes_reason
-from mpgrad.autograd.shipping.decision import decide
-from mpgrad.autograd.shipping.loading import load
-from mpgrad.tensor import Tensor
+from mpgrad.graph.node import InputMetadata
+from mpgrad.shipping import decision as shipping
+from mpgrad.shipping.attributes import attributes_reason
+from mpgrad.shipping.decision import decide
+from mpgrad.shipping.loading import load
+from mpgrad.tensors.tensor import Tensor
 
 _numbers = itertools.count()
 
@@ -666,7 +666,7 @@ class TestTravelling:
             import sys
             import my_tools
             from my_tools import cached, helper
-            from mpgrad.autograd.shipping.decision import decide
+            from mpgrad.shipping.decision import decide
             SHIFT = 1.0
             @functools.cache
             def own(x): return x + cached(x)
@@ -684,8 +684,8 @@ class TestTravelling:
         tools.unlink()
         worker = (
             "import sys, numpy as np\n"
-            "from mpgrad.autograd.shipping.loading import load\n"
-            "from mpgrad.tensor import Tensor\n"
+            "from mpgrad.shipping.loading import load\n"
+            "from mpgrad.tensors.tensor import Tensor\n"
             "cls = load(sys.stdin.buffer.read())\n"
             "print(cls.backward(None, Tensor(np.ones(2))).tolist(), 'my_tools' in sys.modules)"
         )

@@ -13,11 +13,12 @@ from benchmarks.rounds import Effort, measure
 from benchmarks.runners import ForwardPass, Runner, mpgrad_runners
 from benchmarks.two_processes import TwoProcesses
 from benchmarks.workloads import gil_branches
-from mpgrad.autograd import costs, engine_slot
-from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.running import engine_slot
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.placement import place
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 from tests.leftovers import is_alive
 
 LOOPS = 50

@@ -11,7 +11,7 @@ from benchmarks.scaling.costs import ClientCosts, Costs, MessageCosts, WorkerCos
 from benchmarks.scaling.experiments import branches
 from benchmarks.scaling.simulation import Outcome, simulate
 from benchmarks.scaling.task_times import Work, bound
-from mpgrad.handles import Block
+from mpgrad.base.handles import Block
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan

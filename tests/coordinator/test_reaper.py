@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpgrad import machine
+from mpgrad.base import machine
 from mpgrad.coordinator.reaper import Reaper
 
 

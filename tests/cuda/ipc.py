@@ -9,9 +9,9 @@ import functools
 
 import pytest
 
-from mpgrad.shm.cuda_export import Exporter, NotExportable
-from mpgrad.shm.device_link import DeviceLink
-from mpgrad.shm.pair_test import PairTest
+from mpgrad.devices.cuda_export import Exporter, NotExportable
+from mpgrad.devices.device_link import DeviceLink
+from mpgrad.devices.pair_test import PairTest
 from tests.cuda.peer import Peer
 
 _ANSWER = "answer(driver, Importer(driver), 'peer', question).reason"
@@ -21,7 +21,7 @@ _ANSWER = "answer(driver, Importer(driver), 'peer', question).reason"
 def obstacle() -> str:
     """Why CUDA IPC does not work between two processes here; empty if it does, or without a GPU."""
     try:
-        from mpgrad.shm.cuda_cupy import CupyDriver
+        from mpgrad.devices.cuda_cupy import CupyDriver
     except ImportError:
         return ""
     driver = CupyDriver()

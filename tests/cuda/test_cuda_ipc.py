@@ -13,15 +13,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from mpgrad.devices.cuda_driver import CudaDriver, CudaError
+from mpgrad.devices.cuda_export import Exporter, NotExportable, SegmentOffer
+from mpgrad.devices.cuda_import import Importer
+from mpgrad.devices.device_board import EVENT, DeviceBoard, Row
+from mpgrad.devices.device_link import DeviceLink
+from mpgrad.devices.device_memory import NO_EVENT, DeviceMemory
+from mpgrad.devices.event_ring import EVENTS, EventRing, OpenedEvents
+from mpgrad.devices.segment_pool import SegmentPlace
 from mpgrad.errors import InvariantViolated, ProtocolError
-from mpgrad.shm.cuda_driver import CudaDriver, CudaError
-from mpgrad.shm.cuda_export import Exporter, NotExportable, SegmentOffer
-from mpgrad.shm.cuda_import import Importer
-from mpgrad.shm.device_board import EVENT, DeviceBoard, Row
-from mpgrad.shm.device_link import DeviceLink
-from mpgrad.shm.device_memory import NO_EVENT, DeviceMemory
-from mpgrad.shm.event_ring import EVENTS, EventRing, OpenedEvents
-from mpgrad.shm.segment_pool import Place
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
 
@@ -29,10 +29,10 @@ StartPeer = Callable[[], Peer]
 
 IMPORTS = (
     "import os\n"
-    "from mpgrad.shm.cuda_export import *\n"
-    "from mpgrad.shm.cuda_import import *\n"
-    "from mpgrad.shm.event_ring import *\n"
-    "from mpgrad.shm.segment_pool import Place"
+    "from mpgrad.devices.cuda_export import *\n"
+    "from mpgrad.devices.cuda_import import *\n"
+    "from mpgrad.devices.event_ring import *\n"
+    "from mpgrad.devices.segment_pool import Place"
 )
 
 
@@ -64,7 +64,7 @@ def path_of(board: DeviceBoard) -> str:
     return f"/proc/{os.getpid()}/fd/{board.fd}"
 
 
-def read_there(peer: Peer, place: Place, n: int) -> list[float]:
+def read_there(peer: Peer, place: SegmentPlace, n: int) -> list[float]:
     peer(f"array = importer.array('w0.1', 0, {place!r}, ({n},), np.float32, {4 * n})")
     values = peer("array.get().tolist()")
     peer("del array")
@@ -215,11 +215,11 @@ def test_a_killed_exporter_is_closed_once_nothing_reads_it(
     offer = importer("exporter.offer(0, 'w1.1')")
     here = Importer(driver)
     here.open(offer)
-    array = here.array("w0.1", 0, Place(0, 0), (4,), np.float32, 16)
+    array = here.array("w0.1", 0, SegmentPlace(0, 0), (4,), np.float32, 16)
     importer.kill()
     here.exporter_lost("w0.1")
     with pytest.raises(NotExportable, match="not open"):
-        here.array("w0.1", 0, Place(0, 0), (4,), np.float32, 16)
+        here.array("w0.1", 0, SegmentPlace(0, 0), (4,), np.float32, 16)
     assert here.close_retired() == []
     del array
     gc.collect()
@@ -253,7 +253,7 @@ def test_streams_of_two_processes_in_order(
     target, place = new_array(driver, exporter, np.zeros(4, np.float32))
     driver.synchronize()
     importer("importer.open(offer)", offer=exporter.offer(place.segment, "w1.1"))
-    importer("from mpgrad.shm.device_board import DeviceBoard")
+    importer("from mpgrad.devices.device_board import DeviceBoard")
     importer("board = DeviceBoard.attach(os.open(path, os.O_RDWR))", path=path_of(board))
     importer("events = OpenedEvents(driver, board)")
     stream = driver.stream()

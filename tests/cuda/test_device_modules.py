@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad import device_arrays
 from mpgrad.backends.matmul_precision import DEFAULT_MATH, TF32_MATH, matmul
+from mpgrad.devices import cuda_driver, device_arrays
 from mpgrad.nn import parallel
-from mpgrad.shm import cuda_driver
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 from tests.cuda.fake_driver import TWO_GPUS
 
 # ---------------------------------------------------------------------- mg.cuda

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpgrad.backends.cuda import SPLIT_SUM_MIN, CudaBackend, _last_and_first
+from mpgrad.devices.cuda_backend import SPLIT_SUM_MIN, CudaBackend, _last_and_first
+from mpgrad.devices.cuda_driver import CudaDriver
+from mpgrad.graph.registry import OPERATORS
 from mpgrad.ops import activation, normalization, transcendental  # noqa: F401
-from mpgrad.ops.registry import OPERATORS
-from mpgrad.shm.cuda_driver import CudaDriver
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 
 ELEMENTWISE = sorted(name for name, operator in OPERATORS.items() if operator.elementwise)

@@ -16,7 +16,7 @@ import pytest
 
 from mpgrad.backends import cpu_windows
 from mpgrad.backends.cpu import CpuBackend
-from mpgrad.backends.cuda_kernels import SOURCES, Source
+from mpgrad.devices.cuda_kernels import SOURCES, KernelSource
 from tests.cuda.fake_driver.kernels import KERNELS
 
 #: What T stands for: by the end of a function's name.
@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
     is_array: bool
 
 
-def parameters(source: Source) -> list[Parameter]:
+def parameters(source: KernelSource) -> list[Parameter]:
     found = []
     for text, is_output in ((source.inputs, False), (source.outputs, True)):
         for parameter in text.split(","):
@@ -44,7 +44,7 @@ def parameters(source: Source) -> list[Parameter]:
     return found
 
 
-def c_function(name: str, source: Source, scalar: str) -> str:
+def c_function(name: str, source: KernelSource, scalar: str) -> str:
     """The kernel as a C function that goes through all threads one after another."""
     kinds = {"T": scalar, "int64": "long long", "bool": "bool"}
     arguments, elements = ["long long threads"], []

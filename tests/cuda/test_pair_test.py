@@ -8,21 +8,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from mpgrad.devices import pinned_arena
+from mpgrad.devices.cuda_driver import CudaDriver
+from mpgrad.devices.cuda_export import Exporter, NotExportable
+from mpgrad.devices.pair_test import PairTest
+from mpgrad.devices.pinned_arena import PinnedArena
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
-from mpgrad.shm import pinned_arena
-from mpgrad.shm.cuda_driver import CudaDriver
-from mpgrad.shm.cuda_export import Exporter, NotExportable
-from mpgrad.shm.pair_test import PairTest
-from mpgrad.shm.pinned_arena import PinnedArena
 from mpgrad.shm.segment import Segment
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
 
 IMPORTS = (
-    "from mpgrad.shm.cuda_import import Importer\n"
-    "from mpgrad.shm.pair_test import *\n"
-    "from mpgrad.shm.cuda_export import SegmentOffer\n"
-    "from mpgrad.shm.segment_pool import Place"
+    "from mpgrad.devices.cuda_import import Importer\n"
+    "from mpgrad.devices.pair_test import *\n"
+    "from mpgrad.devices.cuda_export import SegmentOffer\n"
+    "from mpgrad.devices.segment_pool import Place"
 )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine import session_pool
 from mpgrad.engine.choice import (
     STRUCTURES_MAX,
@@ -32,7 +32,7 @@ from mpgrad.scheduler.tuning import (
     TRIAL_SHARE,
     measured_message_us,
 )
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 
 
 class Slow(mg.Function):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import costs
-from mpgrad.autograd import freeze as freezing
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing import freeze as freezing
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.recurring_graphs import Memory
 from mpgrad.autograd.profiler import pack_times
-from mpgrad.autograd.recurring_graphs import Memory
 from mpgrad.engine.learning import learn, teach, that_ran, wants_times
 from mpgrad.nn.functional import conv2d
 from mpgrad.scheduler.cost_model import CostModel
@@ -23,7 +23,7 @@ from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Member
 from mpgrad.scheduler.tuning import FLOPS_PER_US, SURPRISE_MAX
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 
 
 @pytest.fixture(autouse=True)

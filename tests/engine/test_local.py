@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad import storage
 from mpgrad.engine import local
 from mpgrad.engine.local import claim
 from mpgrad.scheduler.tuning import SAMPLES
 from mpgrad.shm.arena import client_arena
+from mpgrad.tensors import storage
 
 
 @pytest.fixture(autouse=True)

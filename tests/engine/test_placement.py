@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine import placement
 from mpgrad.engine.choice import Experience, predict, too_small
 from mpgrad.engine.placement import place
@@ -20,7 +20,7 @@ from mpgrad.errors import PerformanceWarning
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import MESSAGE_US
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 
 
 class Camera:

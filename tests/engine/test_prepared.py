@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import freeze as freezing
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
-from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.recurring_graphs import ENGINES_MAX, Memory
+from mpgrad.autograd.freezing import freeze as freezing
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.recurring_graphs import ENGINES_MAX, Memory
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.preparation import Preparation
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.wiring import wiring_of
+from mpgrad.graph.node import Node
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import SAMPLES
 from mpgrad.shm.arena import client_arena
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 from mpgrad.wire.programs import (
     InlineArray,
     OperatorRule,

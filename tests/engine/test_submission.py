@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import freeze
-from mpgrad.autograd.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.prepared import PreparedGraph
@@ -21,7 +21,7 @@ from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.shm.arena import client_arena
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 
 
 def sent(

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.nodes.accumulate_grad import AccumulateGrad
-from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.dispatch import cpu
-from mpgrad.operator_node import OperatorNode
+from mpgrad.dispatch.operator_call import cpu
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.graph.node import Node
 from mpgrad.ops import arithmetic, creation, differentiable
-from mpgrad.tensor import Tensor, gradient_edge
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.tensors.tensor import Tensor, gradient_edge
 
 
 def gradients(outputs: Sequence[Tensor], cotangents: Sequence[Any], inputs: Sequence[Tensor]):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad import dispatch
-from mpgrad.autograd.modes.operator_mode import OperatorMode
-from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.operator_node import OperatorNode
-from mpgrad.ops import call_source
-from mpgrad.ops.registry import OPERATORS
+from mpgrad.dispatch import call_source
+from mpgrad.dispatch import operator_call as dispatch
+from mpgrad.dispatch.operator_mode import OperatorMode
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.graph.node import Node
+from mpgrad.graph.registry import OPERATORS
+from mpgrad.tensors.saved_tensor import SavedTensor
 from tests.ops.cases import CASES, Case
 from tests.ops.test_operators import run
 

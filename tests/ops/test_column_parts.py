@@ -11,7 +11,7 @@ import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
 from mpgrad.backends import column_parts
 from mpgrad.backends.column_parts import PARTS_MAX, UNIT, columns_of, count_parts, join, shape_of
 from mpgrad.backends.cpu import CpuBackend
-from mpgrad.ops.registry import OPERATORS
+from mpgrad.graph.registry import OPERATORS
 from mpgrad.scheduler.wide_sums import WIDTH_LARGE
 
 XP = CpuBackend(np.empty)

@@ -9,7 +9,7 @@ import pytest
 
 from mpgrad.backends import cpu_conv
 from mpgrad.backends.cpu_windows import output_length
-from mpgrad.dispatch import cpu
+from mpgrad.dispatch.operator_call import cpu
 
 RNG = np.random.default_rng(0)
 

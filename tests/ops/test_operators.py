@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.graph.registry import OPERATORS, Operator
 from mpgrad.nn import functional
-from mpgrad.operator_node import OperatorNode
 from mpgrad.ops import choices, creation
-from mpgrad.ops.registry import OPERATORS, Operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 from tests.ops.cases import CASES, Case
 from tests.ops.layer_cases import ONCE_IN_PYTORCH
 from tests.ops.serial_backward import differentiable_gradients, gradients

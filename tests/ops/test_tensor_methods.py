@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.grad_mode import no_grad
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops import creation, generators, random
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 from tests.torch_outcomes import Of
 
 

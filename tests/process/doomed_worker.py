@@ -11,11 +11,11 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.workers.executor import Step
-from mpgrad.workers.memory import WorkerMemory
-from mpgrad.workers.process import ProcessExecutor
+from mpgrad.workers.executor import NodeStep
 from mpgrad.workers.task import Publication
 from mpgrad.workers.worker import Reply, Worker
+from mpgrad.workers.worker_memory import WorkerMemory
+from mpgrad.workers.worker_parts import ProcessExecutor
 from tests.process.kill_points import KillPoint, points_of, strike
 
 
@@ -96,11 +96,11 @@ class _DoomedPublication(Publication):
         super().__init__(memory, dispatch)
         self._doom = doom
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: NodeStep) -> None:
         self._doom.passes("summed")
         super().begin(step)
 
-    def settle(self, step: Step, grads: list[Any]) -> None:
+    def settle(self, step: NodeStep, grads: list[Any]) -> None:
         super().settle(step, grads)
         self._doom.passes("ran")
 

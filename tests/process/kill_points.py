@@ -81,7 +81,7 @@ def kill_at(patch: pytest.MonkeyPatch, points: str) -> None:
 
 
 def hook(process: str, part: Any) -> Any:
-    """``part`` of this process, which dies at its points: see ``mpgrad.hook_for_tests``."""
+    """``part`` of this process, which dies at its points: see ``mpgrad.base.hook_for_tests``."""
     if not any(points_of(process)):
         return part
     if process == "worker":

@@ -10,7 +10,7 @@ import pytest
 import mpgrad as mg
 from mpgrad import nn
 from mpgrad.backends.cpu import CpuBackend
-from mpgrad.ops.registry import OPERATORS
+from mpgrad.graph.registry import OPERATORS
 
 pytestmark = pytest.mark.process
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import freeze
-from mpgrad.autograd.nodes import accumulate_grad
-from mpgrad.autograd.shipping import decision
+from mpgrad.autograd.freezing import freeze
 from mpgrad.engine import blas, idle_threads
+from mpgrad.shipping import decision
+from mpgrad.tensors import accumulate_grad
 
 pytestmark = [pytest.mark.process, pytest.mark.row("M12")]
 

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad import device_arrays
+from mpgrad.devices import client_devices, cuda_driver, device_arrays
 from mpgrad.errors import WorkerLost
-from mpgrad.shm import client_devices, cuda_driver
 from tests.cuda.fake_driver import TWO_GPUS
 from tests.random_programs import random_program
 

@@ -12,7 +12,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.errors import CoordinatorLost, InvariantViolated, WorkerLost
-from mpgrad.launch import replay
+from mpgrad.launch import replay_command as replay
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.instructions import CompleteGraph
 from tests.python_path import path_to

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd import costs
-from mpgrad.autograd.freeze import freeze
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.engine.placement import place
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
-from mpgrad.tensor import gradient_edge
+from mpgrad.tensors.tensor import gradient_edge
 from tests.leftovers import wait_until
 from tests.process.kill_points import PHASES, dying, kill_at
 

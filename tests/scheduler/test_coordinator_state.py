@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from mpgrad.base.handles import CLIENT_ARENA, ENGINE_ARENA, Block
 from mpgrad.errors import InvariantViolated, ProtocolError
-from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.coordinator_statistics import statistics_of
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX, RESTARTS_WITHOUT_PROGRESS_MAX
 from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
-from mpgrad.scheduler.statistics import statistics_of
 from mpgrad.shm.free_list import FreeList
 
 CLIENT, WORKER, OTHER = "c1.0", "w0.1", "w1.1"
@@ -64,7 +64,7 @@ class Core(CoordinatorState):
 
     def lost(self, peer: str, running: do.DispatchNodeTask | None = None, *, killed=False):
         key = running and (running.graph, running.task, running.attempt)
-        return self.handle_event(ev.WorkerLost(peer, "died", killed, key))
+        return self.handle_event(ev.WorkerDied(peer, "died", killed, key))
 
 
 @pytest.fixture

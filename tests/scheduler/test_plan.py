@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from mpgrad.handles import INLINE_LIMIT_BYTES
+from mpgrad.base.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.fusion import chain_limit_us, group
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.input_buffer import InputBuffer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpgrad.base.handles import ENGINE_ARENA, Block
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from mpgrad.base.handles import Block
 from mpgrad.errors import InvariantViolated
-from mpgrad.handles import Block
 from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.ready_queue import ReadyQueue, ReadyTask
 

@@ -8,13 +8,13 @@ import os
 import numpy as np
 import pytest
 
+from mpgrad.base.handles import CLIENT_ARENA, ENGINE_ARENA, Block, TensorHandle
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, Block, TensorHandle
 from mpgrad.shm.arena import Arena
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import REQUIRED_SEALS, Segment
 from mpgrad.wire.programs import InlineArray
-from mpgrad.workers.memory import WorkerMemory, open_inline
+from mpgrad.workers.worker_memory import WorkerMemory, open_inline
 
 KIB = 1024
 

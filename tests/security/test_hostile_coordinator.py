@@ -24,7 +24,7 @@ import os, sys
 if "mpgrad.coordinator" in sys.orig_argv:
     sys.path.insert(0, {root!r})
     from mpgrad.coordinator import coordinator
-    from mpgrad.handles import Block
+    from mpgrad.base.handles import Block
     from mpgrad.scheduler import instructions as do
     from mpgrad.wire import schema
     from mpgrad.wire.codec import decode, encode

@@ -26,7 +26,7 @@ SOURCE = Path(mpgrad.__file__).parent
 UNPICKLERS = {
     "wire/environment.py": "a worker reads what the client wrote",
     "workers/rules.py": "a worker reads what the client wrote",
-    "autograd/shipping/loading.py": "a worker reads what the client wrote",
+    "shipping/loading.py": "a worker reads what the client wrote",
     "wire/remote_error.py": "the client reads what its workers raised",
     "data/worker_pool.py": "the client reads the batches of the worker processes that it started",
     "serialization.py": "mg.load: a file, of which it makes tensors only, unless told to trust it",

@@ -15,7 +15,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import run_function_backward
-from mpgrad.autograd.nodes.node import InputMetadata
+from mpgrad.graph.node import InputMetadata
 from tests.semantics.functions import double
 from tests.semantics.paired import error_of, leaf, paired
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.nodes import accumulate_grad
+from mpgrad.tensors import accumulate_grad
 from tests.semantics.paired import error_of, leaf, paired, row, values
 
 

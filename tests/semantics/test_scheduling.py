@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.nodes.node import Edge
+from mpgrad.graph.node import Edge
 from tests.semantics.paired import error_of, leaf, paired, row
 
 

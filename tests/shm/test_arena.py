@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpgrad.base.handles import CLIENT_ARENA, ENGINE_ARENA, TensorHandle
 from mpgrad.errors import InvariantViolated, ProtocolError, SharedMemoryExhausted
-from mpgrad.handles import CLIENT_ARENA, ENGINE_ARENA, TensorHandle
 from mpgrad.shm import arena as arena_module
 from mpgrad.shm.arena import Arena, client_arena, default_limit_bytes
 from mpgrad.shm.mapped_arena import ForeignArena
@@ -352,7 +352,7 @@ def test_arrays_outlive_their_arena():
 
 READER_PROCESS = """
 import sys
-from mpgrad.handles import TensorHandle
+from mpgrad.base.handles import TensorHandle
 from mpgrad.shm.mapped_arena import ForeignArena
 fd, offset, block_offset, generation, stride = map(int, sys.argv[1:])
 handle = TensorHandle(0, offset, block_offset, generation, (50,), (stride,), "<i8")

@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from mpgrad.errors import InvariantViolated
-from mpgrad.shm.segment_pool import (
+from mpgrad.devices.segment_pool import (
     ALIGNMENT_BYTES,
     MEDIUM_SEGMENT_BYTES,
     SEGMENT_GRANULARITY_BYTES,
-    Place,
+    SegmentPlace,
     SegmentPool,
     segment_bytes,
 )
+from mpgrad.errors import InvariantViolated
 
 MIB = 1 << 20
 
@@ -42,9 +42,9 @@ def test_segments_are_whole_multiples_of_two_mebibytes(nbytes: int, expected: in
 
 def test_blocks_lie_side_by_side_and_aligned() -> None:
     pool = with_segment(100)
-    assert pool.allocate(100, 0) == Place(0, 0)
-    assert pool.allocate(1000, 0) == Place(0, ALIGNMENT_BYTES)
-    assert pool.allocate(1, 0) == Place(0, 3 * ALIGNMENT_BYTES)
+    assert pool.allocate(100, 0) == SegmentPlace(0, 0)
+    assert pool.allocate(1000, 0) == SegmentPlace(0, ALIGNMENT_BYTES)
+    assert pool.allocate(1, 0) == SegmentPlace(0, 3 * ALIGNMENT_BYTES)
     assert pool.used_bytes == 4 * ALIGNMENT_BYTES
 
 

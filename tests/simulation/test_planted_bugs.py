@@ -24,8 +24,8 @@ from mpgrad.scheduler.membership import Flight, MemberRecord, Membership
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.ready_queue import ReadyQueue
 from mpgrad.scheduler.replies import Replies
+from mpgrad.scheduler.sum_places import SumPlaces
 from mpgrad.scheduler.task_dispatch import Dispatcher
-from mpgrad.scheduler.wiring import Wiring
 from mpgrad.scheduler.worker_state import WorkerState
 from simulation import Faults, World, WorldFailure, caller
 from tests.simulation.planting import Plants
@@ -546,14 +546,14 @@ def a_sum_is_taken_in_order_of_arrival(patch):
 
 @bug
 def places_do_not_follow_the_serial_order(patch):
-    class Wrong(Wiring):
+    class Wrong(SumPlaces):
         def __init__(self, spec, group_of, groups):
             by_index = spec._replace(order=tuple(range(len(spec.nodes))))
             super().__init__(by_index, group_of, groups)
             for members in self.members:
                 members.sort(key=lambda member: self._member[member.node])
 
-    patch.setattr(plan_module, "Wiring", Wrong)
+    patch.setattr(plan_module, "SumPlaces", Wrong)
 
 
 @bug

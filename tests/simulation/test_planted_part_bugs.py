@@ -9,7 +9,7 @@ import pytest
 from mpgrad.scheduler import split
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.scheduler.wiring import Wiring
+from mpgrad.scheduler.sum_places import SumPlaces
 from simulation import World, caller
 from tests.simulation.planting import Plants
 
@@ -70,13 +70,13 @@ def parts_go_where_something_else_is_added(patch):
 
 @bug
 def the_gradient_is_passed_on_to_one_of_the_others_only(patch):
-    right = Wiring.__init__
+    right = SumPlaces.__init__
 
     def wrong(self, spec, group_of, groups):
         nodes = [node._replace(passes=node.passes[:1]) for node in spec.nodes]
         right(self, spec._replace(nodes=tuple(nodes)), group_of, groups)
 
-    patch.setattr(Wiring, "__init__", wrong)
+    patch.setattr(SumPlaces, "__init__", wrong)
 
 
 @pytest.mark.parametrize("name", PLANTS.names())

@@ -10,12 +10,12 @@ from itertools import chain
 
 import pytest
 
+from mpgrad.base.handles import ENGINE_ARENA, Block
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.coordinator.deadlines import Deadlines
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.coordinator.watchdog import Watchdog
 from mpgrad.engine.session import Session
-from mpgrad.handles import ENGINE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.workers.worker import Worker
@@ -78,7 +78,7 @@ def the_status_board_is_not_read(patch):
 
     def wrong(self, pidfd):
         outcome = right(self, pidfd)
-        return outcome._replace(running=None) if isinstance(outcome, ev.WorkerLost) else outcome
+        return outcome._replace(running=None) if isinstance(outcome, ev.WorkerDied) else outcome
 
     patch.setattr(Supervisor, "reap", wrong)
 
@@ -89,7 +89,7 @@ def every_death_is_taken_for_a_kill_from_outside(patch):
 
     def wrong(self, pidfd):
         outcome = right(self, pidfd)
-        return outcome._replace(killed=True) if isinstance(outcome, ev.WorkerLost) else outcome
+        return outcome._replace(killed=True) if isinstance(outcome, ev.WorkerDied) else outcome
 
     patch.setattr(Supervisor, "reap", wrong)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpgrad.base.handles import Block
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, OutputSpec

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.device import CPU, Device
+from mpgrad.base.device import CPU, Device
+from mpgrad.base.handles import TensorHandle
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.errors import ProtocolError
-from mpgrad.handles import TensorHandle
+from mpgrad.graph.node import InputMetadata
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
     NAMED_MAX,
@@ -35,7 +35,7 @@ from mpgrad.wire.programs import (
     encode_wiring,
     name_of,
 )
-from mpgrad.workers.memory import WorkerMemory, open_inline
+from mpgrad.workers.worker_memory import WorkerMemory, open_inline
 
 SCALARS = (
     st.none()

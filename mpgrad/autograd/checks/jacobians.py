@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.backward import grad
-from mpgrad.device_arrays import copied, device_of, moved, on, on_host
+from mpgrad.devices.device_arrays import copied, device_of, moved, on, on_host
 from mpgrad.ops.device_moves import beside
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -11,10 +11,10 @@ import numpy as np
 from mpgrad.autograd.backward import grad
 from mpgrad.autograd.checks.jacobians import Problem, from_reals, gradients_of, real_count
 from mpgrad.autograd.function import Function
-from mpgrad.device_arrays import on_host
+from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops import creation
 from mpgrad.ops.device_moves import beside
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.tensor import Tensor
 
 
 class GradcheckError(RuntimeError):

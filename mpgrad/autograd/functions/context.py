@@ -7,15 +7,15 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpgrad.autograd.nodes.node import FREED_MESSAGE, InputMetadata
-from mpgrad.autograd.running.thread_state import PerThread
-from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.tensor import Tensor
+from mpgrad.base.thread_state import PerThread
+from mpgrad.graph.node import FREED_MESSAGE, InputMetadata
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.functions.function_node import FunctionNode
-    from mpgrad.autograd.nodes.hooks import RemovableHandle
-    from mpgrad.autograd.nodes.node import Node
+    from mpgrad.graph.hooks import RemovableHandle
+    from mpgrad.graph.node import Node
 
 #: What one forward argument or output looked like; None where it was no tensor.
 Metadata: TypeAlias = InputMetadata | None

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.autograd.functions.context import FunctionContext, Metadata, backward_of
-from mpgrad.autograd.grad_mode import enable_grad, no_grad
-from mpgrad.autograd.nodes.node import FREED_MESSAGE, Edge, InputMetadata, Node
-from mpgrad.autograd.running.lent_gradients import lend, own, take_back
-from mpgrad.autograd.saved.hooks_in_force import HOOKS
-from mpgrad.autograd.saved.saved_attributes import SavedTensorHandle, function_handles
-from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.device_arrays import zeros
-from mpgrad.tensor import Tensor
+from mpgrad.devices.device_arrays import zeros
+from mpgrad.dispatch.saved_attributes import SavedTensorHandle, function_handles
+from mpgrad.graph.grad_modes import enable_grad, no_grad
+from mpgrad.graph.node import FREED_MESSAGE, Edge, InputMetadata, Node
+from mpgrad.tensors.hooks_in_force import HOOKS
+from mpgrad.tensors.lent_gradients import lend, own, take_back
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.tensors.tensor import Tensor
 
 #: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after
 #: it keep the numbers that PyTorch gives them.

@@ -10,10 +10,10 @@ import numpy as np
 
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import FunctionNode
-from mpgrad.autograd.nodes.node import Node
-from mpgrad.autograd.views.in_place import check_recordable, rebase
-from mpgrad.autograd.views.view import FUNCTION, SEVERAL_OUTPUTS, view_without_steps
-from mpgrad.tensor import Tensor, metadata_of
+from mpgrad.dispatch.in_place import check_recordable, rebase
+from mpgrad.graph.node import Node
+from mpgrad.tensors.tensor import Tensor, metadata_of
+from mpgrad.tensors.view import FUNCTION, SEVERAL_OUTPUTS, view_without_steps
 
 
 def outputs_of(

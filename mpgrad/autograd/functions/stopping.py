@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.nodes.node import NATIVE, Edge, InputMetadata, Node
-from mpgrad.device_arrays import is_on_gpu
-from mpgrad.tensor import Tensor, gradient_edge, metadata_of
+from mpgrad.devices.device_arrays import is_on_gpu
+from mpgrad.graph.node import NATIVE, Edge, InputMetadata, Node
+from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
 
 
 class Error(Node):

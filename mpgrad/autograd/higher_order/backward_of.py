@@ -13,18 +13,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd import engine_slot
 from mpgrad.autograd.backward import grad
-from mpgrad.autograd.grad_mode import enable_grad
-from mpgrad.autograd.nodes.node import InputMetadata
-from mpgrad.autograd.saved.hooks_in_force import HOOKS
-from mpgrad.autograd.validate_outputs import validate_output
-from mpgrad.device import Device
-from mpgrad.device_arrays import is_on_gpu
+from mpgrad.autograd.running import engine_slot
+from mpgrad.autograd.running.validate_outputs import validate_output
+from mpgrad.base.device import Device
+from mpgrad.devices.device_arrays import is_on_gpu
 from mpgrad.errors import ProtocolError
+from mpgrad.graph.grad_modes import enable_grad
+from mpgrad.graph.node import InputMetadata
+from mpgrad.graph.registry import OPERATORS, Operator
 from mpgrad.ops import differentiable
-from mpgrad.ops.registry import OPERATORS, Operator
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.hooks_in_force import HOOKS
+from mpgrad.tensors.tensor import Tensor
 
 #: (name, how many tensors it stands for; None where it is a single one, not a tuple).
 Layout: TypeAlias = tuple[tuple[str, int | None], ...]

@@ -19,25 +19,25 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd import profiler
-from mpgrad.autograd.anomaly_mode import explain_failure, refuse_nan
-from mpgrad.autograd.anomaly_mode import mode as anomaly
-from mpgrad.autograd.client_nodes import HooksBefore, run_post_hooks, runs_node_hooks
-from mpgrad.autograd.frozen_graph import FrozenGraph, ResultSink
-from mpgrad.autograd.grad_mode import enable_grad
+from mpgrad.autograd.freezing.client_nodes import HooksBefore, run_post_hooks, runs_node_hooks
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, ResultSink
 from mpgrad.autograd.higher_order.backward_of import SUM_GRADIENTS, backward_of
-from mpgrad.autograd.nodes.executing import executing
-from mpgrad.autograd.nodes.node import InputMetadata, Node
-from mpgrad.autograd.saved.saved_tensor import SavedTensor
-from mpgrad.autograd.validate_outputs import validate_output
-from mpgrad.device import CPU
-from mpgrad.device_arrays import cuda_namespace, on, zeros
-from mpgrad.dispatch import call, cpu, record_call
+from mpgrad.autograd.running.validate_outputs import validate_output
+from mpgrad.base.device import CPU
+from mpgrad.devices.device_arrays import cuda_namespace, on, zeros
+from mpgrad.dispatch.operator_call import call, cpu, record_call
+from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.errors import add_note
-from mpgrad.operator_node import OperatorNode
+from mpgrad.graph.anomaly import explain_failure, refuse_nan
+from mpgrad.graph.anomaly import mode as anomaly
+from mpgrad.graph.executing import executing
+from mpgrad.graph.grad_modes import enable_grad
+from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.graph.registry import Operator
 from mpgrad.ops import differentiable
-from mpgrad.ops.registry import Operator
 from mpgrad.scheduler.graph_spec import Target
-from mpgrad.tensor import Tensor
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.tensors.tensor import Tensor
 
 
 def has_only_operators(frozen: FrozenGraph) -> bool:

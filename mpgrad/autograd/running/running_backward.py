@@ -12,15 +12,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mpgrad.autograd.grad_mode import set_grad_enabled
-from mpgrad.autograd.nodes.accumulate_grad import grad_lock
-from mpgrad.autograd.running.interrupts import interrupts_deferred
-from mpgrad.autograd.running.thread_state import PerThread
-from mpgrad.autograd.running.undo_log import UndoLog
-from mpgrad.autograd.saved.hooks_in_force import HOOKS
+from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
+from mpgrad.base.thread_state import PerThread
+from mpgrad.graph.grad_modes import set_grad_enabled
+from mpgrad.tensors.accumulate_grad import grad_lock
+from mpgrad.tensors.hooks_in_force import HOOKS
+from mpgrad.tensors.undo_log import UndoLog
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.frozen_graph import FrozenGraph
+    from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 _numbers = itertools.count()
 
 

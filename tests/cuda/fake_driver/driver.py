@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.shm.cuda_driver import (
+from mpgrad.devices.cuda_driver import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     CudaError,

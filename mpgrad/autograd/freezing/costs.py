@@ -1,0 +1,114 @@
+"""What a Node's rule is expected to cost: measured before, or guessed from its shapes.
+
+A wrong guess costs time, never correctness: costs decide what is fused and what goes first, and
+neither changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.scheduler import tuning
+from mpgrad.scheduler.cost_model import CostModel
+
+#: Everything measured in this process.
+model = CostModel()
+
+
+def key_of(node: Node) -> Any:
+    """What the cost of ``node`` depends on, as far as can be seen."""
+    if isinstance(node, FunctionNode):
+        return (node.function, node.input_metadata, node.ctx._inputs)
+    if isinstance(node, OperatorNode):
+        return (node.operator.name, node.input_metadata, node.input_info)
+    return type(node)
+
+
+class _Halves(NamedTuple):
+    """Key of what the first, or the second, half of a Node in two takes (``scheduler.split``)."""
+
+    key: Any
+    is_second: bool
+
+
+def estimate(node: Node) -> float:
+    """Expected microseconds of ``node``'s rule."""
+    measured = model.get(key_of(node))
+    if measured is not None:
+        return measured
+    if isinstance(node, FunctionNode):
+        # It is taken for as expensive as a backward beside its tasks: several run in the workers.
+        return tuning.BACKWARD_MESSAGES * tuning.MESSAGE_US
+    if isinstance(node, OperatorNode):
+        return _guess(node)
+    return tuning.CALL_US
+
+
+def second_half_share(node: Node) -> float:
+    """Which part of its cost a Node's second half takes, if it is run in two: a half at first."""
+    key = key_of(node)
+    first, second = model.get(_Halves(key, False)), model.get(_Halves(key, True))
+    if first is None or second is None or first + second == 0.0:
+        return 0.5
+    return second / (first + second)
+
+
+def observe_halves(node: Node, first_us: float, second_us: float) -> None:
+    """Learn from one run in two halves."""
+    key = key_of(node)
+    model.observe(_Halves(key, False), [first_us])
+    model.observe(_Halves(key, True), [second_us])
+    observe([(node, first_us + second_us)])
+
+
+def observe(measured: Iterable[tuple[Node, float]]) -> None:
+    """Learn from the runs of one backward: Nodes and the microseconds that their rules took."""
+    alike: dict[Any, tuple[Node, list[float]]] = {}
+    for node, microseconds in measured:
+        if isinstance(node, (FunctionNode, OperatorNode)):
+            alike.setdefault(key_of(node), (node, []))[1].append(microseconds)
+    for key, (node, measured_us) in alike.items():
+        is_first = model.get(key) is None
+        guess = _guess(node) if is_first and isinstance(node, OperatorNode) else None
+        model.observe(key, measured_us, guess)
+
+
+def _guess(node: OperatorNode) -> float:
+    shapes = [meta.shape for meta in (*node.input_metadata, *node.input_info) if meta is not None]
+    itemsize = node.input_metadata[0].dtype.itemsize
+    nbytes = sum(math.prod(shape) for shape in shapes) * itemsize
+    cost = tuning.CALL_US + nbytes / tuning.BYTES_PER_US
+    if node.operator.name in ("matmul", "linear", "conv2d"):
+        cost += _product_flops(node) / tuning.FLOPS_PER_US * itemsize / 4
+    return cost
+
+
+def _channels(image: InputMetadata | None) -> int:
+    return 0 if image is None else image.shape[1]
+
+
+def _product_flops(node: OperatorNode) -> float:
+    """2 x (elements of the result) x (length of forward's sum), once per gradient.
+
+    The product that gives one factor's gradient has as many operations as forward: (m, k) @ (k, n)
+    takes m x k x n multiplications, and so do (m, n) @ (n, k) and (k, m) @ (m, n). The sum's length
+    is seen in a factor that wants a gradient; an image alone does not tell the size of the kernel,
+    which is then taken for one of 3 x 3.
+    """
+    name, result = node.operator.name, math.prod(node.input_metadata[0].shape)
+    first, second = (*node.input_info, None)[:2]
+    wanted = [info for info in (first, second) if info is not None and len(info.shape) >= 2]
+    if name == "conv2d":
+        length = math.prod(second.shape[1:]) if second is not None else 9 * _channels(first)
+    elif first is not None:
+        length = first.shape[-1]
+    elif second is not None:
+        length = second.shape[-1 if name == "linear" or len(second.shape) < 2 else -2]
+    else:
+        length = 0
+    return 2.0 * result * length * len(wanted)

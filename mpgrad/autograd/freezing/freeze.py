@@ -1,0 +1,162 @@
+"""freeze(): what a backward needs of the recorded graph, as plain tables.
+
+A graph like one that was frozen before gets that one's tables (see ``recurring_graphs``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from mpgrad.autograd.freezing.client_nodes import LOGGER
+from mpgrad.autograd.freezing.costs import estimate, second_half_share
+from mpgrad.autograd.freezing.division import with_division
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, ResultSink, Sink
+from mpgrad.autograd.freezing.graph_tables import Cost, GraphTables
+from mpgrad.autograd.freezing.recurring_graphs import (
+    Key,
+    Memory,
+    Remembered,
+    Walk,
+    has_known_kinds,
+    is_plain,
+    kinds_of,
+    walk,
+)
+from mpgrad.autograd.graph_guard import Guards
+from mpgrad.autograd.running.collector import collector_held
+from mpgrad.graph.node import Edge, Node
+from mpgrad.scheduler import tuning
+from mpgrad.scheduler.split import split_above_us
+
+
+@collector_held()
+def freeze(
+    roots: Sequence[Edge],
+    seeds: Sequence[Any],
+    *,
+    wanted: Sequence[tuple[Edge, Sink | None]] | None = None,
+    keep_graph: bool,
+    cost: Cost,
+) -> FrozenGraph:
+    """Freeze the graph behind ``roots``.
+
+    Args:
+        roots: where the seeds flow.
+        seeds: gradients of the roots (arrays or None).
+        wanted: the edges whose gradients are asked for, each once, and what becomes of them (None:
+            ``retain_grad`` takes care of it); without it, every leaf.
+        keep_graph: whether saved tensors stay.
+        cost: expected run time of a Node.
+    """
+    logs = LOGGER.isEnabledFor(logging.DEBUG)
+    may_guess = wanted is None and len(roots) == 1 and cost is estimate and not logs
+    if may_guess:
+        guessed = _guards.find(roots[0])
+        if guessed is not None:
+            return _freeze_again(guessed[1], guessed[0], seeds, keep_graph, cost)
+    walked = walk(roots)
+    key = None
+    if not logs and is_plain(walked.nodes):
+        key = _key(walked, roots, wanted, cost)
+        known = _memory.find(key, walked.nodes)
+        if known is not None:
+            if may_guess and known.uses >= GUARDED_FROM_USE:
+                _guards.add(walked, roots[0], known)
+            return _freeze_again(known, walked.nodes, seeds, keep_graph, cost)
+    tables = GraphTables(walked, logs=logs)
+    if wanted is None:
+        tables.want_leaves()
+    else:
+        tables.want_only(wanted)
+    tables.insert_client_nodes()
+    frozen = tables.result(roots, seeds, keep_graph, cost)
+    if key is not None and not tables.has_hooks and has_known_kinds(walked.nodes):
+        known = Remembered(tables.template(walked, roots, frozen), frozen.spec)
+        _memory.add(key, known)
+        return frozen._replace(remembered=known)
+    return frozen
+
+
+# ---------------------------------------------------------------------- a graph seen before
+
+#: A graph is asked for in its own source once its tables have served so often.
+GUARDED_FROM_USE = 2
+
+_memory, _guards = Memory(), Guards()
+
+
+def _begin_anew_in_child() -> None:
+    # A thread that does not exist in the child may have been changing it.
+    global _memory, _guards
+    _memory, _guards = Memory(), Guards()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)
+
+
+def _key(
+    walked: Walk,
+    roots: Sequence[Edge],
+    wanted: Sequence[tuple[Edge, Sink | None]] | None,
+    cost: Cost,
+) -> Key:
+    """What decides the tables, but for what ``Remembered.is_like`` compares."""
+    index = walked.index_of
+    begins = tuple([(index[root.function], root.input_nr) for root in roots])
+    asked = None
+    if wanted is not None:
+        asked = tuple(
+            [(index.get(edge.function), edge.input_nr, _kind(sink)) for edge, sink in wanted]
+        )
+    return (kinds_of(walked.nodes), tuple(walked.edges), begins, asked, cost)
+
+
+def _kind(sink: Sink | None) -> Any:
+    """What the tables keep of a sink."""
+    return sink if isinstance(sink, ResultSink) else type(sink)
+
+
+def _freeze_again(
+    known: Remembered, nodes: list[Node], seeds: Sequence[Any], keep_graph: bool, cost: Cost
+) -> FrozenGraph:
+    """The tables of an earlier step, around the Nodes of this one."""
+    template = known.template
+    kept = nodes if template.kept is None else [nodes[at] for at in template.kept]
+    if known.looks_up_costs():
+        _look_up_costs(known, kept, cost)
+    spec = known.spec
+    sinks = [
+        LeafSink(kept[target[0]]) if sink is None else sink  # type: ignore[arg-type]
+        for target, sink in zip(spec.captures, template.sinks, strict=True)
+    ]
+    if template.kept_seeds is not None:
+        seeds = [seeds[at] for at in template.kept_seeds]
+    return FrozenGraph(
+        tuple(kept), template.runs, spec, tuple(seeds), tuple(sinks), keep_graph, known
+    )
+
+
+def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None:
+    """Renew the costs where they have changed; then the tables are new ones.
+
+    New tables are packed anew: not for a change that makes no other plan (``plan_cache``).
+    """
+    specs, split_us = known.spec.nodes, split_above_us(tuning.MESSAGE_US)
+    now = [
+        cost(node) if runs else 0.0 for node, runs in zip(nodes, known.template.runs, strict=True)
+    ]
+    moved = [abs(new - spec.cost_us) for new, spec in zip(now, specs, strict=True)]
+    moved += [
+        abs(second_half_share(node) - spec.second_half_share) * new
+        for new, spec, node in zip(now, specs, nodes, strict=True)
+        if new >= split_us and spec.is_splittable
+    ]
+    if sum(moved) > tuning.DRIFT_MAX / 2 * sum(now):
+        renewed = [
+            with_division(spec._replace(cost_us=new), node)
+            for new, spec, node in zip(now, specs, nodes, strict=True)
+        ]
+        known.spec = known.spec._replace(nodes=tuple(renewed))

@@ -1,0 +1,63 @@
+"""FrozenGraph: a backward as plain tables, ready to be executed, and where its results go."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from mpgrad.autograd.freezing.recurring_graphs import Remembered
+from mpgrad.graph.node import Node
+from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.tensors.tensor import Tensor
+
+
+class LeafSink(NamedTuple):
+    """A capture that is added to a leaf's ``.grad``."""
+
+    accumulator: AccumulateGrad
+
+
+class RetainSink(NamedTuple):
+    """A capture that is kept in a non-leaf's ``.grad`` (``retain_grad``)."""
+
+    tensor: Tensor
+
+
+class ResultSink(NamedTuple):
+    """A capture that is result ``number`` of ``grad()``."""
+
+    number: int
+
+
+Sink: TypeAlias = LeafSink | RetainSink | ResultSink
+
+
+class FrozenGraph(NamedTuple):
+    """A backward that is ready to be executed.
+
+    ``nodes``, ``spec.nodes`` and ``runs`` have the same index; ``spec.captures[k]`` goes to
+    ``sinks[k]``.
+    """
+
+    nodes: tuple[Node, ...]
+    #: False for a Node whose inputs are wanted but whose rule is not run.
+    runs: tuple[bool, ...]
+    spec: GraphSpec
+    #: Seed gradients (arrays or None), one per ``spec.seeds``.
+    seeds: tuple[Any, ...]
+    sinks: tuple[Sink, ...]
+    keep_graph: bool
+    #: Where ``spec``, the very object, is kept for later graphs; None: nowhere.
+    remembered: Remembered | None = None
+
+    @property
+    def may_recur(self) -> bool:
+        """Whether ``spec``, the very object, may serve a later graph too."""
+        return self.remembered is not None
+
+    def only_captures(self, node: Node) -> bool:
+        """Whether ``node`` is a leaf's and its gradient is a result of ``grad()``."""
+        return isinstance(node, AccumulateGrad) and any(
+            isinstance(sink, ResultSink) and self.nodes[target[0]] is node
+            for target, sink in zip(self.spec.captures, self.sinks, strict=True)
+        )

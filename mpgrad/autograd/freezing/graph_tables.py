@@ -1,0 +1,250 @@
+"""GraphTables: a walked graph written down as tables, with the user's hooks as Nodes of their own.
+
+What nobody wants is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd.freezing.client_nodes import (
+    AccumulateNow,
+    ClientNode,
+    HooksAfter,
+    HooksBefore,
+    runs_node_hooks,
+)
+from mpgrad.autograd.freezing.division import with_division
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, RetainSink, Sink
+from mpgrad.autograd.freezing.recurring_graphs import Template, Walk, sequence_of
+from mpgrad.devices.device_arrays import CUDA
+from mpgrad.devices.gpu_nodes import on_gpus
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.graph.node import Edge, InputMetadata, Node
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
+
+#: Of an input of a client Node where no gradient ever arrives.
+NOTHING = InputMetadata((), np.dtype(np.bool_))
+
+#: Expected run time of a Node in microseconds.
+Cost: TypeAlias = Callable[[Node], float]
+
+
+class GraphTables:
+    """The tables while they are being made; index i is one Node in all of them.
+
+    Args:
+        walked: the graph.
+        logs: whether every Node tells the logger when it runs.
+    """
+
+    def __init__(self, walked: Walk, *, logs: bool) -> None:
+        self.logs = logs
+        self.nodes: list[Node] = list(walked.nodes)
+        self.edges = walked.targets()
+        self.index: dict[Node, int] = walked.index_of
+        self.runs = [True] * len(self.nodes)
+        self.captures: list[tuple[Target, Sink]] = []
+        #: Of the Nodes that were walked those that lead to what is wanted; None: all.
+        self.kept: list[int] | None = None
+        #: Whether user code will run in the client.
+        self.has_hooks = logs
+        #: Where contributions to a Node go first, if hooks stand before it.
+        self.front: dict[int, int] = {}
+
+    # ------------------------------------------------------------------ what is wanted
+
+    def want_leaves(self) -> None:
+        for at, node in enumerate(self.nodes):
+            if isinstance(node, AccumulateGrad):
+                self._want_leaf(at, node)
+
+    def _want_leaf(self, at: int, node: AccumulateGrad) -> None:
+        self.runs[at] = bool(
+            self.logs or node.variable._post_accumulate_hooks or runs_node_hooks(node)
+        )
+        if self.runs[at]:
+            self.nodes[at] = AccumulateNow(node, logs=self.logs)
+            self.has_hooks = True
+        else:
+            self.captures.append(((at, 0), LeafSink(node)))
+
+    def want_only(self, wanted: Sequence[tuple[Edge, Sink | None]]) -> None:
+        """Keep what leads to ``wanted``.
+
+        A Node whose gradient ``grad()`` asks for runs only if more lies behind it; one whose
+        tensor gets a ``.grad`` always runs, as in PyTorch: hooks and Functions can tell.
+        """
+        found = [
+            (self.index[edge.function], edge.input_nr, sink)
+            for edge, sink in wanted
+            if edge.function in self.index
+        ]
+        leads = reaches(self.edges, [at for at, _, _ in found])
+        for at, targets in enumerate(self.edges):
+            targets[:] = [t if t is not None and leads[t[0]] else None for t in targets]
+            self.runs[at] = any(target is not None for target in targets)
+        for at, input_nr, sink in found:
+            if isinstance(sink, LeafSink):
+                self._want_leaf(at, sink.accumulator)
+            elif sink is not None:
+                self.captures.append(((at, input_nr), sink))
+            else:
+                self.runs[at] = True
+        self._drop([at for at, leading in enumerate(leads) if not leading])
+
+    def _drop(self, unwanted: Sequence[int]) -> None:
+        """Remove Nodes and number the others anew."""
+        if not unwanted:
+            return
+        gone = set(unwanted)
+        kept = self.kept = [at for at in range(len(self.nodes)) if at not in gone]
+        new = {at: number for number, at in enumerate(kept)}
+        self.nodes = [self.nodes[at] for at in kept]
+        self.runs = [self.runs[at] for at in kept]
+        self.edges = [
+            [None if t is None else (new[t[0]], t[1]) for t in self.edges[at]] for at in kept
+        ]
+        self.captures = [((new[t[0]], t[1]), sink) for t, sink in self.captures]
+        self.index = {node: new[at] for node, at in self.index.items() if at in new}
+
+    # ------------------------------------------------------------------ hooks
+
+    def insert_client_nodes(self) -> None:
+        """Put Nodes that call the user's hooks around each Node that has some."""
+        hooked = [
+            (at, node)
+            for at, node in enumerate(self.nodes)
+            if (self.logs or node.hooks is not None) and not isinstance(node, AccumulateNow)
+        ]
+        if any(node.hooks and node.hooks.calls_user for _, node in hooked):
+            self.has_hooks = True
+        for at, node in hooked:
+            if node.hooks is not None and not self.has_hooks:
+                self._capture_retained(at, node.hooks.retained)
+            elif self.logs or (node.hooks and (node.hooks.calls_user or node.hooks.retained)):
+                self._insert_around(at, node)
+        if self.front:
+            self._redirect_all()
+
+    def _capture_retained(self, at: int, retained: dict[int, Any]) -> None:
+        """Where no user code runs in between, a retained gradient may come with the others."""
+        for input_nr, reference in retained.items():
+            tensor = reference()
+            if tensor is not None:
+                self.captures.append(((at, input_nr), RetainSink(tensor)))
+
+    def _insert_around(self, at: int, node: Node) -> None:
+        runs = self.runs[at]
+        has_after = runs and runs_node_hooks(node)
+        inputs = len(node.input_metadata)
+        before = self._append(
+            HooksBefore(node, runs=runs, shared=has_after, logs=self.logs and runs),
+            [(at, nr) for nr in range(inputs)],
+        )
+        self.front[at] = before
+        if has_after:
+            targets = self.edges[at]
+            results = [self._expected(target) for target in targets]
+            after = self._append(HooksAfter(node, results), targets)
+            self.edges[at] = [t and (after, nr) for nr, t in enumerate(targets)]
+            self.edges[before] += [(after, len(results) + nr) for nr in range(inputs)]
+
+    def _append(self, node: ClientNode, targets: list[Target | None]) -> int:
+        self.nodes.append(node)
+        self.runs.append(True)
+        self.edges.append(targets)
+        return len(self.nodes) - 1
+
+    def _expected(self, target: Target | None) -> InputMetadata:
+        """What flows along an edge; along none, nothing, for which anything may stand."""
+        return NOTHING if target is None else self.nodes[target[0]].input_metadata[target[1]]
+
+    def _redirect_all(self) -> None:
+        """Lead every edge to the hooks before its target, save from those hooks themselves."""
+        for at, targets in enumerate(self.edges):
+            if not isinstance(self.nodes[at], HooksBefore):
+                targets[:] = [self._redirect(target) for target in targets]
+        # As in PyTorch, grad() gives what the tensor hooks return, but what flows into them where
+        # the Node runs as well.
+        self.captures = [
+            ((self.front.get(at, at) if self.runs[at] else at, nr), sink)
+            for (at, nr), sink in self.captures
+        ]
+
+    def _redirect(self, target: Target | None) -> Target | None:
+        if target is None:
+            return None
+        return self.front.get(target[0], target[0]), target[1]
+
+    # ------------------------------------------------------------------ the result
+
+    def result(
+        self, roots: Sequence[Edge], seeds: Sequence[Any], keep_graph: bool, cost: Cost
+    ) -> FrozenGraph:
+        kept = [
+            (self.index[edge.function], edge.input_nr, seed)
+            for edge, seed in zip(roots, seeds, strict=True)
+            if edge.function in self.index
+        ]
+        targets = tuple((self.front.get(at, at), input_nr) for at, input_nr, _ in kept)
+        # Once per Node and backward, while the workers wait: by position, and no generator.
+        specs = tuple(
+            [
+                NodeSpec(
+                    node.label,
+                    node.sequence_nr,
+                    tuple(edges) if runs else (),
+                    _nbytes(node.input_metadata),
+                    cost(node) if runs else 0.0,
+                    node.runs_on_client or (runs and node.has_packed),
+                    not runs,
+                    isinstance(node, OperatorNode) and node.operator.joint is None,
+                    node.has_packed and isinstance(node, OperatorNode),
+                )
+                for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
+            ]
+        )
+        if CUDA.in_use:
+            specs = on_gpus(specs, self.nodes)
+        specs = tuple(
+            [with_division(spec, node) for spec, node in zip(specs, self.nodes, strict=True)]
+        )
+        spec = GraphSpec(
+            specs,
+            targets,
+            tuple(target for target, _ in self.captures),
+            serial_order(specs, targets),
+        )
+        return FrozenGraph(
+            tuple(self.nodes),
+            tuple(self.runs),
+            spec,
+            tuple(seed for _, _, seed in kept),
+            tuple(sink for _, sink in self.captures),
+            keep_graph,
+        )
+
+    def template(self, walked: Walk, roots: Sequence[Edge], frozen: FrozenGraph) -> Template:
+        """What the next graph of this kind shall get."""
+        kept_seeds = [at for at, root in enumerate(roots) if root.function in self.index]
+        return Template(
+            [node.input_metadata for node in walked.nodes],
+            *sequence_of(walked.nodes),
+            [at for at, node in enumerate(walked.nodes) if isinstance(node, AccumulateGrad)],
+            self.kept,
+            None if len(kept_seeds) == len(roots) else kept_seeds,
+            frozen.runs,
+            tuple(None if isinstance(sink, LeafSink) else sink for sink in frozen.sinks),
+        )
+
+
+@functools.lru_cache(4096)
+def _nbytes(inputs: tuple[InputMetadata, ...]) -> tuple[int, ...]:
+    """Bytes of the gradient that flows into each input."""
+    return tuple(meta.nbytes for meta in inputs)

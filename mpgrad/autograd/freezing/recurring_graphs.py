@@ -1,0 +1,260 @@
+"""Recognises a graph that was frozen before: each step of a training loop freezes the same one.
+
+What freeze() writes down follows from what is compared here, so the tables of the earlier step
+serve again, as the very same objects: whatever was made of those (the plan, encoded programs) is
+found by their identity. Graphs with hooks or packed tensors are frozen anew each time.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.graph.node import Edge, InputMetadata, Node
+from mpgrad.scheduler import tuning
+from mpgrad.scheduler.cost_model import UsualTime
+from mpgrad.scheduler.graph_spec import GraphSpec, Target
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
+
+#: Nodes of all graphs that are remembered, and graphs of the same edges that differ otherwise.
+NODES_MAX = 200_000
+VARIANTS_MAX = 16
+#: Different engines for which a graph is kept prepared.
+ENGINES_MAX = 4
+
+#: In ``Walk.edges``: no edge, and the Node of index i begins (NODE - i).
+NO_EDGE, NODE = -1, -2
+
+#: What decides the rule, the name and the place of a Node; other Nodes are not recognised.
+_KINDS = (OperatorNode, FunctionNode, AccumulateGrad)
+
+_less = operator.lt
+
+
+class Walk(NamedTuple):
+    """The Nodes behind some roots, in the order in which they were found."""
+
+    nodes: list[Node]
+    index_of: dict[Node, int]
+    #: Per Node NODE - i, then per edge NO_EDGE or (index, input number): one flat list of small
+    #: integers is made, hashed and compared faster than lists of tuples.
+    edges: list[int]
+
+    def targets(self) -> list[list[Target | None]]:
+        """The edges of each Node."""
+        found: list[list[Target | None]] = [[] for _ in self.nodes]
+        numbers = iter(self.edges)
+        for number in numbers:
+            if number <= NODE:
+                targets = found[NODE - number]
+            else:
+                targets.append(None if number == NO_EDGE else (number, next(numbers)))
+        return found
+
+
+def walk(roots: Sequence[Edge]) -> Walk:
+    """Find the Nodes behind ``roots``; iterative, because chains of 150,000 Nodes are normal."""
+    nodes: list[Node] = []
+    index: dict[Node, int] = {}
+    edges: list[int] = []
+    for function, _ in roots:
+        if function not in index:
+            index[function] = len(nodes)
+            nodes.append(function)
+    pending = list(range(len(nodes)))
+    # Once per Node and backward, while the workers wait.
+    note, add, push = edges.append, nodes.append, pending.append
+    while pending:
+        at = pending.pop()
+        note(NODE - at)
+        for edge in nodes[at].next_edges:
+            if edge is None:
+                note(NO_EDGE)
+                continue
+            function, input_nr = edge
+            target = index.get(function)
+            if target is None:
+                target = index[function] = len(nodes)
+                add(function)
+                push(target)
+            note(target)
+            note(input_nr)
+    return Walk(nodes, index, edges)
+
+
+#: What is compared by hash: kinds, edges, roots, what is wanted, the cost function.
+Key: TypeAlias = tuple[Any, ...]
+
+
+class Template(NamedTuple):
+    """What freeze() made of a graph, without its Nodes."""
+
+    #: Compared, beside the key.
+    metadata: list[tuple[InputMetadata, ...]]
+    #: The Nodes from the lowest sequence number to the highest, and where it rises between two.
+    by_sequence: list[int]
+    rises: list[bool]
+    #: Leaves: their post-accumulate hooks are asked for each time.
+    leaves: list[int]
+    #: Of all that was walked, the Nodes and seeds that were kept; None: all.
+    kept: list[int] | None
+    kept_seeds: list[int] | None
+    runs: tuple[bool, ...]
+    #: The results of ``grad()``; None for a leaf's, which is made anew.
+    sinks: tuple[Any, ...]
+
+
+class Remembered:
+    """One graph, and the tables that serve it."""
+
+    __slots__ = (
+        "__weakref__",
+        "_usual_here",
+        "_usual_in_workers",
+        "placed",
+        "prepared",
+        "program",
+        "spec",
+        "template",
+        "uses",
+    )
+
+    def __init__(self, template: Template, spec: GraphSpec) -> None:
+        self.template, self.spec = template, spec
+        self.uses = 0
+        #: What engines have made of ``spec``, by what that depends on (``engine.prepared``).
+        self.prepared: dict[Any, Any] = {}
+        #: What runs it in ``local`` as one function; or why nothing does; None: it is too young.
+        self.program: Any = None
+        #: What placing made of ``spec`` the last time: (``spec``, Nodes moved, the tables then).
+        self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
+        # Of the graph, not of its tables: these are renewed when a cost changes.
+        self._usual_here, self._usual_in_workers = UsualTime(), UsualTime()
+
+    def keep_prepared(self, by: Any, made: Any) -> None:
+        """Keep what an engine has made of the tables."""
+        self.prepared[by] = made
+        if len(self.prepared) > ENGINES_MAX:
+            del self.prepared[next(iter(self.prepared))]
+
+    def is_like(self, nodes: list[Node]) -> bool:
+        """Whether ``nodes``, of the same kinds and edges, give the same tables."""
+        known = self.template
+        if [node.input_metadata for node in nodes] != known.metadata:
+            return False
+        if _rises(nodes, known.by_sequence) != known.rises:
+            return False
+        leaves: list[Any] = [nodes[at] for at in known.leaves]
+        return not [1 for leaf in leaves if leaf.variable._post_accumulate_hooks]
+
+    @property
+    def is_young(self) -> bool:
+        """Whether its costs are still being found out."""
+        return self.uses <= tuning.SAMPLES
+
+    def teaches(self, took_us: float) -> bool:
+        """Note what the ``local`` engine took; whether the cost model should hear of it.
+
+        Every backward of a graph that is new teaches something, later only some do, or one that
+        took far longer or shorter than usual.
+        """
+        self._note(self._usual_here, took_us)
+        return self.learns()
+
+    def learns(self) -> bool:
+        """Whether the cost model should hear of this use."""
+        return self.is_young or self.uses % tuning.SAMPLES == 0
+
+    def is_surprised_by(self, took_us: float) -> bool:
+        """Note what its tasks took in the workers; whether that is far from what was usual."""
+        return self._note(self._usual_in_workers, took_us)
+
+    def _note(self, usual: UsualTime, took_us: float) -> bool:
+        """Where the time is far from what was usual, its costs are wrong: it is young again."""
+        is_surprise = usual.is_far_from(took_us)
+        if is_surprise:
+            self.uses = 0
+        return is_surprise
+
+    def looks_up_costs(self) -> bool:
+        """Count one use; whether costs should be looked up again this time."""
+        self.uses += 1
+        return self.is_young or self.uses % tuning.SAMPLES == 0
+
+
+class Memory:
+    """The graphs that were frozen lately. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._graphs: OrderedDict[Key, list[Remembered]] = OrderedDict()
+        self._nodes = 0
+        self._lock = threading.Lock()
+
+    def find(self, key: Key, nodes: list[Node]) -> Remembered | None:
+        """What was remembered of a graph like this one."""
+        with self._lock:
+            variants = self._graphs.get(key)
+            if variants is None:
+                return None
+            self._graphs.move_to_end(key)
+            variants = list(variants)
+        return next((known for known in variants if known.is_like(nodes)), None)
+
+    def count(self) -> int:
+        """How many graphs are remembered."""
+        with self._lock:
+            return sum(len(variants) for variants in self._graphs.values())
+
+    def add(self, key: Key, known: Remembered) -> None:
+        """Remember a graph, and forget those that were not used for the longest time."""
+        size = len(known.template.metadata)
+        if size > NODES_MAX:
+            return
+        with self._lock:
+            variants = self._graphs.setdefault(key, [])
+            variants.append(known)
+            self._nodes += size
+            if len(variants) > VARIANTS_MAX:
+                del variants[0]
+                self._nodes -= size
+            while self._nodes > NODES_MAX:
+                _, dropped = self._graphs.popitem(last=False)
+                self._nodes -= len(dropped) * len(dropped[0].template.metadata)
+
+
+def is_plain(nodes: list[Node]) -> bool:
+    """Whether no Node has anything of the user's: hooks, or saved tensors that hooks packed."""
+    return not [1 for node in nodes if node.hooks is not None or node.has_packed]
+
+
+def kinds_of(nodes: list[Node]) -> tuple[type[Node], ...]:
+    """The class of each Node: it says which operator or Function."""
+    return tuple(map(type, nodes))
+
+
+def has_known_kinds(nodes: list[Node]) -> bool:
+    """Whether the tables of such Nodes follow from what is compared."""
+    return all(issubclass(kind, _KINDS) for kind in set(map(type, nodes)))
+
+
+def sequence_of(nodes: list[Node]) -> tuple[list[int], list[bool]]:
+    """``Template.by_sequence`` and ``Template.rises``."""
+    order = sorted(range(len(nodes)), key=[node.sequence_nr for node in nodes].__getitem__)
+    return order, _rises(nodes, order) or []
+
+
+def _rises(nodes: list[Node], order: list[int]) -> list[bool] | None:
+    """Where the sequence number rises in ``order`` and where it stays; None if it falls.
+
+    The serial order asks only which of two numbers is higher.
+    """
+    numbers = [nodes[at].sequence_nr for at in order]
+    if sorted(numbers) != numbers:
+        return None
+    return list(map(_less, numbers, islice(numbers, 1, None)))

@@ -1,0 +1,22 @@
+"""Node, as users ask for it: ``isinstance(y.grad_fn, mg.autograd.graph.Node)``."""
+
+from __future__ import annotations
+
+import abc
+
+from mpgrad.autograd.functions.context import FunctionContext
+from mpgrad.autograd.functions.stopping import DelayedError, UndefinedGrad
+from mpgrad.graph import node
+
+
+class AbstractNode(abc.ABC):  # noqa: B024 (nothing is left to be implemented)
+    """Any step of the backward graph: ``y.grad_fn``, and the ``ctx`` of a custom Function.
+
+    No base class: what counts as a Node is registered, as in PyTorch. What a Node can be asked
+    (``name()``, ``next_functions``, ``metadata``, ``register_hook()``, ``register_prehook()``)
+    stands in ``mpgrad.graph.node``.
+    """
+
+
+for _kind in (node.Node, FunctionContext, DelayedError, UndefinedGrad):
+    AbstractNode.register(_kind)

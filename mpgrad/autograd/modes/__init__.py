@@ -1,1 +1,0 @@
-"""What stands behind modes and overrides that users enter."""

@@ -1,1 +1,0 @@
-"""The recorded graph: Nodes, Edges, the sinks at leaves, and the hooks that hang on them."""

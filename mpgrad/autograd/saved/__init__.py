@@ -1,1 +1,0 @@
-"""What forward keeps for backward, and the hooks that pack it."""

@@ -1,1 +1,0 @@
-"""Tensors that share memory, and recorded changes in place."""

@@ -1,0 +1,1 @@
+"""Basic types, settings, and what is known of the machine."""

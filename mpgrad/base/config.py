@@ -1,0 +1,299 @@
+"""Every setting that mpgrad reads from the environment, in one table; see ``docs/settings.md``.
+
+An argument of ``Engine`` beats the variable; the variable beats the default. Values are read when
+they are asked for, so that a test or a notebook may change them.
+``python -m mpgrad.base.config`` prints the table as Markdown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from mpgrad.base import machine
+
+T = TypeVar("T")
+
+ENGINE_MODES = ("auto", "local", "process")
+JOURNAL_MODES = ("errors", "always", "off")
+CUPY = "mpgrad.devices.cuda_cupy:CupyDriver"
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One environment variable.
+
+    Attributes:
+        name: the variable, ``MPGRAD_...``.
+        default: what :meth:`get` gives while the variable is unset or empty.
+        parse: text to value; raises ValueError whose message says what is allowed.
+        allowed: the same for the table of settings.
+        help: what it does.
+        default_text: how the table shows the default.
+    """
+
+    name: str
+    default: T
+    parse: Callable[[str], T]
+    allowed: str
+    help: str
+    default_text: str
+
+    def get(self) -> T:
+        """The value now.
+
+        Raises:
+            ValueError: the variable holds something that is not allowed.
+        """
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text!r}: {error}") from None
+
+
+def parse_engine_mode(text: str) -> str:
+    """``auto``, ``local`` or ``process``."""
+    mode = text.lower()
+    if mode not in ENGINE_MODES:
+        raise ValueError(f"expected one of {', '.join(ENGINE_MODES)}")
+    return mode
+
+
+def parse_worker_count(text: str) -> int:
+    """A number of worker processes, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return int(text)
+
+
+def parse_gpus(text: str) -> str | tuple[int, ...]:
+    """``auto``, ``all``, ``none``, or device numbers as in ``0,2``."""
+    word = text.strip().lower()
+    if word in ("auto", "all", "none"):
+        return word
+    if re.fullmatch(r"\d+(\s*,\s*\d+)*", word) is None:
+        raise ValueError("expected auto, all, none, or device numbers such as 0,1")
+    numbers = tuple(int(part) for part in word.split(","))
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("a device number stands there twice")
+    return numbers
+
+
+def parse_bytes(text: str) -> int:
+    """A size in bytes, or with a binary unit: ``4G`` is 4 * 2**30."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError("expected bytes, or a number with a unit K, M, G or T, such as 4G")
+    size = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    if size < 1:
+        raise ValueError("expected more than 0 bytes")
+    return size
+
+
+def parse_debug(text: str) -> int:
+    """How much to report, 0 to 2."""
+    if text not in ("0", "1", "2"):
+        raise ValueError("expected 0, 1 or 2")
+    return int(text)
+
+
+def parse_journal_mode(text: str) -> str:
+    """``errors``, ``always`` or ``off``."""
+    mode = text.lower()
+    if mode not in JOURNAL_MODES:
+        raise ValueError(f"expected one of {', '.join(JOURNAL_MODES)}")
+    return mode
+
+
+def parse_function(text: str) -> str:
+    """``module:function``, for ``pkgutil.resolve_name``."""
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
+        raise ValueError("expected module:function, such as package.module:function")
+    return text
+
+
+def parse_cuda_driver(text: str) -> str:
+    """``cupy``, or ``module:function``."""
+    return CUPY if text.lower() == "cupy" else parse_function(text)
+
+
+def parse_directory(text: str) -> str:
+    """A directory; ``~`` is the user's home."""
+    return os.path.abspath(os.path.expanduser(text))
+
+
+ENGINE: Setting[str] = Setting(
+    "MPGRAD_ENGINE",
+    "auto",
+    parse_engine_mode,
+    "`auto`, `local`, `process`",
+    "Where backward runs: in this process, in worker processes, or wherever it is faster.",
+    "`auto`",
+)
+CPU_WORKERS: Setting[int | None] = Setting(
+    "MPGRAD_CPU_WORKERS",
+    None,
+    parse_worker_count,
+    "a whole number >= 1",
+    "How many CPU worker processes an engine may start.",
+    "CPU affinity and cgroup quota",
+)
+GPUS: Setting[str | tuple[int, ...]] = Setting(
+    "MPGRAD_GPUS",
+    "auto",
+    parse_gpus,
+    "`auto`, `all`, `none`, or numbers such as `0,1`",
+    "Which GPUs get a worker process.",
+    "`auto`",
+)
+SHM_LIMIT: Setting[int | None] = Setting(
+    "MPGRAD_SHM_LIMIT",
+    None,
+    parse_bytes,
+    "bytes, or with a unit: `512M`, `4G`",
+    "How many bytes a shared-memory arena may hold.",
+    "from memory and cgroup limit",
+)
+DEBUG: Setting[int] = Setting(
+    "MPGRAD_DEBUG",
+    0,
+    parse_debug,
+    "`0`, `1`, `2`",
+    "What the engine reports on stderr: nothing; the mode of each backward and why; every node.",
+    "`0`",
+)
+
+TEST_HOOK: Setting[str] = Setting(
+    "MPGRAD_TEST_HOOK",
+    "",
+    parse_function,
+    "`module:function`",
+    "For tests: a function that each process of an engine calls when it starts, to replace its "
+    "connection or its worker (`mpgrad/base/hook_for_tests.py`). It has to be on `PYTHONPATH`.",
+    "none",
+)
+
+JOURNAL: Setting[str] = Setting(
+    "MPGRAD_JOURNAL",
+    "errors",
+    parse_journal_mode,
+    "`errors`, `always`, `off`",
+    "When a process of the engine writes its last events to a file: after an internal error, also "
+    "when it ends, or never. `mpgrad replay FILE` runs them again.",
+    "`errors`",
+)
+JOURNAL_DIR: Setting[str | None] = Setting(
+    "MPGRAD_JOURNAL_DIR",
+    None,
+    parse_directory,
+    "a directory",
+    "Where these files go.",
+    "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
+)
+
+CUDA_DRIVER: Setting[str] = Setting(
+    "MPGRAD_CUDA_DRIVER",
+    CUPY,
+    parse_cuda_driver,
+    "`cupy`, `module:function`",
+    "What makes each process's way to its GPUs: a function without arguments that gives a "
+    "`mpgrad.devices.cuda_driver.CudaDriver`. Every process of an engine imports it.",
+    "`cupy`",
+)
+
+#: All settings, in the order in which the table shows them.
+SETTINGS: tuple[Setting[Any], ...] = (
+    ENGINE,
+    CPU_WORKERS,
+    GPUS,
+    SHM_LIMIT,
+    DEBUG,
+    JOURNAL,
+    JOURNAL_DIR,
+    TEST_HOOK,
+    CUDA_DRIVER,
+)
+
+
+def engine_mode() -> str:
+    """MPGRAD_ENGINE: ``auto``, ``local`` or ``process``."""
+    return ENGINE.get()
+
+
+def cpu_workers() -> int | None:
+    """MPGRAD_CPU_WORKERS, None while unset (see :func:`default_cpu_workers`)."""
+    return CPU_WORKERS.get()
+
+
+def gpus() -> str | tuple[int, ...]:
+    """MPGRAD_GPUS: ``auto``, ``all``, ``none`` or device numbers."""
+    return GPUS.get()
+
+
+def shm_limit() -> int | None:
+    """MPGRAD_SHM_LIMIT in bytes, None while unset."""
+    return SHM_LIMIT.get()
+
+
+def debug() -> int:
+    """MPGRAD_DEBUG, 0 to 3."""
+    return DEBUG.get()
+
+
+def test_hook() -> str:
+    """MPGRAD_TEST_HOOK: ``module:function``, empty while unset."""
+    return TEST_HOOK.get()
+
+
+def cuda_driver() -> str:
+    """MPGRAD_CUDA_DRIVER: ``module:function``."""
+    return CUDA_DRIVER.get()
+
+
+def journal() -> str:
+    """MPGRAD_JOURNAL: ``errors``, ``always`` or ``off``."""
+    return JOURNAL.get()
+
+
+def journal_directory() -> str:
+    """MPGRAD_JOURNAL_DIR, else the XDG base directory for state."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return JOURNAL_DIR.get() or parse_directory(os.path.join(state, "mpgrad"))
+
+
+def default_cpu_workers() -> int:
+    """CPU workers where nobody says how many: CPU affinity and cgroup quota, at least 1."""
+    return machine.available_cpus()
+
+
+def settings_table() -> str:
+    """``docs/settings.md``."""
+    rows = [
+        f"| `{setting.name}` | {setting.allowed} | {setting.default_text} | {setting.help} |"
+        for setting in SETTINGS
+    ]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            "An argument of `mpgrad.Engine` beats the variable, the variable beats the default. A",
+            "value that is not allowed raises `ValueError` when it is first needed.",
+            "",
+            "| variable | allowed | default | what it does |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            "Written by `python -m mpgrad.base.config > docs/settings.md`.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(settings_table(), end="")

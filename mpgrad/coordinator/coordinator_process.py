@@ -1,0 +1,99 @@
+"""What the coordinator does first: start the workers, so that their imports run beside its own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import sys
+
+from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
+from mpgrad.coordinator.worker_processes import WorkerSpawner
+from mpgrad.shm.backing import Backing
+from mpgrad.shm.free_list import FreeList
+from mpgrad.shm.segment import Segment
+from mpgrad.shm.status_board import StatusBoard
+from mpgrad.wire.setup import CoordinatorSetup, begin_child, receive_setup
+
+#: New objects between two runs of the garbage collector. The journal holds on to tens of thousands
+#: for a while: with 100,000, looking at them took 5 % of a backward of tiny tasks.
+GC_THRESHOLD = 1_000_000
+
+
+#: What the coordinator asks for; more than the largest engine needs.
+DESCRIPTORS = 16_384
+
+
+def main(descriptor: int) -> None:
+    """Run until the client closes the engine or dies."""
+    gc.disable()  # while it would only look through what has just been loaded
+    begin_child()
+    try:
+        setup = receive_setup(descriptor, CoordinatorSetup)
+    except EOFError:
+        sys.exit(1)
+    try:
+        client = os.pidfd_open(setup.client_pid)
+    except ProcessLookupError:
+        return
+    if os.getppid() != setup.client_pid:
+        return  # the client died before it could be watched
+    shared_fds = (
+        setup.client_arena_fd, setup.engine_arena_fd, setup.device_board_fd, setup.lifeline_fd,
+    )  # fmt: skip
+    for shared in shared_fds:
+        if shared >= 0:
+            os.set_inheritable(shared, False)  # workers are given what they need by name
+    _allow_descriptors()
+    board = StatusBoard.create()
+    supervisor = Supervisor(setup.cpu_workers, setup.gpus, board, WorkerSpawner(setup, board))
+    workers, failure = start_workers(supervisor)
+
+    from mpgrad.base.hook_for_tests import hooked
+    from mpgrad.coordinator.coordinator import Coordinator
+    from mpgrad.wire.journal_keeper import JournalKeeper
+
+    # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    gc.enable()
+    router = hooked("coordinator", setup.endpoint.router())
+    journal = JournalKeeper(setup.journal)
+    coordinator = Coordinator(setup, router, supervisor, _engine_arena(setup), journal)
+    try:
+        coordinator.begin((client, setup.lifeline_fd), workers, failure)
+        coordinator.run()
+        coordinator.journal.on_end()
+    except Exception as error:
+        coordinator.on_error(error)
+        raise
+    finally:
+        coordinator.close()
+
+
+def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError | None]:
+    """As many of its workers as the system allows, and what it said to the next one.
+
+    They are to be known even then: whoever ends the engine has to end them.
+    """
+    workers: list[WorkerProcess] = []
+    try:
+        workers.extend(supervisor.start(slot) for slot in range(supervisor.slots))
+    except OSError as error:
+        return workers, error
+    return workers, None
+
+
+def _engine_arena(setup: CoordinatorSetup) -> Backing:
+    """Where the blocks of the engine's arena lie, and the pages under them."""
+    segment = Segment.attach(os.dup(setup.engine_arena_fd))
+    free_list = FreeList.within(segment.nbytes, setup.shm_limit, "engine arena")
+    return Backing(segment, free_list, map_here=False)
+
+
+def _allow_descriptors() -> None:
+    """Four per worker and one per session: with hundreds of them the usual limit is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

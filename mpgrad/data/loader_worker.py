@@ -1,0 +1,168 @@
+"""A loader's worker process: makes the batches that it is asked for, and hands them over.
+
+A batch travels in anonymous shared memory, of which the user's process gets the descriptor. It has
+no name anywhere; the kernel frees it with the last process that holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import random
+import signal
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from typing import Any
+
+import numpy as np
+
+from mpgrad.data.fetching import Collate, fetcher
+from mpgrad.ops.generators import manual_seed
+
+#: Buffers in shared memory begin at multiples of this many bytes.
+ALIGNMENT = 64
+#: What stands in place of the sizes of a batch where an iterable dataset has no more samples.
+EXHAUSTED = None
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What a worker knows of itself.
+
+    Attributes:
+        id: 0 to ``num_workers - 1``.
+        num_workers: of this loader.
+        seed: that its random numbers were started from.
+        dataset: its own copy.
+    """
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of a worker, on its way to the user."""
+
+    kind: type[BaseException]
+    trace: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker is started with."""
+
+    dataset: Any
+    collate: Collate | None
+    batched: bool
+    drop_last: bool
+    init: Callable[[int], Any] | None
+    num_workers: int
+
+
+class _WorkerProcess:
+    info: WorkerInfo | None = None
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """Which worker of a loader this process is; None in any other process."""
+    return _WorkerProcess.info
+
+
+def main(work: Work, number: int, connection: Connection, not_ours: Iterable[Connection]) -> None:
+    """Serve ``connection`` until its other end is closed, or says None.
+
+    Messages are ``("epoch", seed)``, after which all begins anew, and ``("batch", indices)``.
+    """
+    # A Ctrl-C is for the user's process, which ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in not_ours:
+        other.close()  # a fork has them all, and the other workers wait for them to close
+    with contextlib.suppress(EOFError, ConnectionError):
+        _serve(work, number, connection)
+
+
+def _serve(work: Work, number: int, connection: Connection) -> None:
+    fetch: Callable[[Any], Any] = _no_epoch
+    while (message := connection.recv()) is not None:
+        kind, content = message
+        try:
+            if kind == "epoch":
+                fetch = _begun(work, number, content)
+                continue
+            _send(connection, fetch(content))
+        except StopIteration:
+            connection.send(EXHAUSTED)
+        except Exception as error:
+            # What an epoch raises is told at the first batch that it cannot make.
+            failure = _failure_of(error)
+            if kind == "epoch":
+                fetch = _failing(failure)
+            else:
+                _send(connection, failure)
+
+
+def _failure_of(error: Exception, remark: str = "") -> Failure:
+    kind = type(error)
+    try:
+        pickle.dumps(kind)
+    except Exception:
+        kind = RuntimeError  # the trace names it all the same
+    return Failure(kind, traceback.format_exc() + remark)
+
+
+def _no_epoch(indices: Any) -> Any:
+    raise AssertionError("a batch was asked for before an epoch began")
+
+
+def _failing(failure: Failure) -> Callable[[Any], Any]:
+    return lambda indices: failure
+
+
+def _begun(work: Work, number: int, base_seed: int) -> Callable[[Any], Any]:
+    seed = (base_seed + number) % 2**63
+    random.seed(seed)
+    manual_seed(seed)
+    np.random.seed(np.random.SeedSequence([base_seed, number]).generate_state(4))
+    if _WorkerProcess.info is None:
+        _WorkerProcess.info = WorkerInfo(number, work.num_workers, seed, work.dataset)
+        if work.init is not None:
+            work.init(number)
+    _WorkerProcess.info = WorkerInfo(number, work.num_workers, seed, work.dataset)
+    return fetcher(work.dataset, work.collate, work.batched, work.drop_last)
+
+
+def _send(connection: Connection, batch: Any) -> None:
+    """Write ``batch`` into shared memory, and send the sizes of its parts and the descriptor."""
+    buffers: list[pickle.PickleBuffer] = []
+    code = io.BytesIO()
+    try:
+        pickle.Pickler(code, protocol=5, buffer_callback=buffers.append).dump(batch)
+    except Exception as error:  # a class that cannot be pickled raises whatever it likes
+        failure = _failure_of(error, "A batch has to be pickled on its way out of a worker.")
+        buffers.clear()
+        code = io.BytesIO(pickle.dumps(failure))
+    parts = [code.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    descriptor = os.memfd_create("mpgrad-batch", os.MFD_CLOEXEC)
+    try:
+        for part in parts:
+            _write(descriptor, part)
+        connection.send([part.nbytes for part in parts])
+        send_handle(connection, descriptor, None)  # type: ignore[arg-type]
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, part: memoryview) -> None:
+    written = 0
+    while written < part.nbytes:
+        written += os.write(descriptor, part[written:])
+    padding = -part.nbytes % ALIGNMENT
+    os.lseek(descriptor, padding, os.SEEK_CUR)

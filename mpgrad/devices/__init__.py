@@ -1,0 +1,1 @@
+"""Which device an array lies on, and everything of a GPU."""

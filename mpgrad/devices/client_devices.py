@@ -1,0 +1,138 @@
+"""The client's memory on each GPU: where its tensors are born, once an engine has GPU workers.
+
+Such tensors are handed over where they lie. Those that were made before, in the array library's own
+pool, cannot be exported and are copied at each hand-over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from typing import Any
+
+from mpgrad.base.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block
+from mpgrad.devices.cuda_driver import driver
+from mpgrad.devices.device_board import DeviceBoard
+from mpgrad.devices.device_link import DeviceLink
+from mpgrad.devices.device_memory import DeviceMemory
+from mpgrad.devices.device_reader import DeviceReader
+
+#: Any thread may make arrays, or let the last view of one die while another one makes some.
+_lock = threading.RLock()
+_memories: dict[int, DeviceMemory] = {}
+#: Of the engines that run.
+_links: list[DeviceLink] = []
+
+
+def device_memory(device: int) -> DeviceMemory:
+    """What this process exports of a GPU."""
+    with _lock:
+        found = _memories.get(device)
+        if found is None:
+            arena = CLIENT_DEVICE_ARENA + device
+            if arena >= WORKER_DEVICE_ARENA:
+                raise ValueError(f"GPU {device}: there are numbers for fewer")
+            found = _memories[device] = DeviceMemory(driver(), arena, device)
+        return found
+
+
+def use_pool() -> None:
+    """From now on new device arrays of this process lie in memory that others can open."""
+    driver().set_allocator(_allocate)
+
+
+def bytes_on(device: int) -> tuple[int, int]:
+    """Bytes of a GPU that arrays born in such memory use, and that it has taken from the GPU."""
+    with _lock:
+        if device not in _memories:
+            return 0, 0
+        exporter = _memories[device].exporter
+        return exporter.used_bytes, exporter.held_bytes
+
+
+def give_back() -> None:
+    """Give idle segments back to the GPUs; the workers of all engines are asked to do the same."""
+    with _lock:
+        for link in _links:
+            link.board.note_shortage()
+            link.give_back()
+        if not _links:
+            for device, memory in _memories.items():
+                with driver().device(device):
+                    memory.exporter.retire_idle()
+
+
+def _allocate(nbytes: int) -> tuple[int, Any]:
+    with _lock:
+        return device_memory(driver().current_device()).exporter.allocate(nbytes)
+
+
+class ClientDevices:
+    """The client's side of device memory in one engine; any of its threads may use it.
+
+    Args:
+        board: of the engine.
+        gpus: those that have workers.
+    """
+
+    def __init__(self, board: DeviceBoard, gpus: tuple[int, ...]) -> None:
+        self.board, self.gpus, self.lock = board, gpus, _lock
+        self._has_warned, self._host_bytes = False, 0
+        with _lock:
+            own = [device_memory(device) for device in sorted(set(gpus))]
+            exporters = {memory.arena: memory.exporter for memory in own}
+            self.link = DeviceLink(driver(), board, exporters, is_bound=False)
+            self.reader = DeviceReader(driver(), self.link, own)
+            _links.append(self.link)
+
+    def memory(self, device: int) -> DeviceMemory:
+        """What this process exports of a GPU."""
+        return device_memory(device)
+
+    def wait_for(self, block: Block) -> None:
+        """Block this thread until a worker's GPU has made what ``block`` holds.
+
+        Raises:
+            ExporterLost: the worker is dead.
+        """
+        with _lock:
+            event = self.reader.event_of(block)
+        if event is not None:
+            self.link.roster.wait_here(block.arena, event)
+
+    def take_host_bytes(self) -> int:
+        """Bytes that have gone through the host, in all processes, since this was last asked."""
+        with _lock:
+            before, self._host_bytes = self._host_bytes, self.link.host_bytes()
+            return self._host_bytes - before
+
+    def look(self) -> None:
+        """What other processes have said meanwhile; warns once where two cannot share memory."""
+        with _lock:
+            self.link.look()
+            self.link.reclaim()
+            failures = [] if self._has_warned else self.link.failures()
+        if failures:
+            self._has_warned = True
+            warnings.warn(
+                "CUDA IPC does not work between some processes, so tensors on GPUs travel through "
+                f"pinned host memory, which is slower. The first of {len(failures)}: {failures[0]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def finish_reads(self) -> None:
+        """Wait until this process has read what it has asked for.
+
+        An error would come back with the next use of the GPU.
+        """
+        for device in set(self.gpus):
+            with contextlib.suppress(*driver().errors), driver().device(device):
+                driver().synchronize()
+
+    def close(self) -> None:
+        """The other processes are dead."""
+        with _lock:
+            _links.remove(self.link)
+            self.link.close()

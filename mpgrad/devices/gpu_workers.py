@@ -1,0 +1,41 @@
+"""gpu_workers(): which GPU workers an Engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpgrad.base import config
+from mpgrad.devices import cuda_driver
+from mpgrad.devices.device_arrays import CUDA
+
+
+def gpu_workers(gpus: str | Sequence[int], mode: str) -> tuple[int, ...]:
+    """For each GPU worker the number of its GPU; new tensors are then born where it can read them.
+
+    Args:
+        gpus: as of ``Engine``.
+        mode: of the Engine.
+
+    Raises:
+        ValueError: it is something else, or there is no such GPU here.
+    """
+    asked = config.gpus() if gpus == "auto" else gpus
+    if asked == "auto":
+        asked = "all" if mode == "process" and CUDA.in_use else "none"
+    if asked == "none" or not asked:
+        return ()
+    count = cuda_driver.device_count()
+    if isinstance(asked, str) and asked != "all":
+        raise ValueError(f'Engine(gpus={gpus!r}): it must be "auto", "all", "none" or numbers')
+    numbers = tuple(range(count)) if isinstance(asked, str) else tuple(asked)
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ValueError(f"Engine(gpus={gpus!r}): {number!r} is no number of a GPU")
+        if not 0 <= number < count:
+            raise ValueError(f"Engine(gpus={gpus!r}): no GPU {number} among {count}")
+    if numbers:
+        # Here and not above: most processes never load it.
+        from mpgrad.devices.client_devices import use_pool
+
+        use_pool()
+    return numbers

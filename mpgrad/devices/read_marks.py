@@ -1,0 +1,115 @@
+"""ReadMarks: how a process learns, without waiting, that another one's GPU has read its memory.
+
+A reader's answer leaves before its kernels have run, and with the answer the memory's owner gets
+its blocks back. So each reader records an event behind what it has read, and counts these marks
+where all see it; the owner notes how far everybody had counted when the block came back, and uses
+it again once those marks have been passed. (PyTorch does so with ``record_stream``.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from mpgrad.devices.cuda_driver import CudaDriver
+from mpgrad.devices.device_board import EVENT, PROCESS, DeviceBoard, Row
+from mpgrad.devices.device_roster import DeviceRoster, ExporterLost
+from mpgrad.devices.event_ring import EVENTS, OpenedEvents
+
+#: Events in the circle of each process: their rows come behind those of its ring.
+MARKS = 64
+_FIRST_MARK = EVENTS
+
+#: Which of a PROCESS row's words counts the marks.
+MARKS_WORD = 0
+
+
+class ReadMarks:
+    """Those of this process's memory on one GPU, which is current.
+
+    Args:
+        driver: of this process.
+        board: where others find them.
+        row: the PROCESS row of that memory.
+    """
+
+    def __init__(self, driver: CudaDriver, board: DeviceBoard, row: Row) -> None:
+        self._driver, self._board, self._row = driver, board, row
+        self._words = board.words(PROCESS, row.arena, row.number)
+        self._events: list[Any] = []
+        self._count = 0
+
+    def record(self) -> None:
+        """All that others' memory was read for is in the current stream."""
+        if not self._events:
+            self._make_events()
+        event = self._events[self._count % MARKS]
+        if self._count >= MARKS and not event.done:
+            event.synchronize()  # whoever sees the next number takes this mark for passed
+        event.record(self._driver.current_stream())
+        self._count += 1
+        self._words[MARKS_WORD] = self._count
+
+    def _make_events(self) -> None:
+        self._events = [self._driver.event(interprocess=True) for _ in range(MARKS)]
+        self._board.put(
+            *(
+                Row(EVENT, self._row.arena, _FIRST_MARK + number, 0, self._row.device, handle)
+                for number, handle in enumerate(map(self._driver.ipc_event_handle, self._events))
+            )
+        )
+
+
+class OthersMarks:
+    """Those of the other processes of an engine.
+
+    Args:
+        driver: of this process.
+        board: where they stand.
+    """
+
+    def __init__(self, driver: CudaDriver, board: DeviceBoard) -> None:
+        self._driver, self._board = driver, board
+        self._events = OpenedEvents(driver, board)
+        #: By memory: marks up to this one are passed.
+        self._passed: dict[int, int] = {}
+
+    def now(self, rows: list[Row]) -> dict[int, int]:
+        """How far each of these processes has counted: by the number of its memory."""
+        counts = {row.arena: self._count(row) for row in rows}
+        return {arena: count for arena, count in counts.items() if count}
+
+    def are_passed(self, marks: dict[int, int], roster: DeviceRoster) -> bool:
+        """Whether the GPUs are beyond all of ``marks``; those of the dead are."""
+        return all(
+            count <= self._passed.get(arena, 0) or self._is_passed(roster.alive[arena], count)
+            for arena, count in marks.items()
+            if arena in roster.alive
+        )
+
+    def wait(self, marks: dict[int, int], roster: DeviceRoster) -> None:
+        """Block until they are."""
+        for arena, count in marks.items():
+            with contextlib.suppress(ExporterLost, *self._driver.errors):
+                if not self._is_passed(roster.process(arena), count):
+                    roster.wait_here(arena, self._event(arena, count))
+
+    def _is_passed(self, row: Row, count: int) -> bool:
+        # A mark is recorded again only after it was passed; if that happens just now, `done` is
+        # about the later one, and another look will tell.
+        is_passed = self._count(row) >= count + MARKS or self._is_done(row.arena, count)
+        if is_passed:
+            self._passed[row.arena] = max(count, self._passed.get(row.arena, 0))
+        return is_passed
+
+    def _is_done(self, arena: int, count: int) -> bool:
+        try:
+            return bool(self._event(arena, count).done)
+        except self._driver.errors:
+            return True  # that process has just died, and its kernels with it
+
+    def _event(self, arena: int, count: int) -> Any:
+        return self._events.find(arena, _FIRST_MARK + (count - 1) % MARKS)
+
+    def _count(self, row: Row) -> int:
+        return int(self._board.words(PROCESS, row.arena, row.number)[MARKS_WORD])

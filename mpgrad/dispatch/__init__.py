@@ -1,0 +1,1 @@
+"""The one way to every operator: backend, forward, Node."""

@@ -1,0 +1,113 @@
+"""OperatorMode: sees every operator that runs on its thread, and may stand in for its forward.
+
+The same place as PyTorch's TorchDispatchMode, below autograd: what is recorded does not change.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpgrad.base.thread_state import PerThread
+
+if TYPE_CHECKING:
+    from mpgrad.graph.registry import Operator
+    from mpgrad.tensors.tensor import Tensor
+
+
+class OperatorMode:
+    """Use a subclass as a context manager; of several, the innermost sees an operator first."""
+
+    def __enter__(self) -> OperatorMode:
+        MODES.push(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        MODES.pop(self)
+
+    def forward(
+        self,
+        operator: Operator,
+        inputs: Sequence[Any],
+        attributes: dict[str, Any],
+        run: Callable[[], Any],
+    ) -> Any:
+        """The arrays that ``operator`` gives: those of ``run()``, or others in their place."""
+        return run()
+
+    def done(
+        self,
+        operator: Operator,
+        inputs: Sequence[Any],
+        attributes: dict[str, Any],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """``operator`` has run; ``outputs`` are not recorded yet."""
+
+    def changed(self, operator: Operator, tensor: Tensor, others: Sequence[Any]) -> None:
+        """``tensor`` was overwritten with what ``operator`` gave for it and ``others``."""
+
+
+class _Entered(PerThread):
+    modes: tuple[OperatorMode, ...] = ()
+
+
+class OperatorModes:
+    """The modes of every thread.
+
+    Attributes:
+        entered: those in force on all threads together; nearly always none, and then nobody need
+            ask which thread it is on.
+    """
+
+    __slots__ = ("_mine", "entered")
+
+    def __init__(self) -> None:
+        self.entered: list[OperatorMode] = []
+        self._mine = _Entered()
+
+    def push(self, mode: OperatorMode) -> None:
+        self._mine.modes = (*self._mine.modes, mode)
+        self.entered.append(mode)
+
+    def pop(self, mode: OperatorMode) -> None:
+        """Leave ``mode``, the innermost one.
+
+        Raises:
+            RuntimeError: another one is, or none.
+        """
+        modes = self._mine.modes
+        if not modes or modes[-1] is not mode:
+            raise RuntimeError("operator modes are left in another order than they were entered")
+        self._mine.modes = modes[:-1]
+        self.entered.pop()  # how many is what counts
+
+    def forward(
+        self,
+        operator: Operator,
+        inputs: Sequence[Any],
+        attributes: dict[str, Any],
+        run: Callable[[], Any],
+    ) -> Any:
+        """What the modes of this thread make of one operator's forward."""
+        for mode in self._mine.modes:
+            run = functools.partial(mode.forward, operator, inputs, attributes, run)
+        return run()
+
+    def done(
+        self,
+        operator: Operator,
+        inputs: Sequence[Any],
+        attributes: dict[str, Any],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        for mode in reversed(self._mine.modes):
+            mode.done(operator, inputs, attributes, outputs)
+
+    def changed(self, operator: Operator, tensor: Tensor, others: Sequence[Any]) -> None:
+        for mode in reversed(self._mine.modes):
+            mode.changed(operator, tensor, others)
+
+
+MODES = OperatorModes()

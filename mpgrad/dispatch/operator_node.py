@@ -1,0 +1,104 @@
+"""OperatorNode: the Node that a call of an operator leaves in the graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from mpgrad.dispatch.saved_attributes import add_saved_attributes, saved_attribute_names
+from mpgrad.graph.node import FREED_MESSAGE, NATIVE, Edge, InputMetadata, Node
+from mpgrad.graph.registry import Operator
+from mpgrad.tensors.hooks_in_force import HOOKS
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.tensors.tensor import gradient_edge, metadata_of
+
+
+class OperatorNode(Node):
+    """The recorded Node of an operator: what it saved, and its attributes.
+
+    Each operator has a class of its own (see ``node_class``), which is called as PyTorch calls it.
+    """
+
+    __slots__ = ("_saved", "has_packed", "input_info", "plain")
+
+    #: Of which operator it is; the same for all Nodes of a class.
+    operator: ClassVar[Operator]
+
+    def __init__(self, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
+        edges: list[Edge | None] = []
+        info: list[InputMetadata | None] = []
+        for value, needed in zip(inputs, needs, strict=True):
+            edges.append(gradient_edge(value) if needed else None)
+            info.append(metadata_of(value) if needed else None)
+        super().__init__(edges)
+        #: For each input the metadata of its gradient, or None where it gets none.
+        self.input_info: tuple[InputMetadata | None, ...] = tuple(info)
+        #: What the formulas ask for and is no tensor: shapes, dtypes, attributes, scalars.
+        self.plain: dict[str, Any] = {}
+        self._saved: dict[str, Any] | None = {}
+        self.has_packed = False
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Name -> SavedTensor, or a tuple of them (None in it: a scalar input).
+
+        Raises:
+            RuntimeError: they were released by an earlier backward.
+        """
+        if self._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        return self._saved
+
+    def saved_arrays(self) -> dict[str, Any]:
+        """Name -> array (or tuple of arrays), versions checked."""
+        return {
+            name: tuple(v if not isinstance(v, SavedTensor) else v.array(self) for v in value)
+            if isinstance(value, tuple)
+            else value.array(self)
+            for name, value in self.saved.items()
+        }
+
+    def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
+        return self.operator.backward(xp, grads, {**self.plain, **self.saved_arrays()}, needs)
+
+    def release_saved(self) -> None:
+        # A Node that saved nothing may run again, as in PyTorch.
+        if self._saved:
+            self._saved = None
+
+    def note_hooks(self) -> None:
+        """Something has been saved while hooks are in force, perhaps on this thread."""
+        self.has_packed = bool(self._saved) and HOOKS.innermost() is not None
+
+    def __dir__(self) -> list[str]:
+        known = [name for name in super().__dir__() if not name.startswith(("_saved_", "_raw_"))]
+        return [*known, *saved_attribute_names(self)]
+
+
+def node_class(
+    operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]
+) -> type[OperatorNode]:
+    """The class of the Node that records such a call."""
+    if not isinstance(operator.node_name, str):
+        return _named_class(operator, operator.node_name(inputs, attributes))
+    operator.node_class = _named_class(operator, operator.node_name)
+    return operator.node_class
+
+
+#: Nodes of operators of ours that are none in PyTorch.
+_NATIVE_NAMES = frozenset({"CopyBackwards", "CopySlices"})
+
+
+@functools.cache
+def _named_class(operator: Operator, name: str) -> type[OperatorNode]:
+    prefix = NATIVE if name in _NATIVE_NAMES else ""
+    members = {
+        "__slots__": (),
+        "operator": operator,
+        "prefix": prefix,
+        "passes_on": operator.passes_on,
+    }
+    made = type(name, (OperatorNode,), members)
+    add_saved_attributes(made, operator)
+    return made

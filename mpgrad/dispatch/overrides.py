@@ -1,0 +1,77 @@
+"""``__torch_function__``: a subclass of Tensor may take over ``backward()`` and ``grad()``.
+
+The protocol is PyTorch's, for these functions only: operators do not ask subclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mpgrad.base.thread_state import PerThread
+from mpgrad.tensors.tensor import Tensor
+
+
+class _Disabled(PerThread):
+    disabled = False
+
+
+_state = _Disabled()
+
+
+def default_torch_function(
+    cls: type[Tensor],
+    func: Callable[..., Any],
+    types: Sequence[type[Any]],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Run ``func`` as if there were no overrides; what ``super().__torch_function__`` calls."""
+    if not all(issubclass(cls, kind) for kind in types):
+        return NotImplemented
+    before, _state.disabled = _state.disabled, True
+    try:
+        return func(*args, **(kwargs or {}))
+    finally:
+        _state.disabled = before
+
+
+def is_overridden(values: Iterable[Any]) -> bool:
+    """Whether a subclass among ``values`` wants to be asked."""
+    # Nearly always all of them are plain Tensors: one comparison each.
+    return any(type(value) is not Tensor and _overrides(type(value)) for value in values) and (
+        not _state.disabled
+    )
+
+
+def _overrides(kind: type[Any]) -> bool:
+    if not issubclass(kind, Tensor):
+        return False
+    method = kind.__torch_function__
+    return getattr(method, "__func__", method) is not default_torch_function
+
+
+def call_override(
+    function: Callable[..., Any], values: Iterable[Any], *args: Any, **kwargs: Any
+) -> Any:
+    """What the first subclass that knows ``function`` makes of it; derived classes go first.
+
+    Raises:
+        TypeError: all of them return NotImplemented.
+    """
+    kinds: list[type[Any]] = []
+    for kind in dict.fromkeys(type(value) for value in values if _overrides(type(value))):
+        before = next((at for at, other in enumerate(kinds) if issubclass(kind, other)), len(kinds))
+        kinds.insert(before, kind)
+    for kind in kinds:
+        result = kind.__torch_function__(function, tuple(kinds), args, kwargs)
+        if result is not NotImplemented:
+            return result
+    names = ", ".join(kind.__name__ for kind in kinds)
+    raise TypeError(
+        f"no implementation found for '{function.__module__}.{function.__qualname__}' on types "
+        f"that implement __torch_function__: [{names}]"
+    )
+
+
+METHODS = {"__torch_function__": classmethod(default_torch_function)}

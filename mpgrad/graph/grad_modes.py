@@ -1,0 +1,195 @@
+"""Grad modes, per thread: whether forward records, inference mode, where a backward runs."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from mpgrad.base.thread_state import PerThread
+from mpgrad.graph.context_decorator import ContextDecorator, MakeContext
+
+
+class _Mode(PerThread):
+    #: Whether operations are recorded; never in inference mode.
+    enabled = True
+    inference = False
+    multithreading = True
+
+
+_mode = _Mode()
+
+
+def is_grad_enabled() -> bool:
+    """True where operations on this thread are recorded."""
+    return _mode.enabled
+
+
+def is_inference_mode_enabled() -> bool:
+    """True inside ``inference_mode()`` on this thread."""
+    return _mode.inference
+
+
+def is_multithreading_enabled() -> bool:
+    """False where ``set_multithreading_enabled(False)`` holds on this thread."""
+    return _mode.multithreading
+
+
+def _maker(kind: type[Any], value: bool) -> MakeContext:
+    return lambda: kind(value)
+
+
+# ---------------------------------------------------------------------- recording
+
+
+class _GradMode(ContextDecorator):
+    """Sets whether operations are recorded, and restores what was before."""
+
+    _value: bool
+
+    def __init__(self) -> None:
+        self._previous: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._previous.append(_mode.enabled)
+        _mode.enabled = self._value and not _mode.inference
+
+    def __exit__(self, *exc: object) -> None:
+        _mode.enabled = self._previous.pop()
+
+
+class no_grad(_GradMode):
+    """Nothing is recorded inside: ``with no_grad():``, ``@no_grad()`` or ``@no_grad``.
+
+    As a decorator it also holds while the body of a generator or coroutine runs, and only then.
+    """
+
+    _value = False
+
+    def __new__(cls, function: Any = None) -> Any:
+        # Used as a bare decorator it is called with the function and returns one.
+        return super().__new__(cls) if function is None else cls()(function)
+
+
+class enable_grad(no_grad):
+    """Operations inside are recorded again, within an outer ``no_grad``.
+
+    Without effect in inference mode: its tensors cannot take part in a graph.
+    """
+
+    _value = True
+
+
+class set_grad_enabled(_GradMode):
+    """Sets the mode at once; as a context manager, restores it at the end.
+
+    Raises:
+        TypeError: ``mode`` is no bool.
+    """
+
+    def __init__(self, mode: bool) -> None:
+        if not isinstance(mode, bool):
+            raise TypeError(
+                f"set_grad_enabled(): argument 'mode' must be bool, not {type(mode).__name__}"
+            )
+        super().__init__()
+        self._value = mode
+        self._before = _mode.enabled
+        _mode.enabled = mode and not _mode.inference
+
+    def factory(self) -> MakeContext:
+        return _maker(type(self), self._value)
+
+    def __enter__(self) -> None:
+        self._previous.append(self._before)
+        _mode.enabled = self._value and not _mode.inference
+
+    def __call__(self, function: Any) -> Any:
+        _mode.enabled = self._before  # as a decorator it must not act at definition
+        return super().__call__(function)
+
+    def __repr__(self) -> str:
+        return f"set_grad_enabled(mode={self._value})"
+
+
+# ---------------------------------------------------------------------- inference mode
+
+
+class InferenceModes:
+    """Attributes: ``entered``: how many blocks of inference mode all threads are in together.
+
+    While it is 0, and that is nearly always, a new tensor need not ask which thread it is on.
+    """
+
+    __slots__ = ("_lock", "entered")
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self._lock = threading.Lock()
+
+    def count(self, change: int) -> None:
+        with self._lock:
+            self.entered += change
+
+
+INFERENCE_MODES = InferenceModes()
+
+
+class inference_mode(ContextDecorator):
+    """Nothing is recorded inside, and tensors made inside can never be: so they cost less.
+
+    Such an *inference tensor* has no version counter. Outside of the mode it may not be changed in
+    place, saved for a backward, or made to require grad; ``clone()`` gives an ordinary tensor.
+    ``inference_mode(False)`` within it records again. Use it as ``with inference_mode():``,
+    ``@inference_mode()`` or ``@inference_mode``.
+
+    Args:
+        mode: whether the mode is on.
+    """
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        self._value = mode
+        self._previous: list[tuple[bool, bool]] = []
+
+    def factory(self) -> MakeContext:
+        return _maker(type(self), self._value)
+
+    def __enter__(self) -> None:
+        self._previous.append((_mode.enabled, _mode.inference))
+        _mode.enabled, _mode.inference = not self._value, self._value
+        if self._value:
+            INFERENCE_MODES.count(1)
+
+    def __exit__(self, *exc: object) -> None:
+        _mode.enabled, _mode.inference = self._previous.pop()
+        if self._value:
+            INFERENCE_MODES.count(-1)
+
+
+# ---------------------------------------------------------------------- threads and processes
+
+
+class set_multithreading_enabled(ContextDecorator):
+    """With False, the whole of a backward runs on the calling thread, in this process.
+
+    Acts at once; as a context manager, restores what was before at the end.
+    """
+
+    def __init__(self, mode: bool) -> None:
+        self._value, self._before = mode, _mode.multithreading
+        _mode.multithreading = mode
+
+    def factory(self) -> MakeContext:
+        return _maker(type(self), self._value)
+
+    def __call__(self, function: Any) -> Any:
+        _mode.multithreading = self._before  # as a decorator it must not act at definition
+        return super().__call__(function)
+
+    def __enter__(self) -> None:
+        _mode.multithreading = self._value
+
+    def __exit__(self, *exc: object) -> None:
+        _mode.multithreading = self._before

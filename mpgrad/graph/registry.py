@@ -1,0 +1,360 @@
+"""Operator: a forward and one derivative formula per input, written once.
+
+A formula is written against an array namespace ``xp`` (NumPy, CuPy, or mpgrad's own differentiable
+operators) and asks for what it needs by parameter name; only that is saved in forward:
+
+    operator(
+        "mul",
+        lambda xp, a, b: xp.multiply(a, b),
+        a=lambda xp, grad, b, a_shape: xp.sum_to(xp.multiply(grad, b), a_shape),
+        b=lambda xp, grad, a, b_shape: xp.sum_to(xp.multiply(grad, a), b_shape),
+    )
+
+Names that a formula may ask for:
+
+===================  ==============================================================
+``grad``             the gradient of the only differentiable output
+``grads``            the gradients of all differentiable outputs (operators with several)
+``result``           the first forward output;  ``results``  the tuple of all
+an input's name      that forward input (for a variadic input: the tuple of all)
+``a_shape``          the shape of input ``a`` (never keeps the input alive); also ``a_dtype``
+                     and ``a_device`` (its name)
+an attribute's name  the keyword argument that forward got
+``index``            which of a variadic input's tensors the gradient is for
+``needs``            a tuple of bool, one per input: which gradients are wanted (joint formulas)
+===================  ==============================================================
+
+Where the gradients of several inputs share most of their work, ``joint`` gives all of them at once
+as a tuple in the order of the inputs (None where ``needs`` is False).
+
+Formulas are written as for real numbers: they apply the transpose of the Jacobian. A gradient of
+complex numbers is the conjugate Wirtinger derivative, as in PyTorch ("Autograd mechanics", section
+"Autograd for Complex Numbers"): the conjugate transpose is to be applied. For a holomorphic
+operator ``J^H g == conj(J^T conj(g))``, so :meth:`Operator.backward` conjugates before and after,
+and no formula has to know. An operator that is not holomorphic (``abs``, ``real``) has formulas
+that hold for complex numbers as they stand, and says so with ``wirtinger=True``.
+
+This file knows neither Nodes nor arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from mpgrad.backends import column_parts
+from mpgrad.graph.node_names import node_name
+
+Formula = Callable[..., Any]
+#: ``(offered, columns) -> offered`` with what a formula needs for these columns of its result.
+Narrowing = Callable[[dict[str, Any], slice], dict[str, Any]]
+
+#: All operators by name: what a worker looks a rule up in.
+OPERATORS: dict[str, Operator] = {}
+
+#: The flag of code objects with a ``*`` parameter (``inspect.CO_VARARGS``; importing ``inspect``
+#: and building signatures would double the time that the operators take to load).
+_VARARGS = 0x04
+
+_PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "index", "needs"})
+
+
+class Source(NamedTuple):
+    """Where something comes from that a formula asks for."""
+
+    name: str
+    #: "attribute", "input", "result", "results", or "shape", "dtype" or "device" of an input.
+    kind: str
+    #: Which input; -1 for what is none.
+    position: int
+
+
+class Operator:
+    """A named forward with its derivative formulas. Made by :func:`operator`."""
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        derivatives: dict[str, Formula],
+        joint: Formula | None,
+        outputs: int | None,
+        wirtinger: bool = False,
+        view: str | None = None,
+        elementwise: bool = False,
+        on_any_devices: bool = False,
+        in_columns: Narrowing | None = None,
+        passes_on: bool = False,
+    ) -> None:
+        self.name = name
+        #: What its Nodes are called (``ops.node_names``).
+        self.node_name = node_name(name)
+        #: The class of its Nodes, once there is one; None where they have several names.
+        self.node_class: Any = None
+        #: What calls it and, by which inputs need gradients, what records that (``dispatch``).
+        self.caller: Callable[..., Any] | None = None
+        self.recorders: dict[tuple[bool, ...], Callable[..., None]] = {}
+        self.forward = forward
+        #: How many leading outputs are differentiable; later ones (indices, masks) are not.
+        self.outputs = outputs
+        #: Where the result lies in the memory of the first input: the array function that gives it.
+        self.view = view
+        #: Whether the formulas compute each element from the elements in its place.
+        self.elementwise = elementwise
+        #: Whether the inputs may lie on several devices.
+        self.on_any_devices = on_any_devices
+        #: What the first input's formula is given for some columns of that gradient alone.
+        self.in_columns = in_columns
+        #: Whether the inputs get the gradient itself, the very array, where none was broadcast.
+        self.passes_on = passes_on
+        self.joint = joint
+        self.derivatives = derivatives
+        self.inputs, self.variadic, self.attributes = _parameters(forward)
+        #: What each formula asks for, in the order of its parameters.
+        self._wants = {key: _wanted(f) for key, f in derivatives.items()}
+        if joint is not None:
+            self._wants["joint"] = _wanted(joint)
+        self._formulas = {key: (f, self._wants[key]) for key, f in derivatives.items()}
+        #: Whether any asks for the gradients of all outputs, or for which inputs need one.
+        self._asks_for_all = any({"grads", "needs"} & {*names} for names in self._wants.values())
+        #: All that any of the formulas asks forward for.
+        self.wanted = frozenset[str]().union(*self._wants.values()) - _PASSED_BY_ENGINE
+        self._sources: dict[tuple[bool, ...], tuple[Source, ...]] = {}
+        self._needed_by: dict[tuple[bool, ...], list[tuple[int, Formula, Sequence[str]]]] = {}
+        #: Whether a formula exists for each input (for a variadic one: for all of them).
+        self._differentiable = tuple(joint is not None or at in derivatives for at in self.inputs)
+        self._check()
+        #: Whether complex gradients are conjugated before and after. Formulas that ask for no
+        #: values have real factors only, so that it would change nothing.
+        self.conjugates = not wirtinger and any(
+            {*self.inputs, "result", "results"}.intersection(wanted)
+            for wanted in self._wants.values()
+        )
+
+    def _check(self) -> None:
+        for name in self.derivatives:
+            if name not in self.inputs:
+                raise ValueError(f"operator {self.name}: a formula for {name!r}, not an input")
+        known = set(self.inputs) | set(self.attributes) | {"result", "results"}
+        known |= {f"{name}_{what}" for name in self.inputs for what in ("shape", "dtype", "device")}
+        for wanted in self._wants.values():
+            unknown = set(wanted) - known - _PASSED_BY_ENGINE
+            if unknown:
+                raise ValueError(f"operator {self.name}: formula asks for unknown {unknown}")
+
+    def is_differentiable(self, position: int) -> bool:
+        """Whether a formula exists for the input at ``position``."""
+        last = len(self._differentiable) - 1
+        return self._differentiable[last if self.variadic and position > last else position]
+
+    def input_name(self, position: int) -> str:
+        last = len(self.inputs) - 1
+        return self.inputs[min(position, last) if self.variadic else position]
+
+    def sources(self, needs: Sequence[bool]) -> tuple[Source, ...]:
+        """What the formulas of the needed inputs ask for, in that order: all that forward saves."""
+        key = tuple(needs)
+        found = self._sources.get(key)
+        if found is None:
+            formulas = ["joint"] if self.joint is not None else self._needed_formulas(key)
+            names = dict.fromkeys(name for formula in formulas for name in self._wants[formula])
+            found = tuple(self._source(name) for name in names if name not in _PASSED_BY_ENGINE)
+            if not self.variadic:  # there may be any number of inputs, and so of keys
+                self._sources[key] = found
+        return found
+
+    def asks_for_shapes_alone(self, needs: Sequence[bool]) -> bool:
+        """Whether the formulas of the needed inputs ask for nothing but how these look: then the
+        graph says it all."""
+        return not self.variadic and all(
+            source.kind in ("shape", "dtype") and needs[source.position]
+            for source in self.sources(needs)
+        )
+
+    def wanted_names(self, needs: Sequence[bool]) -> tuple[str, ...]:
+        """The names of :meth:`sources`."""
+        return tuple([source.name for source in self.sources(needs)])
+
+    def _source(self, name: str) -> Source:
+        if name in self.attributes:
+            return Source(name, "attribute", -1)
+        if name in ("result", "results"):
+            return Source(name, name, -1)
+        if name in self.inputs:
+            return Source(name, "input", self.inputs.index(name))
+        base, _, what = name.rpartition("_")
+        return Source(name, what, self.inputs.index(base))
+
+    def _needed_formulas(self, needs: tuple[bool, ...]) -> list[str]:
+        inputs = [self.input_name(at) for at, needed in enumerate(needs) if needed]
+        return [name for name in dict.fromkeys(inputs) if name in self._wants]
+
+    def backward(
+        self,
+        xp: Any,
+        grads: Sequence[Any],
+        saved: dict[str, Any],
+        needs: Sequence[bool],
+        parts: tuple[int, int] | None = None,
+    ) -> list[Any]:
+        """Gradients of the inputs, None where not needed.
+
+        Args:
+            xp: the array namespace.
+            grads: gradients of the differentiable outputs, all defined.
+            saved: by name, everything in :meth:`sources`, attributes included; what else formulas
+                may ask for is added to it.
+            needs: for each input, whether its gradient is wanted.
+            parts: of the first input's gradient only these parts (``column_parts``), from the
+                first one to before the second.
+        """
+        conjugates = self.conjugates and grads[0].dtype.kind == "c"
+        if conjugates:
+            grads = [xp.conj(grad) for grad in grads]
+        offered = saved
+        offered["grad"] = grads[0]
+        if self._asks_for_all:
+            offered["grads"], offered["needs"] = tuple(grads), tuple(needs)
+        if self.joint is not None:
+            gradients = list(self._call(self.joint, self._wants["joint"], xp, offered))
+        else:
+            gradients = [None] * len(needs)
+            for position, formula, wanted in self._needed(tuple(needs)):
+                if self.variadic:
+                    offered["index"] = position - (len(self.inputs) - 1)
+                if position == 0 and self.in_columns is not None:
+                    gradients[0] = self._in_parts(formula, wanted, xp, offered, parts)
+                else:
+                    gradients[position] = self._call(formula, wanted, xp, offered)
+        if conjugates:
+            return [None if grad is None else xp.conj(grad) for grad in gradients]
+        return gradients
+
+    def asked_by(self, position: int) -> tuple[str, ...]:
+        """What the formula of the input at ``position`` asks for, by parameter."""
+        return self._wants[self.input_name(position)]
+
+    def _needed(self, needs: tuple[bool, ...]) -> Sequence[tuple[int, Formula, Sequence[str]]]:
+        """For each needed input its position, its formula, and what that asks for."""
+        found = self._needed_by.get(needs)
+        if found is None:
+            found = [
+                (position, *self._formulas[self.input_name(position)])
+                for position, needed in enumerate(needs)
+                if needed
+            ]
+            if not self.variadic:  # there may be any number of inputs, and so of keys
+                self._needed_by[needs] = found
+        return found
+
+    def _call(
+        self, formula: Formula, wanted: Sequence[str], xp: Any, offered: dict[str, Any]
+    ) -> Any:
+        operands = [offered[name] for name in wanted]
+        return xp.blockwise(formula, *operands) if self.elementwise else formula(xp, *operands)
+
+    def _in_parts(
+        self,
+        formula: Formula,
+        wanted: Sequence[str],
+        xp: Any,
+        offered: dict[str, Any],
+        parts: tuple[int, int] | None,
+    ) -> Any:
+        """The first input's gradient, or some of its parts; they are computed one by one."""
+        narrow = self.in_columns
+        assert narrow is not None
+        shape = offered[f"{self.inputs[0]}_shape"]
+        count = column_parts.count_for(offered["grad"], shape[-1])
+        if count == 1:
+            return self._call(formula, wanted, xp, offered)
+
+        def compute(columns: slice) -> Any:
+            return self._call(formula, wanted, xp, narrow(offered, columns))
+
+        return column_parts.compute(compute, shape, count, parts or (0, count), xp)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}({', '.join(self.inputs)})>"
+
+
+def not_implemented(name: str) -> Formula:
+    """The formula of an input of operator ``name`` that has none: it raises when backward runs it.
+
+    So a result that no gradient is asked of can be used, which a refusal in forward would forbid.
+    """
+
+    def formula(xp: Any, grad: Any) -> Any:
+        raise RuntimeError(f"derivative for {name} is not implemented")
+
+    return formula
+
+
+def operator(
+    name: str,
+    forward: Callable[..., Any],
+    *,
+    joint: Formula | None = None,
+    outputs: int | None = 1,
+    wirtinger: bool = False,
+    view: str | None = None,
+    elementwise: bool = False,
+    on_any_devices: bool = False,
+    in_columns: Narrowing | None = None,
+    passes_on: bool = False,
+    **derivatives: Formula,
+) -> Operator:
+    """Register an operator (see the module's docstring).
+
+    Args:
+        name: unique; its Nodes are called ``<Name>Backward0``, or as ``ops.node_names`` says.
+        forward: ``forward(xp, *inputs, **attributes)``; positional parameters are the inputs,
+            keyword-only ones the attributes. One ``*inputs`` makes it variadic.
+        joint: one formula for all inputs.
+        outputs: number of leading differentiable outputs; None: all.
+        wirtinger: the formulas hold for complex numbers as they stand.
+        view: for an operator whose result is (where possible) a view of its first input: the
+            array function that makes it from that input and the attributes, in their order.
+        elementwise: the formulas compute each element from the elements in its place alone, and
+            decide by no values, so that they can be run ``blockwise``.
+        on_any_devices: forward and the formulas move arrays between devices themselves.
+        passes_on: the inputs get the gradient itself, the very array, where none was broadcast.
+        in_columns: for an operator whose first input's gradient is a product that can be computed
+            column by column: what its formula is given for some of the columns.
+        derivatives: a formula per differentiable input.
+    """
+    if name in OPERATORS:
+        raise ValueError(f"operator {name!r} is registered twice")
+    registered = Operator(
+        name,
+        forward,
+        derivatives,
+        joint,
+        outputs,
+        wirtinger,
+        view,
+        elementwise,
+        on_any_devices,
+        in_columns,
+        passes_on,
+    )
+    OPERATORS[name] = registered
+    return registered
+
+
+def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
+    """Input names, whether the last is variadic, attribute names."""
+    code = forward.__code__
+    names = code.co_varnames
+    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    attributes = names[positional : positional + keyword_only]
+    variadic = bool(code.co_flags & _VARARGS)
+    rest = (names[positional + keyword_only],) if variadic else ()
+    return names[1:positional] + rest, variadic, attributes
+
+
+def _wanted(formula: Formula) -> tuple[str, ...]:
+    code = formula.__code__
+    if code.co_kwonlyargcount:
+        raise ValueError("the parameters of a formula are positional")
+    return code.co_varnames[1 : code.co_argcount]

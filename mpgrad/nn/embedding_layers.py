@@ -1,0 +1,115 @@
+"""Embedding: a table with a learned vector for each index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.graph.grad_modes import no_grad
+from mpgrad.nn import functional as F
+from mpgrad.nn import init
+from mpgrad.nn.module import Module
+from mpgrad.nn.parameter import Parameter
+from mpgrad.ops.creation import empty
+from mpgrad.tensors.tensor import Tensor
+
+
+class Embedding(Module):
+    """The rows of ``weight`` at the indices; see ``mg.nn.functional.embedding``.
+
+    Args:
+        num_embeddings: rows.
+        embedding_dim: features.
+        padding_idx: a row that starts as zeros and gets no gradient.
+        max_norm: rows of a greater norm are scaled to it when they are asked for.
+        norm_type: which norm.
+        scale_grad_by_freq: must be False by the first call.
+        sparse: changes nothing: gradients are dense.
+        device: where the table lies.
+        dtype: of it.
+
+    Raises:
+        AssertionError: there is no row ``padding_idx``.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        _weight: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise AssertionError("Padding_idx must be within num_embeddings")
+            padding_idx %= num_embeddings
+        self.padding_idx, self.max_norm, self.norm_type = padding_idx, max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
+        if _weight is not None:
+            self.weight = Parameter(_weight)
+            return
+        shape = (num_embeddings, embedding_dim)
+        self.weight = Parameter(empty(shape, dtype=dtype, device=device))
+        self.reset_parameters()
+
+    @classmethod
+    def from_pretrained(
+        cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, **options: Any
+    ) -> Embedding:
+        """A table that shares the memory of ``embeddings`` (rows, features).
+
+        Args:
+            embeddings: the table.
+            freeze: do not train it.
+            padding_idx: see the class.
+            options: the other arguments of the class.
+
+        Raises:
+            AssertionError: ``embeddings`` is no matrix.
+        """
+        if embeddings.ndim != 2:
+            raise AssertionError("Embeddings parameter is expected to be 2-dimensional")
+        rows, features = embeddings.shape
+        layer = cls(rows, features, padding_idx, **options, _weight=embeddings.detach())
+        layer.weight.requires_grad = not freeze
+        return layer
+
+    def reset_parameters(self) -> None:
+        """Normal of mean 0 and variance 1, and zeros for padding."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with no_grad():
+                self.weight[self.padding_idx].zero_()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Indices of any shape -> (*shape, embedding_dim)."""
+        return F.embedding(
+            input,
+            self.weight,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+        )
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.num_embeddings}, {self.embedding_dim}"]
+        for name, usual in (
+            ("padding_idx", None),
+            ("max_norm", None),
+            ("norm_type", 2.0),
+            ("scale_grad_by_freq", False),
+            ("sparse", False),
+        ):
+            if getattr(self, name) != usual:
+                parts.append(f"{name}={getattr(self, name)}")
+        return ", ".join(parts)

@@ -1,0 +1,162 @@
+"""Pools of volumes, pools that cover everything, powers, and the way back, as Modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpgrad.nn import functional as F
+from mpgrad.nn.module import Module
+from mpgrad.nn.pooling_layers import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from mpgrad.tensors.tensor import Tensor
+
+
+class MaxPool3d(MaxPool2d):
+    """The largest element of each window; see ``mg.nn.functional.max_pool3d``."""
+
+    def forward(self, input: Tensor) -> Any:
+        """(batch, channels, depth, height, width) -> (batch, channels, depth', ...)."""
+        return F.max_pool3d(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            self.return_indices,
+        )
+
+
+class AvgPool3d(AvgPool2d):
+    """The mean of each window; see ``mg.nn.functional.avg_pool3d``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, depth, height, width) -> (batch, channels, depth', ...)."""
+        return F.avg_pool3d(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+
+
+class AdaptiveAvgPool3d(AdaptiveAvgPool2d):
+    """As many means as ``output_size`` says; see ``mg.nn.functional.adaptive_avg_pool3d``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, depth, height, width) -> (batch, channels, *output_size)."""
+        return F.adaptive_avg_pool3d(input, self.output_size)
+
+
+class _AdaptiveMaxPool(Module):
+    _function: Callable[..., Any]
+
+    def __init__(self, output_size: Any, return_indices: bool = False) -> None:
+        super().__init__()
+        self.output_size, self.return_indices = output_size, return_indices
+
+    def forward(self, input: Tensor) -> Any:
+        """(batch, channels, ...) -> (batch, channels, *output_size), perhaps with indices."""
+        return type(self)._function(input, self.output_size, self.return_indices)
+
+    def extra_repr(self) -> str:
+        return f"output_size={self.output_size}"
+
+
+class AdaptiveMaxPool1d(_AdaptiveMaxPool):
+    """See ``mg.nn.functional.adaptive_max_pool1d``."""
+
+    _function = F.adaptive_max_pool1d
+
+
+class AdaptiveMaxPool2d(_AdaptiveMaxPool):
+    """See ``mg.nn.functional.adaptive_max_pool2d``."""
+
+    _function = F.adaptive_max_pool2d
+
+
+class AdaptiveMaxPool3d(_AdaptiveMaxPool):
+    """See ``mg.nn.functional.adaptive_max_pool3d``."""
+
+    _function = F.adaptive_max_pool3d
+
+
+class _LPPool(Module):
+    _function: Callable[..., Tensor]
+
+    def __init__(
+        self, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
+    ) -> None:
+        super().__init__()
+        self.norm_type, self.kernel_size = norm_type, kernel_size
+        self.stride, self.ceil_mode = stride, ceil_mode
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, ...), with fewer elements."""
+        options = (self.norm_type, self.kernel_size, self.stride, self.ceil_mode)
+        return type(self)._function(input, *options)
+
+    def extra_repr(self) -> str:
+        return (
+            f"norm_type={self.norm_type}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"ceil_mode={self.ceil_mode}"
+        )
+
+
+class LPPool1d(_LPPool):
+    """See ``mg.nn.functional.lp_pool1d``."""
+
+    _function = F.lp_pool1d
+
+
+class LPPool2d(_LPPool):
+    """See ``mg.nn.functional.lp_pool2d``."""
+
+    _function = F.lp_pool2d
+
+
+class LPPool3d(_LPPool):
+    """See ``mg.nn.functional.lp_pool3d``."""
+
+    _function = F.lp_pool3d
+
+
+class _MaxUnpool(Module):
+    _function: Callable[..., Tensor]
+    _dims: int
+
+    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0) -> None:
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = (
+            (value,) * self._dims if isinstance(value, int) else tuple(value)
+            for value in (kernel_size, kernel_size if stride is None else stride, padding)
+        )
+
+    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+        """Pooled elements and their positions -> the larger tensor, zeros between them."""
+        windows = (self.kernel_size, self.stride, self.padding)
+        return type(self)._function(input, indices, *windows, output_size)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class MaxUnpool1d(_MaxUnpool):
+    """See ``mg.nn.functional.max_unpool1d``."""
+
+    _function, _dims = F.max_unpool1d, 1
+
+
+class MaxUnpool2d(_MaxUnpool):
+    """See ``mg.nn.functional.max_unpool2d``."""
+
+    _function, _dims = F.max_unpool2d, 2
+
+
+class MaxUnpool3d(_MaxUnpool):
+    """See ``mg.nn.functional.max_unpool3d``."""
+
+    _function, _dims = F.max_unpool3d, 3

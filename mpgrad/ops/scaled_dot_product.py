@@ -1,0 +1,73 @@
+"""Attention, made of products and softmax."""
+
+from __future__ import annotations
+
+import math
+
+from mpgrad.ops.activation import softmax
+from mpgrad.ops.arithmetic import add, mul
+from mpgrad.ops.comparison import logical_and, logical_not
+from mpgrad.ops.creation import ones
+from mpgrad.ops.dropout import dropout
+from mpgrad.ops.linalg import matmul
+from mpgrad.ops.selection import repeat_interleave, triu
+from mpgrad.ops.shape import transpose
+from mpgrad.tensors.tensor import Tensor
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``softmax(query @ key.T * scale) @ value`` (Vaswani et al., 2017).
+
+    Args:
+        query: (..., targets, features).
+        key: (..., sources, features).
+        value: (..., sources, value features).
+        attn_mask: broadcasts to (..., targets, sources): True where attention is allowed, or
+            numbers that are added to the products.
+        dropout_p: probability with which a share becomes zero.
+        is_causal: a target sees no later source; without ``attn_mask`` only.
+        scale: by default ``1 / sqrt(features)``.
+        enable_gqa: several heads (dimension -3) of ``query`` share one of ``key`` and ``value``.
+
+    Returns:
+        (..., targets, value features).
+
+    Raises:
+        RuntimeError: both ``attn_mask`` and ``is_causal``.
+    """
+    if attn_mask is not None and is_causal:
+        raise RuntimeError(
+            "scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
+        )
+    if enable_gqa:
+        key, value = (
+            repeat_interleave(x, query.shape[-3] // x.shape[-3], -3) for x in (key, value)
+        )
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = matmul(mul(query, scale), transpose(key, -2, -1))
+    return matmul(dropout(shares(scores, attn_mask, is_causal), dropout_p), value)
+
+
+def shares(scores: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
+    """``scores`` as shares of each target's attention; zeros for one that may see nothing."""
+    hidden = None
+    if is_causal:
+        hidden = triu(ones(scores.shape[-2:], device=scores.device), 1).bool()
+    elif mask is not None and mask.dtype.kind == "b":
+        hidden = logical_not(mask)
+    if hidden is None:
+        return softmax(scores if mask is None else add(scores, mask), -1)
+    # Softmax of nothing is NaN, in gradients, too: such rows take all scores and give none.
+    blind = hidden.all(-1, keepdim=True)
+    seen = logical_not(blind)
+    found = softmax(scores.masked_fill(logical_and(hidden, seen), -math.inf), -1)
+    return found if bool(seen.all().item()) else found.masked_fill(blind, 0.0)

@@ -1,0 +1,160 @@
+"""Wiring: gives each contribution to a gradient its place, whatever task it comes from.
+
+Rules of this file: pure tables, as in ``graph_spec``.
+"""
+
+from __future__ import annotations
+
+from mpgrad.base.handles import INLINE_LIMIT_BYTES
+from mpgrad.scheduler.graph_spec import GraphSpec, Target
+from mpgrad.scheduler.plan_tables import CAPTURE, InnerTarget, Member, OutputSpec
+from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
+
+
+class SumPlaces:
+    """Places for every contribution, in the order in which the serial engine would add them.
+
+    Walking producers in serial order, and their outputs in turn, hands out the places of each
+    input in exactly that order: this is what makes the sum independent of arrival.
+    """
+
+    def __init__(self, spec: GraphSpec, group_of: list[int], groups: list[list[int]]) -> None:
+        self._spec, self._group_of = spec, group_of
+        self.places: list[list[int]] = [[] for _ in groups]
+        self.slots: list[list[InnerTarget]] = [[] for _ in groups]
+        self.joins: list[set[tuple[int, int]]] = [set() for _ in groups]
+        self._slot_of: dict[Target, int] = {}
+        self.outputs: list[list[OutputSpec]] = [[] for _ in groups]
+        self.members: list[list[Member]] = [[] for _ in groups]
+        #: Per node the captured inputs: (input number, result number).
+        self._captures: dict[int, list[tuple[int, int]]] = {}
+        for number, (node, input_nr) in enumerate(spec.captures):
+            self._captures.setdefault(node, []).append((input_nr, number))
+        self._bypassed = self._find_bypassed()
+        #: Place of each node among the members of its group.
+        self._member = {
+            node: at
+            for nodes in groups
+            for at, node in enumerate(n for n in nodes if n not in self._bypassed)
+        }
+        self.seeds = tuple(self._contribution(target) for target in spec.seeds)
+        for node in spec.order:
+            if node not in self._bypassed:
+                self._wire(node, self._captures.get(node, []))
+
+    def split_wide_sums(self) -> list[tuple[int, int, Piece]]:
+        """Spread inputs with very many contributions over tasks of their own.
+
+        Returns:
+            For each new task: whose input it is part of, the input's bytes, the piece.
+        """
+        split: dict[tuple[int, int], WideSum] = {}
+        added: list[tuple[int, int, Piece]] = []
+        for (node, input_nr), slot in self._slot_of.items():
+            if self._spec.nodes[node].is_on_device(input_nr):
+                continue  # a GPU is not kept waiting for memory that it has
+            task, nbytes = self._group_of[node], self._spec.nodes[node].input_nbytes[input_nr]
+            count = self.places[task][slot]
+            width = width_for(nbytes, count)
+            if width is not None:
+                wide = WideSum((task, slot), count, width, len(self.members))
+                split[task, slot] = wide
+                self.places[task][slot] = wide.places_left
+                member = Member(node, (), ((0, 0),), piece_of=input_nr)
+                self.members += [[member] for _ in wide.pieces]
+                self.slots += [[InnerTarget(0, 0)] for _ in wide.pieces]
+                self.joins += [set() for _ in wide.pieces]
+                added += [(task, nbytes, piece) for piece in wide.pieces]
+        if split:
+            self._redirect(split)
+        return added
+
+    def _redirect(self, split: dict[tuple[int, int], WideSum]) -> None:
+        for outputs in self.outputs:
+            for at, (nbytes, task, slot, place) in enumerate(outputs):
+                if (task, slot) in split:
+                    outputs[at] = OutputSpec(nbytes, *split[task, slot].redirect(place))
+        self.seeds = tuple(
+            split[task, slot].redirect(place) if (task, slot) in split else (task, slot, place)
+            for task, slot, place in self.seeds
+        )
+
+    def _find_bypassed(self) -> dict[int, int]:
+        """Sinks that one producer of their own group fills: node -> result number.
+
+        The producer's output leaves the task directly, so that it can be born in its block.
+        """
+        contributions = [0] * len(self._spec.nodes)
+        producer = [-1] * len(self._spec.nodes)
+        for index, node in enumerate(self._spec.nodes):
+            for target in node.edges:
+                if target is not None:
+                    contributions[target[0]] += 1
+                    producer[target[0]] = index
+        for seeded, _ in self._spec.seeds:
+            contributions[seeded] += 1
+        return {
+            node: captured[0][1]
+            for node, captured in self._captures.items()
+            if self._spec.nodes[node].is_sink
+            and len(self._spec.nodes[node].input_nbytes) == 1
+            and len(captured) == 1
+            and contributions[node] == 1
+            and producer[node] >= 0
+            and self._group_of[producer[node]] == self._group_of[node]
+        }
+
+    def _contribution(self, target: tuple[int, int]) -> tuple[int, int, int]:
+        group = self._group_of[target[0]]
+        places = self.places[group]
+        slot = self._slot_of.get(target)
+        if slot is None:
+            slot = self._slot_of[target] = len(places)
+            places.append(0)
+            self.slots[group].append(InnerTarget(self._member[target[0]], target[1]))
+        places[slot] += 1
+        return group, slot, places[slot] - 1
+
+    def _leaves(
+        self,
+        group: int,
+        target: tuple[int, int],
+        where: tuple[int, int, int],
+        nbytes: int | None = None,
+    ) -> int:
+        if nbytes is None:
+            nbytes = self._spec.nodes[target[0]].input_nbytes[target[1]]
+        is_on_device = self._spec.nodes[target[0]].is_on_device(target[1])
+        block = nbytes if nbytes > INLINE_LIMIT_BYTES and not is_on_device else 0
+        self.outputs[group].append(OutputSpec(block, *where))
+        return len(self.outputs[group]) - 1
+
+    def _wire(self, node: int, captures: list[tuple[int, int]]) -> None:
+        group = self._group_of[node]
+        captured = tuple(
+            (input_nr, self._leaves(group, (node, input_nr), (CAPTURE, number, 0)))
+            for input_nr, number in captures
+        )
+        captured += tuple(
+            (input_nr, self._leaves(group, target, self._contribution(target)))
+            for other in self._spec.nodes[node].passes
+            for input_nr in range(len(self._spec.nodes[node].input_nbytes))
+            for target in ((other, input_nr),)
+        )
+        spec = self._spec.nodes[node]
+        routes: list[InnerTarget | int | None] = []
+        for target in spec.edges:
+            if target is None:
+                routes.append(None)
+            elif target[0] in self._bypassed:
+                routes.append(self._leaves(group, target, (CAPTURE, self._bypassed[target[0]], 0)))
+            elif spec.parts is not None:
+                where = self._contribution(target)
+                self.joins[where[0]].add((where[1], len(spec.part_nbytes)))
+                nbytes = sum(spec.part_nbytes[slice(*spec.parts)])
+                routes.append(self._leaves(group, target, where, nbytes))
+            elif self._group_of[target[0]] == group:
+                routes.append(InnerTarget(self._member[target[0]], target[1]))
+            else:
+                routes.append(self._leaves(group, target, self._contribution(target)))
+        self.members[group].append(Member(node, tuple(routes), captured, parts=spec.parts))

@@ -1,0 +1,116 @@
+"""Which values can never change, and whether two of them are the same to the last bit."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+import re
+import struct
+import sys
+import types
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from mpgrad.base.device import CPU
+from mpgrad.base.dtype import DType
+from mpgrad.base.hash_seed import fixed_hash_seed
+from mpgrad.base.size import Size
+
+#: Stands for a name that is not bound.
+MISSING: Any = object()
+
+_IMMUTABLE_TYPES = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        range,
+        type(...),
+        type(NotImplemented),
+        decimal.Decimal,
+        fractions.Fraction,
+        re.Pattern,
+        datetime.date,
+        datetime.timedelta,
+        DType,
+        Size,
+    }
+)
+#: Equal values of these types are interchangeable; a float needs its bits compared.
+_EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range, DType, Size})
+
+
+def is_constant(value: Any) -> bool:
+    """True where ``value`` and all that it holds is immutable, and nothing in it is user code."""
+    kind = type(value)
+    if kind in _IMMUTABLE_TYPES:
+        return True
+    if kind is tuple or kind is frozenset:
+        return all(is_constant(item) for item in value)
+    if isinstance(value, np.generic):
+        return value.dtype.kind not in "OV"
+    if value is CPU:
+        return True
+    return isinstance(value, np.dtype) and not value.hasobject
+
+
+def has_own_order(value: Any) -> bool:
+    """Whether a constant holds a set that another process could go through in another order."""
+    if type(value) is tuple:
+        return any(map(has_own_order, value))
+    if type(value) is not frozenset:
+        return False
+    has_only_numbers = all(isinstance(item, int | float | complex) for item in value)
+    if fixed_hash_seed() is None and not has_only_numbers and len(value) > 1:
+        return True
+    return list(value) != list(frozenset(list(value))) or any(map(has_own_order, value))
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether a function that reads ``first`` could tell it from ``second``.
+
+    Immutable values compare by type and bits (nan equals itself, 0.0 is not -0.0); all others by
+    identity. May say False for values that are the same, never the reverse.
+    """
+    if first is second:
+        return True
+    kind = type(first)
+    if kind is not type(second):
+        return False
+    if kind in _EQUAL_IS_SAME:
+        return bool(first == second)
+    if kind is float:
+        return struct.pack("d", first) == struct.pack("d", second)
+    if kind is complex:
+        return same(first.real, second.real) and same(first.imag, second.imag)
+    if kind is tuple:
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, np.generic):
+        return bool(first.dtype == second.dtype and first.tobytes() == second.tobytes())
+    return False
+
+
+def is_importable(value: Any) -> bool:
+    """True where another process finds this very object under its module and name."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if module is None or not isinstance(name, str):
+        return False
+    found: Any = module
+    for part in name.split("."):
+        found = vars(found).get(part) if isinstance(found, type | types.ModuleType) else None
+    return found is value
+
+
+def is_enum_member(value: Any) -> bool:
+    """True for a member of an Enum whose value is constant and which has nothing else."""
+    if not isinstance(value, Enum) or not is_constant(value._value_):
+        return False
+    return all(name.startswith("_") for name in vars(value))

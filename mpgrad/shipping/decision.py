@@ -1,0 +1,284 @@
+"""Where a custom Function's backward may run, and how its code reaches a worker.
+
+``decide`` looks through the class once (see ``purity``) and afterwards only compares what was read
+with what is there now. ``loading`` is the worker's side. Knows neither graphs nor processes.
+
+Code travels by value: a worker that imported the user's module could find another version of it
+than the one that ran forward. Only installed classes travel by import path.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import io
+import os
+import pickle
+import sys
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cloudpickle
+
+from mpgrad.autograd.function import Function
+from mpgrad.shipping.findings import Survey
+from mpgrad.shipping.installed_state import is_installed_name
+from mpgrad.shipping.process_state import is_installed_namespace
+from mpgrad.shipping.purity import survey
+
+#: How many classes are remembered; a class that was dropped is only looked through again.
+CACHE_LIMIT = 1024
+
+_REMEDY = (
+    "To run it on a worker, pass the value through ctx or make it an immutable constant; or set "
+    'run_on = "worker" on the class, which promises that its result depends on nothing else '
+    '(run_on = "client" keeps it here without this warning)'
+)
+
+_lock = threading.Lock()
+_entries: OrderedDict[tuple[type, ...], _Entry] = OrderedDict()
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedCode:
+    """A Function class as bytes; equal ``code_id`` means equal code and constants."""
+
+    code_id: str
+    blob: bytes
+    #: Classes in it that a ctx holds instances of.
+    held: tuple[type, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where backward runs; ``reason`` says why not on a worker, ``code`` is what to send to it."""
+
+    run_on: Literal["worker", "client"]
+    reason: str = ""
+    code: ShippedCode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    asked: str | None
+    decision: Decision
+    survey: Survey
+
+
+def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
+    """Where ``cls.backward`` runs, as things stand now.
+
+    Args:
+        cls: the Function.
+        held: the user's classes of what its ctx holds, which travel with it.
+
+    A class that was looked through before costs one comparison per value that it reads. One that
+    reads what can change unseen, and has ``run_on = "worker"`` all the same, is packed again.
+
+    Raises:
+        ValueError: ``run_on`` is none of None, ``"worker"`` and ``"client"``.
+        TypeError: ``run_on = "worker"``, but the class cannot be pickled.
+    """
+    asked = cls._checked_run_on()
+    if asked == "client":
+        return Decision("client", f'{cls.__qualname__} has run_on = "client"')
+    entry = _entries.get((cls, *held))
+    if entry is not None and entry.asked == asked and entry.survey.is_current():
+        if asked is None or not entry.survey.can_change_unseen:
+            return entry.decision
+        found = entry.survey
+    else:
+        found = None
+    with _lock:
+        entry = _decide(cls, asked, held, found)
+        _entries[cls, *held] = entry
+        _entries.move_to_end((cls, *held))
+        if len(_entries) > CACHE_LIMIT:
+            _entries.popitem(last=False)
+    return entry.decision
+
+
+# ---------------------------------------------------------------------- deciding
+
+
+def _decide(
+    cls: type[Function], asked: str | None, held: tuple[type, ...], found: Survey | None
+) -> _Entry:
+    """Pack ``cls``; ``found``: its survey, if that is current."""
+    try:
+        found = found or survey(cls, held)
+    except Exception as error:  # a global may be an object that raises when it is looked at
+        if asked == "worker":
+            raise
+        why = f"its code cannot be looked through ({type(error).__name__}: {error})"
+        return _Entry(asked, Decision("client", _reason(cls, why)), Survey())
+    if found.problems and asked is None:
+        return _Entry(asked, Decision("client", _reason(cls, found.problems[0])), found)
+    try:
+        blob = _dump(cls, held, found)
+    except Exception as error:  # pickling runs arbitrary user code, so anything may come
+        why = f"its code cannot be pickled ({type(error).__name__}: {error})"
+        if asked is None:
+            return _Entry(asked, Decision("client", _reason(cls, why)), found)
+        raise TypeError(
+            f'{cls.__qualname__} has run_on = "worker", but {why}. Keep what cannot be pickled '
+            'out of its globals and closures, or set run_on = "client".'
+        ) from error
+    if not found.is_current():  # another thread wrote between the survey and the dump
+        why = "what it reads changes while it is being read"
+        return _Entry(asked, Decision("client", _reason(cls, why)), found)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    digest = hashlib.blake2b(name.encode() + b"\0" + blob, digest_size=16).hexdigest()
+    return _Entry(asked, Decision("worker", "", ShippedCode(digest, blob, held)), found)
+
+
+def _reason(cls: type[Function], problem: str) -> str:
+    return f"in {cls.__qualname__}, {problem}. {_REMEDY}"
+
+
+# ---------------------------------------------------------------------- code as bytes
+
+
+def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
+    """The class, or that and the classes that its ctx holds; behind it the settings of installed
+    modules, if there are any."""
+    settings = pickle.dumps(found.settings, protocol=5) if found.settings else b""
+    module = sys.modules.get(cls.__module__)
+    if not held and module is not None and is_installed_namespace(vars(module)):
+        return pickle.dumps(cls, protocol=5) + settings
+    buffer = io.BytesIO()
+    with _travelling_by_value(found.user_modules):
+        _CodePickler(buffer, found).dump((cls, *held) if held else cls)
+    return buffer.getvalue() + settings
+
+
+@contextmanager
+def _travelling_by_value(modules: dict[str, types.ModuleType]) -> Iterator[None]:
+    """Registered with cloudpickle for the duration of one dump (the caller holds the lock)."""
+    already = cloudpickle.list_registry_pickle_by_value()
+    added = [
+        module
+        for name, module in modules.items()
+        if name not in already and sys.modules.get(name) is module
+    ]
+    for module in added:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in added:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, with what backward cannot reach left out.
+
+    Also without cloudpickle's class tracking: a worker that loads a second version of a class
+    would otherwise get the first one back, changed in place under those who still use it.
+    """
+
+    def __init__(self, file: io.BytesIO, found: Survey) -> None:
+        super().__init__(file, protocol=5)
+        self._found = found
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType):
+            return self._reduce_function(obj)
+        if isinstance(obj, types.ModuleType):
+            return self._reduce_module(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and not is_installed_name(obj):
+            # By itself it would travel by name.
+            parameters = obj.cache_parameters()
+            return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
+            # (skeleton maker, arguments, state, ...): the last argument but one is the tracker.
+            *arguments, _tracker, extra = reduced[1]
+            return (reduced[0], (*arguments, None, extra), *reduced[2:])
+        return reduced
+
+    def _reduce_function(self, function: types.FunctionType) -> Any:
+        if id(function) in self._found.forward_only:
+            return _left_out, (function.__qualname__,)
+        if is_installed_namespace(function.__globals__) and not is_installed_name(function):
+            return _reduce_installed_closure(function)
+        reduced = super().reducer_override(function)
+        if isinstance(reduced, tuple) and len(reduced) == 6:
+            attributes, slots = reduced[2]
+            # Annotations are for readers; they could drag whole libraries along.
+            return (*reduced[:2], (attributes, {**slots, "__annotations__": {}}), *reduced[3:])
+        return reduced
+
+    def _reduce_module(self, module: types.ModuleType) -> Any:
+        """A user's module travels as just those of its names that are read."""
+        if is_installed_namespace(vars(module)):
+            return importlib.import_module, (module.__name__,)
+        if id(module) in self._found.whole_modules:
+            names = {k: v for k, v in vars(module).items() if not k.startswith("__")}
+        else:
+            _, names = self._found.module_reads.get(id(module), (module, {}))
+        return types.ModuleType, (module.__name__,), names
+
+
+def _reduce_installed_closure(function: types.FunctionType) -> Any:
+    """A decorator's inner function (``once_differentiable``): its globals are installed."""
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    return _make_installed_closure, (
+        function.__globals__["__name__"],
+        function.__code__,
+        function.__name__,
+        function.__defaults__,
+        cells,
+        function.__kwdefaults__,
+    )
+
+
+def _make_installed_closure(
+    module: str,
+    code: types.CodeType,
+    name: str,
+    defaults: tuple[Any, ...] | None,
+    cells: tuple[Any, ...],
+    kwdefaults: dict[str, Any] | None,
+) -> types.FunctionType:
+    namespace = vars(importlib.import_module(module))
+    closure = tuple(types.CellType(content) for content in cells)
+    function = types.FunctionType(code, namespace, name, defaults, closure)
+    function.__kwdefaults__ = kwdefaults
+    return function
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+class _LeftOut:
+    """Stands in a worker for a function that backward was found not to use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{self._name} was called from backward on a worker, where it was not sent; set "
+            'run_on = "client" on the Function'
+        )
+
+
+def _left_out(name: str) -> _LeftOut:
+    return _LeftOut(name)
+
+
+def _forget_lock_in_child() -> None:
+    # A thread that does not exist in the child may have it.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock_in_child)

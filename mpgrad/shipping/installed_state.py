@@ -1,0 +1,227 @@
+"""What installed code reads that can be set at run time: settings, caches, what was patched.
+
+The code is the same in every process, the values of its globals may not be. NumPy, SciPy, the
+standard library and mpgrad are trusted: what of theirs belongs to one process is listed in
+``process_state``. Of other packages everything that a function reaches by name is looked through.
+What a C library keeps is not seen.
+"""
+
+from __future__ import annotations
+
+import dis
+import logging
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpgrad.shipping.code_reads import Access, code_reads
+from mpgrad.shipping.constants import MISSING, is_constant, is_importable
+from mpgrad.shipping.process_state import is_installed_namespace
+
+#: The last is what pytest makes of ``assert``.
+_TRUSTED = frozenset({"numpy", "scipy", "mpgrad", "cupy", "_pytest"}) | sys.stdlib_module_names
+#: Functions and classes that are followed from one that user code names.
+FOLLOWED_MAX = 400
+#: Methods that change the container that they belong to.
+_CHANGING = frozenset(
+    {
+        "add",
+        "append",
+        "clear",
+        "discard",
+        "extend",
+        "fill",
+        "insert",
+        "pop",
+        "popitem",
+        "put",
+        "remove",
+        "resize",
+        "reverse",
+        "setdefault",
+        "sort",
+        "update",
+    }
+)
+_DRAWS = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+class InstalledGlobal(NamedTuple):
+    """A global of an installed module: its namespace, its name and what it holds now."""
+
+    module: str
+    namespace: dict[str, Any]
+    name: str
+    value: Any
+
+
+def is_installed_name(value: Any) -> bool:
+    """True where ``value`` is found under its name in an installed module.
+
+    ``functools.wraps`` gives an installed function the name of the user's that it wraps; such a
+    function is not one.
+    """
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    named = module is not None and is_installed_namespace(vars(module))
+    return named and is_importable(value)
+
+
+def is_trusted(module: str | None) -> bool:
+    """Whether what this module keeps is known."""
+    return (module or "").partition(".")[0] in _TRUSTED
+
+
+def settings_of(start: FunctionType | type) -> tuple[list[InstalledGlobal], list[str]]:
+    """What ``start``, of an installed package, and all that it reaches by name can read.
+
+    Returns:
+        Constants, which can be brought along, and why others cannot.
+    """
+    settings: dict[tuple[int, str], InstalledGlobal] = {}
+    problems: list[str] = []
+    seen: dict[int, Any] = {id(start): start}
+    queue: deque[Any] = deque([start])
+
+    def read(namespace: dict[str, Any], name: str, reader: str) -> None:
+        value, module = namespace.get(name, MISSING), namespace.get("__name__", "")
+        if value is MISSING or name.startswith("__") or is_trusted(module):
+            return
+        if isinstance(value, FunctionType | type):
+            if id(value) not in seen and len(seen) < FOLLOWED_MAX and not _is_elsewhere(value):
+                seen[id(value)] = value
+                queue.append(value)
+        elif is_constant(value):
+            settings[id(namespace), name] = InstalledGlobal(module, namespace, name, value)
+        elif reason := _why_it_can_change(namespace, name, value):
+            problems.append(f"{reader}() reads `{module}.{name}`, {reason}")
+
+    while queue:
+        value = queue.popleft()
+        for function in _functions_of(value):
+            namespace = function.__globals__
+            for access in code_reads(function.__code__).accesses:
+                if access.source == "global" and access.action != "computed":
+                    _read(namespace, access, function.__qualname__, read)
+    return list(settings.values()), problems
+
+
+def is_replaced(module: ModuleType, attribute: str, value: Any) -> bool:
+    """Whether user code has put ``value`` in the place of a function or class of ``module``."""
+    if value is MISSING or isinstance(value, ModuleType) or is_constant(value):
+        return False
+    if isinstance(value, FunctionType):
+        return not is_installed_namespace(value.__globals__)
+    if isinstance(value, np.ufunc):
+        own = vars(np._core.umath).get(attribute, value)  # type: ignore[attr-defined]
+        return is_trusted(module.__name__) and own is not value
+    kind = value if isinstance(value, type) else type(value)
+    if kind.__module__ == "unittest.mock" and not module.__name__.startswith("unittest"):
+        return True
+    name = getattr(value, "__module__", None)
+    home = sys.modules.get(name if isinstance(name, str) else kind.__module__)
+    return home is not None and not is_installed_namespace(vars(home))
+
+
+def _read(
+    namespace: dict[str, Any],
+    access: Access,
+    reader: str,
+    read: Callable[[dict[str, Any], str, str], None],
+) -> None:
+    """Follow ``a.b.c`` through modules, to the first that is none."""
+    name = access.name
+    for attribute in access.path:
+        module = namespace.get(name)
+        if not isinstance(module, ModuleType) or is_trusted(module.__name__):
+            break
+        namespace, name = vars(module), attribute
+    read(namespace, name, reader)
+
+
+def _is_elsewhere(value: FunctionType | type) -> bool:
+    """Whether it belongs to trusted or to user code, which others look after."""
+    module = sys.modules.get(value.__module__ or "")
+    if module is None or is_trusted(module.__name__):
+        return True
+    return not is_installed_namespace(vars(module))
+
+
+def _functions_of(value: FunctionType | type) -> list[FunctionType]:
+    """Itself and what it wraps, or the methods of a class."""
+    found: list[Any] = [value]
+    if isinstance(value, type):
+        found = [getattr(member, "__func__", member) for member in vars(value).values()]
+        found += [part for member in found if isinstance(member, property) for part in _of(member)]
+    functions = []
+    for function in found:
+        while isinstance(function, FunctionType):
+            functions.append(function)
+            function = getattr(function, "__wrapped__", None)
+    return functions
+
+
+def _of(member: property) -> list[Any]:
+    return [member.fget, member.fset, member.fdel]
+
+
+def _why_it_can_change(namespace: dict[str, Any], name: str, value: Any) -> str:
+    kind = type(value)
+    noun = kind.__name__
+    if isinstance(value, logging.Logger | ModuleType | types.BuiltinFunctionType):
+        return ""
+    if isinstance(value, _DRAWS):
+        return f"a {noun}, whose state belongs to one process"
+    writer, is_set = _writers(namespace).get(name, ("", False))
+    if writer and (is_set or hasattr(kind, "__setitem__") or hasattr(kind, "add")):
+        return f"a {noun} that {writer}() can change"
+    # An object with methods that change it, as configurations have.
+    if not _is_elsewhere(kind):
+        for function in _functions_of(kind):
+            if function.__name__ not in ("__init__", "__new__") and any(
+                variable == "self" for variable, _, _ in code_reads(function.__code__).stores
+            ):
+                return f"a {noun}, which can change"
+    return ""
+
+
+def _writers(namespace: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """For each global of a module that its own code may change, a function that does, and whether
+    that sets it: else it is changed in place, if it can be."""
+    found: dict[str, tuple[str, bool]] = {}
+    for value in list(namespace.values()):
+        if isinstance(value, FunctionType | type) and value.__module__ == namespace["__name__"]:
+            for function in _functions_of(value):
+                for name, is_set in _written(function.__code__):
+                    if is_set or name not in found:
+                        found[name] = function.__qualname__, is_set
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _written(code: CodeType) -> frozenset[tuple[str, bool]]:
+    """Names of globals that a function sets, or that it may change in place."""
+    changes_items = _changes_items(code)
+    return frozenset(
+        (access.name, access.action == "store")
+        for access in code_reads(code).accesses
+        if access.source == "global"
+        and (
+            access.action == "store"
+            or (changes_items and not access.path)
+            or bool(_CHANGING.intersection(access.path))
+        )
+    )
+
+
+def _changes_items(code: CodeType) -> bool:
+    return any(
+        instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
+        for instruction in dis.get_instructions(code)
+    )

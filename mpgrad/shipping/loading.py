@@ -1,0 +1,76 @@
+"""load(): a custom Function's class from the bytes that ``decision`` made of it, in a worker."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpgrad.autograd.function import Function
+from mpgrad.shipping.constants import MISSING, same
+
+#: Constants that installed modules hold where the class comes from, by module and name.
+Settings = dict[tuple[str, str], Any]
+
+
+class Loaded(NamedTuple):
+    """A Function, what has to be set before each of its runs, and classes that its ctx holds."""
+
+    function: type[Function]
+    settings: Settings
+    held: tuple[type, ...]
+
+
+def load(blob: bytes) -> type[Function]:
+    """The Function class in ``blob``: a new class at each call, so keep it by its ``code_id``.
+
+    Raises:
+        TypeError: the blob holds something else.
+    """
+    return load_all(blob).function
+
+
+def load_all(blob: bytes) -> Loaded:
+    """As ``load``, with what belongs to the class.
+
+    Raises:
+        TypeError: the blob holds something else.
+    """
+    stream = io.BytesIO(blob)
+    found = pickle.load(stream)
+    cls, *held = found if isinstance(found, tuple) else (found,)
+    if not (isinstance(cls, type) and issubclass(cls, Function)):
+        raise TypeError(f"shipped code holds {cls!r}, not a Function class")
+    settings = pickle.load(stream) if stream.tell() < len(blob) else {}
+    return Loaded(cls, settings, tuple(held))
+
+
+def load_attributes(data: bytes, buffers: Sequence[Any], held: tuple[type, ...]) -> dict[str, Any]:
+    """What ``pack_attributes`` has packed."""
+    unpickler = _Unpickler(io.BytesIO(data), buffers=buffers)
+    unpickler.held = held
+    attributes: dict[str, Any] = unpickler.load()
+    return attributes
+
+
+def thaw(data: bytes) -> Any:
+    """An object whose arrays were packed with it, and so are its own."""
+    return pickle.loads(data)
+
+
+class _Unpickler(pickle.Unpickler):
+    held: tuple[type, ...]
+
+    def persistent_load(self, number: int) -> type:
+        return self.held[number]
+
+
+def establish(settings: Settings) -> None:
+    """Have installed modules hold what they hold where the class comes from."""
+    for (name, attribute), value in settings.items():
+        module = sys.modules.get(name) or importlib.import_module(name)
+        if not same(vars(module).get(attribute, MISSING), value):
+            setattr(module, attribute, value)

@@ -1,0 +1,450 @@
+"""Survey of a Function class: everything that its backward can read, and what could change there.
+
+A wrong gradient from a stale global is the worst thing mpgrad could ship, so the survey is careful:
+what it cannot see counts as a problem. It follows functions, classes, closures, default arguments
+and ``module.NAME``. Installed code (site-packages, the standard library, mpgrad) is the same in
+every process and is not looked into.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+import sys
+import types
+from collections import deque
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from mpgrad.autograd.function import Function
+from mpgrad.base.hash_seed import fixed_hash_seed
+from mpgrad.shipping.code_reads import Access, code_reads
+from mpgrad.shipping.constants import (
+    MISSING,
+    has_own_order,
+    is_constant,
+    is_enum_member,
+    is_importable,
+)
+from mpgrad.shipping.findings import (
+    FunctionState,
+    Survey,
+    article,
+    cell_contents,
+    line_of,
+)
+from mpgrad.shipping.generated_members import (
+    IGNORED,
+    OF_NAMEDTUPLE,
+    generated_in,
+    is_bookkeeping,
+)
+from mpgrad.shipping.installed_state import (
+    InstalledGlobal,
+    is_installed_name,
+    is_replaced,
+    is_trusted,
+    settings_of,
+)
+from mpgrad.shipping.process_state import (
+    DYNAMIC_BUILTINS,
+    HARMLESS_STORES,
+    SUSPECT_ATTRIBUTES,
+    is_installed_module,
+    is_installed_namespace,
+    process_state,
+)
+
+#: Parts of a Function that backward does not need, unless it names them.
+_FORWARD_ONLY = frozenset({"forward", "setup_context"})
+#: What helps against it.
+_ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
+_DESCRIPTORS = (
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+
+def survey(cls: type[Function], held: tuple[type, ...] = ()) -> Survey:
+    """Look through ``cls.backward`` and all that it can reach.
+
+    Args:
+        cls: the Function.
+        held: classes of values that its ctx holds.
+    """
+    return _Surveyor().run(cls, held)
+
+
+class _Surveyor:
+    def __init__(self) -> None:
+        self._found = Survey()
+        self._queue: deque[types.FunctionType | type] = deque()
+        #: By id; holds the objects, so that no id is used twice.
+        self._seen: dict[int, Any] = {}
+        self._names: set[str] = set()
+        #: Functions (by id) whose first parameter is an object of their own: self or ctx.
+        self._methods: set[int] = set()
+        #: Those (by id) that the standard library has written.
+        self._generated: set[int] = set()
+        #: Those of the methods (by id) that get a ctx.
+        self._rules: set[int] = set()
+        self._forward: list[tuple[type, str, Any]] | None = []
+        #: The surveyed class with its bases, mixins included: what their forward is for.
+        self._lineage: tuple[type, ...] = ()
+
+    def run(self, cls: type[Function], held: tuple[type, ...]) -> Survey:
+        if "<locals>" in cls.__qualname__:
+            self._found.is_inner = True
+            self._problem(
+                f"{cls.__qualname__} is defined inside a function, whose variables it may share; "
+                "define it at the top level of a module"
+            )
+        self._lineage = cls.__mro__
+        self._visit(cls, cls.__name__)
+        for other in held:
+            self._visit(other, f"ctx holds {article(other.__name__)}")
+        self._drain()
+        postponed, self._forward = self._forward or [], None
+        if self._names & {*_FORWARD_ONLY, "apply"}:
+            for owner, name, value in postponed:
+                self._class_attribute(owner, name, value)
+            self._drain()
+        else:
+            functions = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
+            self._found.forward_only = functions - self._seen.keys()
+        return self._found
+
+    def _drain(self) -> None:
+        while self._queue:
+            value = self._queue.popleft()
+            if isinstance(value, types.FunctionType):
+                self._function(value)
+            else:
+                self._class(value)
+
+    def _problem(self, text: str) -> None:
+        self._found.problems.append(text)
+
+    # ------------------------------------------------------------------ values
+
+    def _visit(self, value: Any, label: str) -> None:
+        """``label`` says who reads what: "f() reads `X`"."""
+        if is_constant(value):
+            if has_own_order(value):
+                self._problem(f"{label}, whose order differs in each process; {_ORDER}")
+            return
+        if id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, types.FunctionType | type):
+            self._queue.append(value)
+        elif isinstance(value, staticmethod | classmethod):
+            self._visit(value.__func__, label)
+        elif isinstance(value, property):
+            for part in (value.fget, value.fset, value.fdel):
+                self._visit(part, label)
+        elif isinstance(value, tuple | frozenset):
+            self._visit(type(value), label)
+            for item in value:
+                self._visit(item, f"{label} (inside a {type(value).__name__})")
+        elif isinstance(value, functools.partial):
+            self._partial(value, label)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._cached(value, label)
+        elif is_enum_member(value):
+            self._visit(type(value), label)
+        elif isinstance(value, types.ModuleType):
+            self._module(value, label)
+        elif not self._is_harmless_object(value, label):
+            self._problem(f"{label}, {article(type(value).__name__)}, which can change")
+
+    def _partial(self, value: functools.partial[Any], label: str) -> None:
+        self._visit(value.func, label)
+        self._visit(value.args, label)
+        for name, item in value.keywords.items():
+            self._found.bindings.append((value.keywords, name, item))
+            self._visit(item, label)
+
+    def _cached(self, cached: functools._lru_cache_wrapper[Any], label: str) -> None:
+        """What the cache has kept must be what a worker computes, whose cache is empty."""
+        self._visit(cached.__wrapped__, label)
+        inner = _Surveyor()
+        caches = [seen for seen in self._seen.values() if type(seen) is type(cached)]
+        inner._seen = {id(seen): seen for seen in caches}  # they may call one another
+        inner._visit(cached.__wrapped__, label)
+        inner._drain()
+        bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
+        bound += [("a variable of its closure", value) for _, value in inner._found.cells]
+        for name, value in bound:
+            if is_constant(value):
+                self._problem(
+                    f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so what it "
+                    "has kept may be older than that; pass it as an argument"
+                )
+                return
+
+    def _module(self, module: types.ModuleType, label: str) -> None:
+        """A module used as a value: what is read from it cannot be seen."""
+        if is_installed_namespace(vars(module)):
+            if process_state(module.__name__, None):
+                self._problem(f"{label}, whose state belongs to one process")
+        else:
+            self._found.whole_modules.add(id(module))
+            self._problem(f"{label}, a module, in a way that hides which of its names are used")
+
+    def _is_harmless_object(self, value: Any, label: str) -> bool:
+        """Installed functions written in C, loggers and descriptors."""
+        if isinstance(value, types.BuiltinFunctionType | types.MethodType):
+            owner = value.__self__
+            if owner is not None and not isinstance(owner, types.ModuleType | type):
+                return is_constant(owner)
+            if isinstance(value, types.MethodType):
+                self._visit(value.__func__, label)
+                self._visit(owner, label)
+            else:
+                self._check_installed(value, label)
+            return True
+        if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
+            return True
+        if type(value).__module__ == "dataclasses" or type(value).__name__ == "_tuplegetter":
+            return True  # stands for a default that is missing; a field of a namedtuple
+        module = sys.modules.get(getattr(type(value), "__module__", ""))
+        if module is None or not is_installed_namespace(vars(module)) or not callable(value):
+            return False
+        home = getattr(value, "__module__", None)
+        # numpy's ufuncs have no __module__, but pickle by name.
+        return type(value).__name__ == "ufunc" or (
+            isinstance(home, str) and is_installed_module(home) and is_importable(value)
+        )
+
+    # ------------------------------------------------------------------ functions
+
+    def _function(self, function: types.FunctionType) -> None:
+        if is_installed_name(function):
+            self._check_installed(function, f"it calls {function.__qualname__}()")
+            self._installed(function)
+            return
+        free = self._function_state(function)
+        if id(function) in self._generated:
+            return
+        if is_installed_namespace(function.__globals__):
+            return  # a decorator's inner function: only what it wraps is the user's
+        self._by_value(function.__module__)
+        reads = code_reads(function.__code__)
+        for access in reads.accesses:
+            self._access(access, function, free)
+        for attribute, line in reads.attributes:
+            self._names.add(attribute)
+            if attribute in SUSPECT_ATTRIBUTES:
+                self._problem(f"{line_of(function, line)} uses .{attribute} of an unknown object")
+        if fixed_hash_seed() is None:
+            for line in reads.sets:
+                self._problem(
+                    f"{line_of(function, line)} makes a set, whose order of strings and objects "
+                    f"differs in each process; {_ORDER}"
+                )
+        own = function.__code__.co_varnames[:1] if id(function) in self._methods else ()
+        for variable, attribute, line in reads.stores:
+            if variable in own and id(function) in self._rules:
+                self._problem(
+                    f"{line_of(function, line)} sets {variable}.{attribute}, where the caller and "
+                    "a later backward would find it"
+                )
+            elif variable not in own and attribute not in HARMLESS_STORES:
+                self._problem(
+                    f"{line_of(function, line)} sets .{attribute} of an object that may be shared"
+                )
+
+    def _function_state(self, function: types.FunctionType) -> dict[str, Any]:
+        """Visit what the function carries along; return the variables of its closure."""
+        found, code, name = self._found, function.__code__, function.__qualname__
+        kwdefaults = function.__kwdefaults__ or {}
+        found.functions.append(FunctionState.of(function))
+        for value in (*(function.__defaults__ or ()), *kwdefaults.values()):
+            self._visit(value, f"{name}() has a default argument")
+        for attribute, value in vars(function).items():
+            if attribute in IGNORED:
+                continue
+            found.bindings.append((vars(function), attribute, value))
+            self._visit(value, f"{name}() has the attribute `{attribute}`")
+        free: dict[str, Any] = {}
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            free[variable] = content = cell_contents(cell)
+            if is_bookkeeping(variable, function):
+                continue
+            found.cells.append((cell, content))
+            if content is MISSING:
+                self._problem(f"{name}() reads `{variable}`, a closure variable without a value")
+            elif not isinstance(content, types.ModuleType):
+                self._visit(content, f"{name}() reads the closure variable `{variable}`")
+        return free
+
+    def _check_installed(self, function: Any, label: str) -> None:
+        """``from mpgrad import randn``: the same as ``mpgrad.randn``."""
+        module = getattr(function, "__module__", None) or ""
+        if process_state("os" if module == "posix" else module, function.__name__):
+            self._problem(f"{label}, whose state belongs to one process")
+
+    def _by_value(self, module_name: str | None) -> None:
+        module = sys.modules.get(module_name or "")
+        if module is not None and not is_installed_namespace(vars(module)):
+            self._found.user_modules[module.__name__] = module
+
+    def _access(self, access: Access, function: types.FunctionType, free: dict[str, Any]) -> None:
+        self._names.update(access.path)
+        where = line_of(function, access.line)
+        full_name = ".".join((access.name, *access.path))
+        if access.action == "store":
+            self._problem(f"{where} writes `{full_name}`")
+        elif access.action == "computed":
+            self._problem(f"{where} calls getattr() with a name computed at run time")
+        elif access.source == "import":
+            self._import(access, where)
+        elif access.source == "free":
+            self._follow(free.get(access.name), access, f"{where} reads the closure variable")
+        else:
+            namespace = function.__globals__
+            value = namespace.get(access.name, MISSING)
+            self._found.bindings.append((namespace, access.name, value))
+            if value is not MISSING:
+                self._follow(value, access, f"{where} reads the global")
+            elif access.name in DYNAMIC_BUILTINS and hasattr(builtins, access.name):
+                self._problem(f"{where} calls {access.name}(), whose effect cannot be foreseen")
+
+    def _import(self, access: Access, where: str) -> None:
+        if access.name.startswith(".") or not is_installed_module(access.name):
+            self._problem(
+                f"{where} imports {access.name}, where a worker could find another version; "
+                "import it at the top of the module"
+            )
+            return
+        if process_state(access.name, access.path[0] if access.path else "*"):
+            self._problem(f"{where} uses {access.name}, whose state belongs to one process")
+        module = sys.modules.get(access.name)
+        if module is not None:
+            self._follow(module, access, f"{where} imports")
+
+    def _follow(self, value: Any, access: Access, label: str) -> None:
+        """Walk ``a.b.c`` as far as modules, classes and functions go, and visit what is there."""
+        name = access.name
+        for position, attribute in enumerate(access.path):
+            if isinstance(value, types.ModuleType):
+                if is_installed_namespace(vars(value)):
+                    self._follow_installed(value, access.path[position:], f"{label} `{name}")
+                    return
+                value = self._module_attribute(value, attribute, f"{label} `{name}.{attribute}`")
+            else:
+                break  # functions and classes are visited with all their attributes
+            name = f"{name}.{attribute}"
+            if value is MISSING:
+                return
+        if access.action == "member" and is_constant(value):
+            return
+        if not (isinstance(value, types.ModuleType) and access.action == "alias"):
+            self._visit(value, f"{label} `{name}`")
+
+    def _follow_installed(
+        self, module: types.ModuleType, path: tuple[str, ...], label: str
+    ) -> None:
+        """Only look for what belongs to one process: ``np.random.rand``, ``os.environ``."""
+        name: str = module.__name__
+        for attribute in path:
+            if process_state(name, attribute):
+                break
+            loaded = sys.modules.get(name)
+            value = vars(loaded).get(attribute, MISSING) if loaded is not None else MISSING
+            if loaded is not None:
+                self._found_installed(loaded, attribute, value, f"{label}.{'.'.join(path)}`")
+            # A lazy package may not have loaded its submodule yet.
+            name = value.__name__ if isinstance(value, types.ModuleType) else f"{name}.{attribute}"
+        else:
+            if not process_state(name, None):
+                return
+        self._problem(f"{label}.{'.'.join(path)}`, whose state belongs to one process")
+
+    def _found_installed(
+        self, module: types.ModuleType, attribute: str, value: Any, label: str
+    ) -> None:
+        """What user code reads of an installed module by name."""
+        self._found.bindings.append((vars(module), attribute, value))
+        if is_replaced(module, attribute, value):
+            name = getattr(value, "__qualname__", type(value).__qualname__)
+            self._problem(f"{label}, which was replaced here by {name}")
+        elif isinstance(value, types.FunctionType | type):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._installed(value)
+        elif is_constant(value):
+            self._setting(InstalledGlobal(module.__name__, vars(module), attribute, value))
+        elif not is_trusted(module.__name__) and isinstance(value, list | dict | set | np.ndarray):
+            self._problem(f"{label}, {article(type(value).__name__)}, which can change")
+
+    def _installed(self, value: types.FunctionType | type) -> None:
+        """A function or class of an installed package, which reads settings of that."""
+        if not is_trusted(value.__module__):
+            settings, problems = settings_of(value)
+            for text in problems:
+                self._problem(text)
+            for setting in settings:
+                self._setting(setting)
+
+    def _setting(self, setting: InstalledGlobal) -> None:
+        self._found.bindings.append((setting.namespace, setting.name, setting.value))
+        self._found.settings[setting.module, setting.name] = setting.value
+
+    def _module_attribute(self, module: types.ModuleType, attribute: str, label: str) -> Any:
+        namespace = vars(module)
+        value = namespace.get(attribute, MISSING)
+        self._found.bindings.append((namespace, attribute, value))
+        if type(module) is not types.ModuleType or (
+            value is MISSING and "__getattr__" in namespace
+        ):
+            self._problem(f"{label}, which the module may compute when it is asked for")
+        if value is MISSING:
+            return MISSING
+        _, names = self._found.module_reads.setdefault(id(module), (module, {}))
+        names[attribute] = value
+        return value
+
+    # ------------------------------------------------------------------ classes
+
+    def _class(self, cls: type) -> None:
+        module = sys.modules.get(cls.__module__)
+        if module is not None and is_installed_namespace(vars(module)):
+            self._installed(cls)
+            return
+        self._by_value(cls.__module__)
+        self._found.classes.append((cls, cls.__bases__, len(vars(cls))))
+        for base in (*cls.__bases__, type(cls)):
+            self._visit(base, cls.__name__)
+        attributes = vars(cls)
+        if issubclass(cls, Enum):
+            attributes = types.MappingProxyType(
+                {k: v for k, v in attributes.items() if not k.startswith("_")}
+            )
+        of_namedtuple = cls.__bases__ == (tuple,) and "_fields" in attributes
+        for name, value in attributes.items():
+            if name in IGNORED or (of_namedtuple and name in OF_NAMEDTUPLE):
+                continue
+            if "__dataclass_fields__" in attributes:
+                self._generated.update(map(id, generated_in(name, value)))
+            unneeded = name in _FORWARD_ONLY and cls in self._lineage
+            if unneeded and self._forward is not None:
+                self._forward.append((cls, name, value))
+            else:
+                self._class_attribute(cls, name, value)
+
+    def _class_attribute(self, cls: type, name: str, value: Any) -> None:
+        self._found.bindings.append((vars(cls), name, value))
+        if isinstance(value, types.FunctionType) and name != "__new__":
+            self._methods.add(id(value))
+        elif isinstance(value, staticmethod) and issubclass(cls, Function):
+            self._methods.add(id(value.__func__))
+            self._rules.add(id(value.__func__))
+        self._visit(value, f"{cls.__name__} has the attribute `{name}`")

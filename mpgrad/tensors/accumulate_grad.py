@@ -1,0 +1,154 @@
+"""AccumulateGrad: the sink at each leaf that adds a finished gradient to ``.grad``."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpgrad.devices.device_arrays import device_of, is_writable, on
+from mpgrad.graph.anomaly import mode as anomaly
+from mpgrad.graph.anomaly import origin
+from mpgrad.graph.grad_modes import is_inference_mode_enabled
+from mpgrad.graph.node import NATIVE, SEQUENCE_NR_MAX, InputMetadata, Node
+from mpgrad.tensors.assigned_grad import wanted_dtype
+from mpgrad.tensors.storage import adopt, adopt_in_layout, is_dense
+
+if TYPE_CHECKING:
+    from mpgrad.tensors.tensor import Tensor
+
+_grad_lock = threading.RLock()
+_has_warned_of_layout = False
+
+
+def grad_lock() -> AbstractContextManager[object]:
+    """Held while a thread checks leaves and adds to their ``.grad``; never while user code runs.
+
+    One lock for all leaves: so the commit of one backward does not mix with another thread's.
+    """
+    return _grad_lock
+
+
+def _forget_lock_in_child() -> None:
+    # Another thread may have held it at the fork.
+    global _grad_lock
+    _grad_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock_in_child)
+
+
+class AccumulateGrad(Node):
+    """Owns the leaf; the leaf holds it weakly, so that it lives as long as a graph that uses it."""
+
+    __slots__ = ("variable",)
+
+    prefix = NATIVE
+
+    def __init__(self, variable: Tensor, gradient: InputMetadata) -> None:
+        # Once for each leaf in every step of a training loop: by itself, without Node.__init__.
+        self.next_edges = ()
+        self.input_metadata = (gradient,)
+        self.sequence_nr = SEQUENCE_NR_MAX
+        self.hooks = None
+        self._metadata = origin() if anomaly.enabled else None
+        self.variable = variable
+        if variable._leaf_hooks is not None:
+            self.own_hooks().tensor[0] = variable._leaf_hooks
+
+    def accumulate(self, grad: Any, *, exclusive: bool) -> None:
+        """Add ``grad`` to ``variable.grad``, keeping the identity of a ``.grad`` that exists.
+
+        The caller holds ``grad_lock()``.
+
+        Args:
+            grad: C-contiguous, of the variable's shape and gradient dtype.
+            exclusive: nobody else holds the array, so that ``.grad`` may adopt it as it is.
+        """
+        variable = self.variable
+        if not variable._requires_grad:
+            return
+        existing = variable._grad
+        if existing is None:
+            variable._begin_grad(first_grad(grad, variable._array, exclusive=exclusive))
+            return
+        existing._version_counter.count()
+        with on(device_of(grad)):
+            np.add(existing._array, grad, out=existing._array, casting="same_kind")
+        if existing._array.strides != variable._array.strides:
+            _check_layout(existing._array, variable._array)
+
+    def check(self) -> None:
+        """Raise if the gradient could not be added now (a commit is all or none).
+
+        Raises:
+            RuntimeError: the leaf became part of a graph, or its ``.grad`` cannot be written.
+        """
+        variable = self.variable
+        if getattr(variable, "_belongs_to_client", False):
+            raise RuntimeError(
+                "a backward() inside a Function that runs on a worker would add to the .grad of a "
+                'tensor of the calling process, which it cannot reach. Set run_on = "client" on '
+                "the Function, or use mg.grad() and return the gradients."
+            )
+        if variable._grad_fn is not None:
+            raise RuntimeError("leaf variable has been moved into the graph interior")
+        grad = variable._grad
+        if grad is None:
+            return
+        expected = self.input_metadata[0]
+        any_dtype = wanted_dtype(variable) is None
+        if grad.shape != expected.shape or (grad.dtype != expected.dtype and not any_dtype):
+            raise RuntimeError(
+                f"the gradient of a leaf has shape {expected.shape} and dtype {expected.dtype}, but"
+                f" its .grad has shape {grad.shape} and dtype {grad.dtype}"
+            )
+        if grad.is_inference() and not is_inference_mode_enabled():
+            raise RuntimeError(
+                "Inplace update to inference tensor outside InferenceMode is not allowed: a leaf's "
+                ".grad was made in inference mode. Set it to None, or to a clone."
+            )
+        if grad.device != expected.device:
+            raise RuntimeError(
+                f"the gradient of a leaf lies on {expected.device}, but its .grad on "
+                f"{grad.device}: set that to None, or move it"
+            )
+        if not is_writable(grad._array):
+            raise RuntimeError("a leaf's .grad is read-only, so that nothing can be added to it")
+
+
+# ---------------------------------------------------------------------- the layout of .grad
+
+
+def first_grad(grad: Any, leaf: Any, *, exclusive: bool) -> Any:
+    """The array of a leaf's first ``.grad``: in the leaf's layout if that is dense, else C order.
+
+    So an optimizer walks through both in the same order. ``grad`` itself where it may be adopted.
+    """
+    if not leaf.flags.c_contiguous and leaf.shape == grad.shape and is_dense(leaf):
+        return adopt_in_layout(grad, leaf)
+    whole = exclusive and grad.flags.c_contiguous and is_writable(grad)
+    return grad if whole else adopt(grad)
+
+
+def _check_layout(grad: Any, leaf: Any) -> None:
+    """Warn, once per process, of a ``.grad`` that was assigned in another layout."""
+    global _has_warned_of_layout
+    if _has_warned_of_layout or grad.shape != leaf.shape:
+        return
+    if not is_dense(leaf) and grad.flags.c_contiguous:
+        return
+    if leaf.flags.c_contiguous and grad.flags.c_contiguous:
+        return  # they differ in dimensions of length 1 only
+    _has_warned_of_layout = True
+    warnings.warn(
+        "grad and param do not obey the gradient layout contract. This is not an error, but may "
+        f"impair performance. grad.shape = {grad.shape}, strides() = {grad.strides}; "
+        f"param.shape = {leaf.shape}, strides() = {leaf.strides}",
+        UserWarning,
+        stacklevel=2,
+    )

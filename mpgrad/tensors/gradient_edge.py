@@ -1,0 +1,41 @@
+"""GradientEdge: a place in the graph that users can hold without holding a tensor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpgrad.graph.node import Node
+from mpgrad.tensors.tensor import Tensor, gradient_edge
+
+
+class GradientEdge(NamedTuple):
+    """Where a tensor's gradient flows: input ``output_nr`` of ``node``.
+
+    ``backward()`` and ``grad()`` take it as a root and as an input. It remembers the place: what
+    happens to the tensor later (an in-place operation, its death) does not move it.
+
+    Attributes:
+        node: the tensor's grad_fn, or its AccumulateGrad if it is a leaf.
+        output_nr: which output of the recorded operation the tensor was.
+        ownership_token: None. In PyTorch it keeps the Node of a custom Function alive; here
+            ``node`` does so itself.
+    """
+
+    node: Node
+    output_nr: int
+    ownership_token: Node | None = None
+
+
+def get_gradient_edge(tensor: Tensor) -> GradientEdge:
+    """The place in the graph where the gradient of ``tensor`` flows.
+
+    Raises:
+        RuntimeError: ``tensor`` does not require grad.
+    """
+    if not tensor.requires_grad:
+        raise RuntimeError(
+            "It is not possible to get the gradient edge for a Tensor that does not require "
+            "gradients"
+        )
+    edge = gradient_edge(tensor)
+    return GradientEdge(edge.function, edge.input_nr)

@@ -1,0 +1,105 @@
+"""Which saved-tensor hooks are in force on which thread (see ``saved_tensors_hooks``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpgrad.base.thread_state import PerThread
+
+if TYPE_CHECKING:
+    from mpgrad.tensors.tensor import Tensor
+
+
+class HookPair(NamedTuple):
+    """What ``saved_tensors_hooks`` was given."""
+
+    pack: Callable[[Tensor], Any]
+    unpack: Callable[[Any], Tensor]
+
+
+class HookState(NamedTuple):
+    """The pairs that a thread has entered, innermost last, and why it may enter no more."""
+
+    pairs: tuple[HookPair, ...] = ()
+    forbidden: str | None = None
+
+
+class _Threads(PerThread):
+    state = HookState()
+
+
+class SavedTensorsHooks:
+    """The saved-tensor hooks of every thread.
+
+    Attributes:
+        entered: one None for each pair that is in force, on all threads together. While it is
+            empty, and that is nearly always, saving a tensor need not ask which thread it is on.
+    """
+
+    __slots__ = ("_threads", "entered")
+
+    def __init__(self) -> None:
+        self.entered: list[None] = []
+        self._threads = _Threads()
+
+    @property
+    def state(self) -> HookState:
+        """This thread's hooks. Another thread that goes on with its work adopts them."""
+        return self._threads.state
+
+    @state.setter
+    def state(self, state: HookState) -> None:
+        self._threads.state = state
+
+    def innermost(self) -> HookPair | None:
+        """The pair that packs what this thread saves."""
+        pairs = self._threads.state.pairs
+        return pairs[-1] if pairs else None
+
+    def push(self, pair: HookPair) -> None:
+        """Enter ``pair``.
+
+        Raises:
+            RuntimeError: hooks are disabled.
+        """
+        state = self._threads.state
+        if state.forbidden is not None:
+            raise RuntimeError(state.forbidden)
+        self._threads.state = state._replace(pairs=(*state.pairs, pair))
+        self.entered.append(None)  # how many is what counts
+
+    def pop(self) -> None:
+        """Leave the innermost pair.
+
+        Raises:
+            RuntimeError: this thread has entered none.
+        """
+        state = self._threads.state
+        if not state.pairs:
+            raise RuntimeError("there are no saved-tensor hooks to leave on this thread")
+        self._threads.state = state._replace(pairs=state.pairs[:-1])
+        self.entered.pop()
+
+    def restore(self, before: HookState) -> None:
+        """Go back to what was in force on this thread ``before``."""
+        change = len(before.pairs) - len(self._threads.state.pairs)
+        self.entered += [None] * change
+        if change < 0:
+            del self.entered[change:]
+        self._threads.state = before
+
+    @contextmanager
+    def only_if(self, condition: bool) -> Iterator[None]:
+        """Without hooks unless ``condition``: what is recorded inside is not the user's."""
+        before = self.state
+        if not condition:
+            self.state = HookState()
+        try:
+            yield
+        finally:
+            self.state = before
+
+
+HOOKS = SavedTensorsHooks()

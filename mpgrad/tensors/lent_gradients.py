@@ -1,0 +1,155 @@
+"""Between the engine and user code: what one of them keeps is never written by the other.
+
+``lend`` says what a Function's backward gets, ``own`` what the engine takes from user code. Both
+copy only where somebody else holds the memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.devices.device_arrays import copied, is_on_gpu
+from mpgrad.shm.lease import Lease
+from mpgrad.tensors.storage import is_exclusive
+from mpgrad.tensors.tensor import Tensor
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+def _counted() -> int:
+    arrays = [np.empty(0)]
+    return sys.getrefcount(arrays[0]) - 1
+
+
+#: What ``sys.getrefcount(holder.array)`` adds to what there is (it differs by interpreter).
+_COUNTED = _counted()
+
+
+class _Loan:
+    """What NumPy takes for the owner of a lent array: every view of that refers to it, and to no
+    array behind it."""
+
+    __slots__ = ("__array_interface__", "array")
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.__array_interface__ = array.__array_interface__
+        self.__array_interface__["data"] = (self.__array_interface__["data"][0], True)
+
+
+def lend(grads: list[Any]) -> list[Tensor | None]:
+    """The gradients (arrays or None) as tensors for a rule of the user's; ``grads`` is emptied.
+
+    What nobody else holds is the rule's to change. Anything else is read-only, until it is changed
+    in place (see ``become_own``).
+    """
+    lent: list[Tensor | None] = []
+    for nr in range(len(grads)):
+        # Taken out, so that this is the only reference if nobody else has one.
+        array, grads[nr] = grads[nr], None
+        if array is None or is_on_gpu(array):
+            lent.append(None if array is None else Tensor(array))
+            continue
+        array = np.asarray(array)
+        if is_exclusive(array):
+            lent.append(Tensor(array))
+            continue
+        original = array
+        if array.flags.writeable or not _has_no_other_view(array):
+            array = np.asarray(_Loan(array))
+        tensor = Tensor(array)
+        tensor._lent = original  # type: ignore[attr-defined]
+        lent.append(tensor)
+    return lent
+
+
+def take_back(lent: list[Tensor | None]) -> list[tuple[Array, Array]]:
+    """Of what ``lend`` gave and user code could not change: the array that it saw, and the one
+    behind that."""
+    found = []
+    for tensor in lent:
+        if tensor is not None and "_lent" in vars(tensor):
+            found.append((tensor._array, tensor._lent))  # type: ignore[attr-defined]
+            # User code may keep the tensor, which is not to keep the gradient.
+            tensor._lent = None  # type: ignore[attr-defined]
+    return found
+
+
+def become_own(tensor: Tensor) -> bool:
+    """Give a lent gradient memory of its own, because it is about to be changed in place.
+
+    Returns:
+        Whether it has; False for any other tensor, and where a view would be left behind.
+    """
+    if "_lent" not in vars(tensor):
+        return False
+    tensor._lent = None  # type: ignore[attr-defined]
+    if sys.getrefcount(tensor._array) - _COUNTED > 1 or not _has_no_other_view(tensor._array):
+        return False
+    tensor._array = tensor._array.copy()
+    del tensor._lent  # type: ignore[attr-defined]
+    return True
+
+
+def _has_no_other_view(array: Array) -> bool:
+    """Whether no other array lies in the memory of ``array``, which does not own it."""
+    if type(array.base) is not np.ndarray:
+        return array.base is not None
+    return sys.getrefcount(array.base) - _COUNTED <= 1
+
+
+def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> None:
+    """Copy those of the first ``count`` of ``arrays`` that user code could still write to.
+
+    Args:
+        arrays: what user code gave (arrays or None), and behind that what it had got; nothing
+            else of the engine's refers to these.
+        count: how many it gave.
+        untouched: what it got and could not write to: (that array, what takes its place).
+    """
+    for at in range(count):
+        # No variable stands for the array: its references are counted.
+        if arrays[at] is None or _is_fresh(arrays, at):
+            continue
+        for seen, original in untouched:
+            if arrays[at] is seen:
+                arrays[at] = original
+                break
+            if _is_view_for_reading(arrays[at], seen):
+                break
+        else:
+            if not _is_only_in(arrays, at):
+                arrays[at] = copied(arrays[at])
+
+
+def _is_fresh(arrays: list[Any], at: int) -> bool:
+    """Whether it is an array of its own that nobody else has, as most are."""
+    return arrays[at].base is None and sys.getrefcount(arrays[at]) - _COUNTED == 1
+
+
+def _is_view_for_reading(array: Any, of: Any) -> bool:
+    """Whether ``array`` is a read-only view of a lent array."""
+    if type(array) is not np.ndarray or array.flags.writeable:
+        return False
+    memory = of.base if type(of.base) is np.ndarray else of
+    return array.base is memory
+
+
+def _is_only_in(arrays: list[Any], at: int) -> bool:
+    """Whether ``arrays`` are the only way to ``arrays[at]`` and to its memory."""
+    if sys.getrefcount(arrays[at]) - _COUNTED > sum([other is arrays[at] for other in arrays]):
+        return False
+    if type(arrays[at]) is not np.ndarray or arrays[at].base is None:
+        return True
+    if type(arrays[at].base) is not np.ndarray:
+        return type(arrays[at].base) is bytes
+    if not (arrays[at].base.base is None or isinstance(arrays[at].base.base, Lease)):
+        return False
+    views = {id(other): other for other in arrays if other is not None}
+    known = sum([other.base is arrays[at].base for other in views.values()])
+    known += sum([other is arrays[at].base for other in arrays])
+    return sys.getrefcount(arrays[at].base) - _COUNTED <= known + (id(arrays[at].base) in views)

@@ -1,0 +1,98 @@
+"""Context managers that change how tensors are saved for backward: packed, on the CPU, not at all.
+
+Public as ``mg.autograd.graph.saved_tensors_hooks`` and so on. What they put in force lives in
+``hooks_in_force.HOOKS``; Nodes that have packed something run in the calling process (see
+``engine.placement``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mpgrad.tensors.hooks_in_force import HOOKS, HookPair
+from mpgrad.tensors.tensor import Tensor
+
+
+class saved_tensors_hooks:
+    """Pack every tensor that is saved inside, and unpack it when backward needs it.
+
+    Example::
+
+        def pack(x):
+            path = new_file()
+            np.save(path, x.numpy(force=True))
+            return path
+
+        with mg.autograd.graph.saved_tensors_hooks(pack, lambda path: mg.tensor(np.load(path))):
+            y = model(x)
+
+    Of nested pairs only the innermost packs. ``unpack_hook`` runs in the calling process, on the
+    thread that called ``backward()``, each time that the tensor is needed; which tensor comes first
+    is not specified. Versions are not checked: a hook that keeps a tensor which is changed in place
+    later unpacks the changed values.
+
+    Args:
+        pack_hook: gets the tensor that is to be saved, with recording off, and returns anything. It
+            may not change the tensor, and should not keep it: a Node's own output that is kept
+            keeps its Node alive (keep ``x.detach()``).
+        unpack_hook: gets what ``pack_hook`` returned and returns a Tensor with the same values.
+    """
+
+    def __init__(
+        self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]
+    ) -> None:
+        self.pack_hook, self.unpack_hook = pack_hook, unpack_hook
+
+    def __enter__(self) -> None:
+        """
+        Raises:
+            TypeError: a hook cannot be called.
+            RuntimeError: hooks are disabled (:func:`disable_saved_tensors_hooks`).
+        """
+        if not callable(self.pack_hook) or not callable(self.unpack_hook):
+            raise TypeError("saved_tensors_hooks: pack_hook and unpack_hook must be callable")
+        HOOKS.push(HookPair(self.pack_hook, self.unpack_hook))
+
+    def __exit__(self, *exc: object) -> None:
+        HOOKS.pop()
+
+
+class save_on_cpu(saved_tensors_hooks):
+    """Keep what is saved inside in the CPU's memory, and bring it back to its device for backward.
+
+    A tensor that is on the CPU already is kept as it is, without a copy.
+
+    Args:
+        pin_memory: copy each tensor to memory of its own, also one that is on the CPU already.
+        device_type: of the other devices; kept for PyTorch's callers.
+    """
+
+    def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        def pack(tensor: Tensor) -> tuple[Any, Tensor]:
+            kept = tensor.detach().to("cpu")
+            return tensor.device, kept.clone() if pin_memory else kept
+
+        def unpack(packed: tuple[Any, Tensor]) -> Tensor:
+            device, tensor = packed
+            return tensor.to(device)
+
+        super().__init__(pack, unpack)
+
+
+@contextmanager
+def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+    """Inside, entering a pair of saved-tensor hooks raises ``RuntimeError(error_message)``.
+
+    Raises:
+        RuntimeError: with ``error_message``, too, if a pair is in force already.
+    """
+    before = HOOKS.state
+    if before.pairs:
+        raise RuntimeError(error_message)
+    HOOKS.state = before._replace(forbidden=error_message)
+    try:
+        yield
+    finally:
+        HOOKS.state = HOOKS.state._replace(forbidden=before.forbidden)

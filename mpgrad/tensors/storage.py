@@ -1,0 +1,181 @@
+"""Where the client's arrays are born: in its shared arena where that pays, else on the heap.
+
+An array that lies in the arena is handed to a worker as an offset; any other is copied at each
+hand-over. An array of a GPU is born in the memory of the CUDA driver. Knows arenas, not tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mpgrad.backends.cpu import LARGE_BYTES
+from mpgrad.base.device import CPU, Device
+from mpgrad.devices import device_arrays
+from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.shm.arena import client_arena
+from mpgrad.shm.lease import Lease
+
+
+class VersionCounter:
+    """Counts in-place changes; shared by a tensor, its views and its ``detach()``."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def count(self) -> None:
+        """Note a change."""
+        self.value += 1
+        for changed in _watchers:
+            changed.append(self)
+
+
+#: Lists that get the counter of everything that is changed.
+_watchers: list[list[VersionCounter]] = []
+
+
+@contextmanager
+def watched() -> Iterator[list[VersionCounter]]:
+    """The counters of what any thread changes in place inside the block."""
+    changed: list[VersionCounter] = []
+    _watchers.append(changed)
+    try:
+        yield changed
+    finally:
+        # By identity: lists are equal if their elements are.
+        _watchers[:] = [other for other in _watchers if other is not changed]
+
+
+class _InferenceVersion(VersionCounter):
+    """The counter of all tensors made in inference mode: it counts nothing."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> int:
+        return 0
+
+    @value.setter
+    def value(self, value: int) -> None:
+        pass
+
+    def __init__(self) -> None:
+        pass
+
+
+#: A tensor with this counter is an inference tensor.
+INFERENCE = _InferenceVersion()
+
+
+def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
+    """An uninitialised C-contiguous array of ``shape`` (elements), in the arena if large.
+
+    Raises:
+        SharedMemoryExhausted: the arena's limit is reached.
+    """
+    if device.index is not None:
+        return device_arrays.empty(shape, dtype, device)
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LARGE_BYTES:
+        return np.empty(shape, dtype)
+    arena = client_arena()
+    try:
+        return arena.empty(shape, dtype)
+    except SharedMemoryExhausted:
+        if not arena.is_cramped:
+            raise
+        return np.empty(shape, dtype)  # as any other: copied when it is handed over
+
+
+def adopt(array: Any, device: Device | None = None) -> Any:
+    """A copy of ``array`` born here (C-contiguous), on ``device`` or where ``array`` lies."""
+    here = device_arrays.device_of(array)
+    if device is not None and device != here:
+        array = device_arrays.moved(array, device)
+        return array if device is not CPU else adopt(array)
+    if here is not CPU:
+        return device_arrays.copied(array)
+    copy = empty(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy
+
+
+def adopt_in_layout(array: Any, pattern: Any) -> Any:
+    """A copy of ``array`` born here, its dimensions in memory in the order of ``pattern``'s.
+
+    Args:
+        array: what to copy.
+        pattern: of the same number of dimensions.
+    """
+    device = device_arrays.device_of(array)
+    order = sorted(range(array.ndim), key=lambda axis: (-pattern.strides[axis], axis))
+    with device_arrays.on(device):
+        copy = empty(tuple(array.shape[axis] for axis in order), array.dtype, device)
+        copy = copy.transpose(np.argsort(order).tolist())
+        copy[...] = array
+    return copy
+
+
+def is_dense(array: Any) -> bool:
+    """Whether the elements fill a piece of memory without gap or overlap, in whatever order."""
+    expected = array.itemsize
+    for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
+
+
+def is_exclusive(array: Any) -> bool:
+    """Whether the caller's variable is the only way to ``array`` and its memory."""
+    if not isinstance(array, np.ndarray):
+        # What was reshaped has a base, of which every view of the same memory is one, too.
+        base = array.base
+        return (
+            sys.getrefcount(array) <= _SOLE
+            and (base is None or (base.nbytes == array.nbytes and sys.getrefcount(base) <= _SOLE))
+            and sys.getrefcount(array.data.mem) <= _sole_references_to_gpu_memory()
+        )
+    if not array.flags.writeable or sys.getrefcount(array) > _SOLE:
+        return False
+    if array.flags.owndata:
+        return True
+    # An array in the arena lies over an array of bytes that the Lease owns. NumPy makes that one
+    # the base of every further view, so its references tell whether there is any.
+    memory = array.base
+    return (
+        type(memory) is np.ndarray
+        and isinstance(memory.base, Lease)
+        and memory.nbytes == array.nbytes
+        and sys.getrefcount(memory) <= _SOLE
+    )
+
+
+def _references(array: np.ndarray[Any, Any]) -> int:
+    return sys.getrefcount(array)
+
+
+def _sole_references() -> int:
+    array = np.empty(0)
+    return _references(array)
+
+
+#: What ``is_exclusive`` counts for an array that only its caller holds (it differs by interpreter).
+_SOLE = _sole_references()
+
+
+@functools.cache
+def _sole_references_to_gpu_memory() -> int:
+    """The same for the memory of a GPU's array, which all its views share."""
+    array = device_arrays.cuda_namespace().empty(1, "uint8")
+    return sys.getrefcount(array.data.mem)

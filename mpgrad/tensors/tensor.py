@@ -1,0 +1,401 @@
+"""Tensor: an array, its place in the backward graph, and its ``.grad``.
+
+Only state and the properties over it live here; arithmetic and the other methods are attached by
+``tensor_methods``, which knows the operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpgrad.base.device import CPU, Device
+from mpgrad.base.dtype import DTYPES, DType
+from mpgrad.base.size import Size, size_of
+from mpgrad.devices.device_arrays import device_of
+from mpgrad.graph.grad_modes import INFERENCE_MODES, is_inference_mode_enabled
+from mpgrad.graph.hooks import Hooks, RemovableHandle
+from mpgrad.graph.node import Edge, InputMetadata, Node
+from mpgrad.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.tensors.assigned_grad import (
+    OWN_DTYPE,
+    check_assigned_grad,
+    checked_grad_dtype,
+    wanted_dtype,
+)
+from mpgrad.tensors.storage import INFERENCE, VersionCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpgrad.tensors.tensor_members import TensorMembers
+    from mpgrad.tensors.view import View
+
+    Array = np.ndarray[Any, Any]
+else:
+    TensorMembers = object
+
+
+#: Kinds of gradients that are remembered.
+METADATA_MAX = 4096
+
+
+class Tensor(TensorMembers):
+    """An n-dimensional array that can record how it was computed.
+
+    Made by ``mg.tensor``, ``mg.zeros`` and their like, or by an operation on Tensors; the
+    constructor wraps an array as it is, without a copy.
+    """
+
+    #: Where users find it: files with tensors do not depend on the place of this file.
+    __module__ = "mpgrad"
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_accumulator",
+        "_array",
+        "_grad",
+        "_grad_dtype",
+        "_grad_fn",
+        "_leaf_hooks",
+        "_output_nr",
+        "_post_accumulate_hooks",
+        "_requires_grad",
+        "_retains_grad",
+        "_version_counter",
+        "_view",
+        "_was_reshaped",
+    )
+
+    #: Set where the shape was changed in place, so that views which were made before cannot follow.
+    _was_reshaped: bool
+
+    #: NumPy must leave ``array * tensor`` to Tensor.
+    __array_priority__ = 1000
+
+    def __init__(
+        self,
+        array: Array,
+        *,
+        requires_grad: bool = False,
+        grad_fn: Node | None = None,
+        output_nr: int = 0,
+        version_counter: VersionCounter | None = None,
+    ) -> None:
+        self._array = array
+        self._grad: Tensor | None = None
+        self._grad_fn = grad_fn
+        self._output_nr = output_nr
+        self._requires_grad = requires_grad
+        self._retains_grad = False
+        self._grad_dtype: Any = OWN_DTYPE
+        self._version_counter = version_counter or (
+            _new_counter() if INFERENCE_MODES.entered else VersionCounter()
+        )
+        #: Set where the array lies in the memory of another tensor.
+        self._view: View | None = None
+        #: The leaf's AccumulateGrad, held weakly: the graph owns it (see gradient_edge).
+        self._accumulator: weakref.ref[AccumulateGrad] | None = None
+        #: Hooks on a leaf's gradient. They stay with the tensor: its AccumulateGrad comes and goes.
+        self._leaf_hooks: Hooks | None = None
+        self._post_accumulate_hooks: Hooks | None = None
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> Size:
+        return size_of(self._array.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return DTYPES[self._array.dtype]
+
+    @property
+    def ndim(self) -> int:
+        return self._array.ndim
+
+    @property
+    def device(self) -> Device:
+        return device_of(self._array)
+
+    @property
+    def _version(self) -> int:
+        if self._version_counter is INFERENCE:
+            raise RuntimeError("Inference tensors do not track version counter.")
+        return self._version_counter.value
+
+    def is_inference(self) -> bool:
+        """Whether the tensor was made in inference mode, and so can never be recorded."""
+        return self._version_counter is INFERENCE
+
+    def _is_view(self) -> bool:
+        """Whether the elements lie in the memory of another tensor."""
+        return self._view is not None
+
+    @property
+    def _base(self) -> Tensor | None:
+        """The tensor whose memory this view lies in (never a view itself); None for others."""
+        return None if self._view is None else self._view.base
+
+    # ------------------------------------------------------------------ its place in the graph
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """The Node that computes this tensor's gradient; None for a leaf.
+
+        Raises:
+            RuntimeError: the tensor is a view whose memory was changed, and which cannot follow.
+        """
+        if self._view is not None:
+            self._view.refresh(self)
+        return self._grad_fn
+
+    @property
+    def output_nr(self) -> int:
+        """Which output of the recorded operation this tensor is."""
+        return self._output_nr
+
+    @property
+    def is_leaf(self) -> bool:
+        """True where no recorded operation made it."""
+        return self.grad_fn is None
+
+    @property
+    def requires_grad(self) -> bool:
+        # A view does as soon as its base does.
+        return self._requires_grad or (self._view is not None and self._view.base._requires_grad)
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        check_requires_grad(self, value)
+        if not self.is_leaf:
+            raise RuntimeError(
+                "you can only change requires_grad flags of leaf variables."
+                + ("" if value else _USE_DETACH)
+            )
+        self._requires_grad = value
+
+    @requires_grad.deleter
+    def requires_grad(self) -> None:
+        raise RuntimeError("Deletion of requires_grad not allowed: requires_grad must be a bool")
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Set ``requires_grad`` in place and return self.
+
+        Raises:
+            TypeError: ``requires_grad`` is no bool.
+            RuntimeError: False for a tensor that was computed; True for one that can have no
+                gradient.
+        """
+        if not isinstance(requires_grad, bool):
+            raise TypeError(
+                "requires_grad_(): argument 'requires_grad' must be bool, not "
+                f"{type(requires_grad).__name__}"
+            )
+        if not (requires_grad and self.requires_grad):
+            self.requires_grad = requires_grad
+        return self
+
+    # ------------------------------------------------------------------ .grad
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The accumulated gradient of a leaf (or of a tensor after ``retain_grad()``)."""
+        if self._grad is None and not self._retains_grad and not self.is_leaf:
+            warnings.warn(
+                "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its "
+                ".grad attribute won't be populated during autograd.backward(). Use "
+                ".retain_grad() on the non-leaf Tensor if you want it.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None:
+            check_assigned_grad(self, value, Tensor)
+        self._grad = value
+
+    @grad.deleter
+    def grad(self) -> None:
+        self._grad = None
+
+    def _begin_grad(self, array: Array) -> None:
+        """``array`` becomes the leaf's first ``.grad``."""
+        self._grad = Tensor(array)
+
+    @property
+    def grad_dtype(self) -> np.dtype[Any] | None:
+        """The dtype that this leaf's ``.grad`` must have; its own unless set.
+
+        Gradients are converted to it before they reach hooks and ``.grad``. With None, gradients
+        of any dtype may be assigned; those that are computed keep the leaf's own.
+
+        Raises:
+            RuntimeError: the tensor is no leaf; when set, also: its ``.grad`` has another dtype,
+                or gradients cannot have that one.
+        """
+        if not self.is_leaf:
+            raise RuntimeError("grad_dtype can only be accessed on leaf tensors.")
+        return wanted_dtype(self)
+
+    @grad_dtype.setter
+    def grad_dtype(self, value: Any) -> None:
+        if not self.is_leaf:
+            raise RuntimeError("grad_dtype can only be set on leaf tensors.")
+        self._grad_dtype = checked_grad_dtype(value, self._grad)
+        accumulator = self._accumulator() if self._accumulator is not None else None
+        if accumulator is not None:  # graphs that were recorded before have to obey, too
+            accumulator.input_metadata = (gradient_metadata(self),)
+
+    @property
+    def retains_grad(self) -> bool:
+        """True where ``retain_grad()`` was called on a non-leaf."""
+        return self._retains_grad
+
+    def retain_grad(self) -> None:
+        """Keep ``.grad`` of this non-leaf too; nothing to do for a leaf.
+
+        Raises:
+            RuntimeError: the tensor does not require grad.
+        """
+        if not self.requires_grad:
+            raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
+        node = self.grad_fn
+        if node is not None:
+            self._retains_grad = True
+            node.retain_grad_for(self._output_nr, self)
+
+    # ------------------------------------------------------------------ hooks
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        """Call ``hook(grad)`` when this tensor's gradient is complete; it may return another.
+
+        Raises:
+            RuntimeError: the tensor does not require grad.
+        """
+        if not self.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        edge = gradient_edge(self)
+        if self._grad_fn is None and self._leaf_hooks is None:
+            self._leaf_hooks = edge.function.hooks_for(0)
+        return edge.function.hooks_for(edge.input_nr).add(hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """Call ``hook(tensor)`` right after this leaf's ``.grad`` was updated.
+
+        Raises:
+            RuntimeError: the tensor is no leaf or does not require grad.
+        """
+        if not self.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        if not self.is_leaf:
+            raise RuntimeError(
+                "post accumulate grad hooks cannot be registered on non-leaf tensors"
+            )
+        if self._post_accumulate_hooks is None:
+            self._post_accumulate_hooks = Hooks()
+        return self._post_accumulate_hooks.add(hook)
+
+
+_USE_DETACH = (
+    " If you want to use a computed variable in a subgraph that doesn't require differentiation "
+    "use var_no_grad = var.detach()."
+)
+
+
+def is_inference(input: Tensor) -> bool:
+    """Whether ``input`` was made in inference mode, and so can never be recorded."""
+    return input.is_inference()
+
+
+def check_requires_grad(tensor: Tensor, value: Any) -> None:
+    """Raise if ``value`` cannot be the ``requires_grad`` of ``tensor``.
+
+    Raises:
+        RuntimeError: it is no bool, or True for a tensor that can have no gradient.
+    """
+    if not isinstance(value, bool):
+        raise RuntimeError("requires_grad must be a bool")
+    if not value:
+        return
+    if tensor._array.dtype.kind not in "fc":
+        raise RuntimeError(
+            "only Tensors of floating point and complex dtype can require gradients, not "
+            f"{tensor._array.dtype}"
+        )
+    if tensor._version_counter is INFERENCE and not is_inference_mode_enabled():
+        raise RuntimeError(
+            "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed."
+        )
+
+
+def _new_counter() -> VersionCounter:
+    return INFERENCE if is_inference_mode_enabled() else VersionCounter()
+
+
+def metadata_of(tensor: Tensor) -> InputMetadata:
+    """What a gradient of ``tensor`` must look like."""
+    array = tensor._array
+    if type(array) is np.ndarray:
+        return _metadata(array.shape, array.dtype)
+    return InputMetadata(array.shape, array.dtype, device_of(array))
+
+
+@functools.lru_cache(METADATA_MAX)
+def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> InputMetadata:
+    """Found in a fifth of the time that it takes to make it, which is done for each operand."""
+    return InputMetadata(shape, dtype, CPU)
+
+
+def gradient_metadata(tensor: Tensor) -> InputMetadata:
+    """As :func:`metadata_of`, of a tensor that may be a leaf with a ``grad_dtype``."""
+    metadata = metadata_of(tensor)
+    if tensor._grad_dtype is OWN_DTYPE or tensor._grad_dtype is None:
+        return metadata
+    return metadata._replace(dtype=tensor._grad_dtype)
+
+
+#: Made for each operand: without the Python of ``Edge.__new__``.
+_edge: Callable[[tuple[Node, int]], Edge] = functools.partial(tuple.__new__, Edge)
+
+
+def gradient_edge(tensor: Tensor) -> Edge:
+    """Where the gradient of ``tensor`` flows: into its grad_fn, or its AccumulateGrad if a leaf."""
+    if tensor._view is not None:
+        tensor._view.refresh(tensor)
+    node = tensor._grad_fn
+    if node is not None:
+        return _edge((node, tensor._output_nr))
+    known = tensor._accumulator
+    return _edge(((known and known()) or _new_accumulator(tensor), 0))
+
+
+#: Two threads that use a leaf for the first time must find the same AccumulateGrad.
+_accumulator_lock = threading.Lock()
+
+
+def _new_accumulator(leaf: Tensor) -> AccumulateGrad:
+    with _accumulator_lock:
+        accumulator = leaf._accumulator() if leaf._accumulator is not None else None
+        if accumulator is None:
+            accumulator = AccumulateGrad(leaf, gradient_metadata(leaf))
+            leaf._accumulator = weakref.ref(accumulator)
+        return accumulator
+
+
+def _forget_lock_in_child() -> None:
+    # Another thread may have held it at the fork.
+    global _accumulator_lock
+    _accumulator_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock_in_child)

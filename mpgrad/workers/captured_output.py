@@ -1,0 +1,201 @@
+"""OutputForwarder: what user code prints, logs or warns here is shown by the client.
+
+Text is sent line by line while a task runs, and before the task's own reply on the same lane, so
+that it appears before ``backward()`` returns. Other threads leave theirs for the worker's own
+thread, which alone may use its sockets.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from mpgrad.wire.output_record import (
+    LOG,
+    STDERR,
+    STDOUT,
+    WARNING,
+    LogLine,
+    Output,
+    Text,
+    Warned,
+    encode_output,
+)
+from mpgrad.wire.remote_error import encode_error
+
+Send = Callable[[str, bytes], None]
+
+#: Characters in one message; longer texts are sent in pieces.
+PIECE_CHARACTERS = 1 << 20
+
+
+class OutputForwarder:
+    """Installed once per worker process, by the thread that runs its tasks.
+
+    Args:
+        slot: the worker's number, shown before each line.
+        send: ``send(kind, data)`` passes one piece on to the client.
+
+    Attributes:
+        waiting_fd: readable when another thread has left something for ``flush``.
+    """
+
+    def __init__(self, slot: int, send: Send) -> None:
+        self._slot, self._send = slot, send
+        self._thread = threading.get_ident()
+        #: Which task of its graph runs.
+        self.task = -1
+        self.waiting_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._streams = (_Stream(self, STDOUT, 1), _Stream(self, STDERR, 2))
+
+    def install(self, log_level: int) -> None:
+        """Redirect ``sys.stdout``, ``sys.stderr``, logging and warnings."""
+        sys.stdout, sys.stderr = self._streams
+        logging.basicConfig(handlers=[_Handler(self)], level=log_level, force=True)
+        warnings.showwarning = self._show_warning  # type: ignore[assignment]
+        # Every one is passed on: which of them are shown, and how often, the client's filters say.
+        warnings.resetwarnings()
+        warnings.simplefilter("always")
+        os.register_at_fork(after_in_child=self._leave_to_child)
+
+    def flush(self) -> None:
+        """Send lines that have no end yet, and what other threads have left."""
+        self._send_waiting()
+        for stream in self._streams:
+            stream.flush_rest()
+
+    def text(self, kind: str, text: str) -> None:
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[start : start + PIECE_CHARACTERS]
+            begins = start == 0 or text[start - 1] == "\n"
+            self._pass_on(kind, Text(self._slot, piece, begins))
+
+    def record(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + logging.Formatter().formatException(record.exc_info)
+        more = len(message) - PIECE_CHARACTERS
+        if more > 0:
+            message = f"{message[:PIECE_CHARACTERS]} ... ({more:,} more characters)"
+        self._pass_on(
+            LOG,
+            LogLine(
+                self._slot,
+                record.name,
+                record.levelno,
+                record.pathname,
+                record.lineno,
+                message,
+                record.funcName,
+            ),
+        )
+
+    def _show_warning(
+        self, message: Any, category: type[Warning], filename: str, lineno: int, *_: Any
+    ) -> None:
+        warning = message if isinstance(message, Warning) else category(message)
+        self._pass_on(WARNING, Warned(self.task, encode_error(warning, ""), filename, lineno))
+
+    def _pass_on(self, kind: str, output: Output) -> None:
+        data = encode_output(output)
+        if threading.get_ident() != self._thread:
+            self._waiting.append((kind, data))
+            os.eventfd_write(self.waiting_fd, 1)
+            return
+        self._send_waiting()
+        self._send(kind, data)
+
+    def _send_waiting(self) -> None:
+        if self._waiting:
+            os.eventfd_read(self.waiting_fd)
+            while self._waiting:
+                self._send(*self._waiting.popleft())
+
+    def _leave_to_child(self) -> None:
+        """A process that user code forks here prints and logs by itself."""
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        logging.basicConfig(level=logging.getLogger().level, force=True)
+        warnings.showwarning = _SHOW_WARNING
+
+
+_SHOW_WARNING = warnings.showwarning
+
+
+class _Stream(io.TextIOBase):
+    """A text stream whose lines go to the client. Thread-safe.
+
+    Args:
+        descriptor: where programs write that are started with this stream.
+    """
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, forwarder: OutputForwarder, kind: str, descriptor: int) -> None:
+        self._forwarder, self._kind, self._descriptor = forwarder, kind, descriptor
+        self._lock = threading.Lock()
+        #: Of a line that has no end yet.
+        self._parts: list[str] = []
+        self.buffer = _Buffer(self)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, text: str) -> int:
+        """A carriage return ends a line, too: a progress bar writes them."""
+        end = 1 + max(text.rfind("\n"), text.rfind("\r"))
+        with self._lock:
+            if not end:
+                self._parts.append(text)
+                return len(text)
+            lines = "".join([*self._parts, text[:end]])
+            self._parts = [text[end:]] if end < len(text) else []
+        self._forwarder.text(self._kind, lines)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing to do: whole lines are sent at once, the rest when the task ends."""
+
+    def flush_rest(self) -> None:
+        with self._lock:
+            rest, self._parts = "".join(self._parts), []
+        if rest:
+            self._forwarder.text(self._kind, rest + "\n")
+
+
+class _Buffer(io.RawIOBase):
+    """What is written in bytes, as text."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        raw = bytes(data)
+        self._stream.write(raw.decode("utf-8", "replace"))
+        return len(raw)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, forwarder: OutputForwarder) -> None:
+        super().__init__()
+        self._forwarder = forwarder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._forwarder.record(record)
+        except Exception:
+            self.handleError(record)

@@ -1,0 +1,139 @@
+"""WorkerMemory: opens what handles name, writes outputs into their blocks, and knows what user code
+still looks at when a task is over."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.base.handles import CLIENT_ARENA, ENGINE_ARENA, Block
+from mpgrad.errors import ProtocolError
+from mpgrad.shm.mapped_arena import ForeignArena
+from mpgrad.wire.programs import InlineArray, PackedArray
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class WorkerMemory:
+    """Both arenas as one process sees them."""
+
+    def __init__(self, client_arena_fd: int, engine_arena_fd: int) -> None:
+        self._arenas = {
+            CLIENT_ARENA: ForeignArena(client_arena_fd, "client arena", number=CLIENT_ARENA),
+            ENGINE_ARENA: ForeignArena(engine_arena_fd, "engine arena", number=ENGINE_ARENA),
+        }
+        #: Blocks of the engine's arena that are open here: how often.
+        self._open: Counter[tuple[int, int]] = Counter()
+        self._blocks: dict[tuple[int, int], Block] = {}
+        #: Those that the coordinator has been told are kept.
+        self._kept: set[tuple[int, int]] = set()
+
+    # ------------------------------------------------------------------ reading
+
+    def open_gradient(self, ref: Block | bytes, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A read-only array of ``shape`` and ``dtype`` over a gradient.
+
+        Raises:
+            ProtocolError: it does not fit, or the handle is stale.
+        """
+        if isinstance(ref, bytes):
+            try:
+                return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape)
+            except ValueError as error:
+                raise ProtocolError(f"a gradient of {len(ref)} bytes: {error}") from None
+        return self._open_block(ref, shape, dtype, writeable=False)
+
+    def open_packed(self, packed: PackedArray) -> Array:
+        """A read-only array over something that forward saved."""
+        if isinstance(packed, InlineArray):
+            return open_inline(packed)
+        return self._arena(packed.handle.arena).open_strided(packed.handle)
+
+    def read_bytes(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of the client's arena: a task's program."""
+        segment = self._arenas[CLIENT_ARENA].segment
+        if not 0 <= offset <= offset + nbytes <= segment.nbytes:
+            raise ProtocolError(f"a program of {nbytes} bytes cannot lie at offset {offset}")
+        return memoryview(segment.buffer)[offset : offset + nbytes]
+
+    # ------------------------------------------------------------------ writing
+
+    def open_output(self, block: Block, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A writable array over a block that this task was lent.
+
+        Raises:
+            ProtocolError: it does not fit, or is not the coordinator's to lend.
+        """
+        if block.arena != ENGINE_ARENA:
+            raise ProtocolError(f"a result cannot be written into arena {block.arena}: {block}")
+        return self._open_block(block, shape, dtype, writeable=True)
+
+    def seal(self, block: Block) -> None:
+        """``block`` is written: from now on others may read it."""
+        self._arenas[block.arena].write_header(block)
+
+    def address(self, block: Block) -> int:
+        return self._arena(block.arena).segment.address + block.offset
+
+    def _open_block(
+        self, block: Block, shape: tuple[int, ...], dtype: Any, *, writeable: bool
+    ) -> Array:
+        arena = self._arena(block.arena)
+        track = block.arena == ENGINE_ARENA
+        array = arena.open(block, shape, dtype, writeable=writeable, track=track)
+        if track:
+            token = (block.offset, block.generation)
+            self._open[token] += 1
+            self._blocks[token] = block
+        return array
+
+    def _arena(self, number: int) -> ForeignArena:
+        if number not in self._arenas:
+            raise ProtocolError(f"there is no arena {number}")
+        return self._arenas[number]
+
+    def release(self, blocks: tuple[Block, ...]) -> None:
+        """Nobody holds these blocks any more, which this process has made.
+
+        Raises:
+            ProtocolError: a CPU worker makes none.
+        """
+        raise ProtocolError(f"this worker has made no blocks: {blocks}")
+
+    # ------------------------------------------------------------------ what stays open
+
+    def settle(self) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
+        """After a task: blocks that user code newly keeps, and kept ones that it has let go."""
+        released = self._arenas[ENGINE_ARENA].released
+        gone = []
+        while released:
+            token = released.popleft()
+            self._open[token] -= 1
+            if self._open[token] == 0:
+                del self._open[token]
+                block = self._blocks.pop(token)
+                if token in self._kept:
+                    self._kept.remove(token)
+                    gone.append(block)
+        fresh = [token for token in self._open if token not in self._kept]
+        self._kept.update(fresh)
+        return tuple(self._blocks[token] for token in fresh), tuple(gone)
+
+
+def open_inline(packed: InlineArray) -> Array:
+    """A read-only array over the bytes of a message, with its original strides.
+
+    Raises:
+        ProtocolError: the elements would lie outside the bytes.
+    """
+    try:
+        dtype = np.dtype(packed.dtype)
+        # NumPy checks the strides, but takes a negative offset, and bytes for addresses of objects.
+        if packed.offset < 0 or dtype.hasobject:
+            raise ValueError(f"dtype {dtype} at offset {packed.offset}")
+        return np.ndarray(packed.shape, dtype, packed.data, packed.offset, packed.strides)
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"an inline array that does not fit its bytes: {error}") from None

@@ -1,0 +1,82 @@
+"""What a worker process has beside its loop: memory, TaskRunner, and user code's output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from mpgrad.autograd.running import engine_slot
+from mpgrad.base import standard_streams
+from mpgrad.base.handles import Block
+from mpgrad.scheduler import events as ev
+from mpgrad.scheduler.instructions import DispatchNodeTask
+from mpgrad.wire.environment import WorkerEnvironment
+from mpgrad.wire.output_record import STDOUT, text_of
+from mpgrad.wire.setup import WorkerSetup
+from mpgrad.workers.captured_output import OutputForwarder
+from mpgrad.workers.task import Publication, TaskRunner
+from mpgrad.workers.worker import Reply
+from mpgrad.workers.worker_memory import WorkerMemory
+
+
+class ProcessExecutor:
+    """Runs NodeTasks in this process, which has become a worker's: its streams are the client's."""
+
+    send: Callable[[Any], None]
+
+    def __init__(self, setup: WorkerSetup, environment: WorkerEnvironment) -> None:
+        engine_slot.is_worker = True
+        self._peer = setup.peer
+        self._memory, publication = _memory_of(setup)
+        where = f"worker {setup.slot} (pid {os.getpid()})"
+        self.runner = TaskRunner(self._memory, where, lambda progress: self.send(progress))
+        self.runner.publication = publication
+        self._pid = os.getpid()
+        #: The graph whose task runs, for what it prints; -1 between tasks.
+        self._graph = -1
+        self._output = OutputForwarder(setup.slot, self._emit_output)
+        self._output.install(environment.log_level)
+        self.waiting_fd = self._output.waiting_fd
+
+    def run(self, dispatch: DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
+        self._graph, self._output.task = dispatch.graph, dispatch.task
+        reply, released = self.runner.run(dispatch)
+        if os.getpid() != self._pid:
+            _end_forked_child(self._pid)
+        self._output.flush()
+        self._graph = -1
+        return reply, released
+
+    def release(self, blocks: tuple[Block, ...]) -> None:
+        self._memory.release(blocks)
+
+    def flush(self) -> None:
+        self._output.flush()
+
+    def _emit_output(self, kind: str, data: bytes) -> None:
+        if self._graph < 0:
+            stream = sys.__stdout__ if kind == STDOUT else sys.__stderr__
+            standard_streams.write(stream, text_of(data))
+            return
+        self.send(ev.OutputEmitted(self._peer, self._graph, kind, data))
+
+
+def _end_forked_child(worker_pid: int) -> NoReturn:
+    """User code has forked and returned in the child, too, which is not this worker."""
+    standard_streams.say(
+        f"process {os.getpid()}, forked by a backward in worker process {worker_pid}, has returned "
+        "from it and ends here; end it with os._exit() yourself"
+    )
+    os._exit(1)
+
+
+def _memory_of(setup: WorkerSetup) -> tuple[WorkerMemory, Any]:
+    """What it reads and writes, and how its outputs leave."""
+    if setup.device < 0:
+        return WorkerMemory(setup.client_arena_fd, setup.engine_arena_fd), Publication
+    # Here and not above: a CPU worker does without what GPUs need.
+    from mpgrad.workers.gpu_worker import CudaPublication, CudaWorkerMemory
+
+    return CudaWorkerMemory(setup), CudaPublication
