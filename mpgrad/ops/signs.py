@@ -55,6 +55,13 @@ def _pair(name: str, input: Any, other: Any, float_result: bool = False) -> tupl
     return first, second
 
 
+def _whole_pair(name: str, input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = _pair(name, input, other)
+    if a.dtype.kind not in "iu":
+        raise NotImplementedError(f"{name}() is not implemented for {a.dtype}: whole numbers only")
+    return a, b
+
+
 def fmod(input: Any, other: Any) -> Tensor:
     """``input - other * trunc(input / other)``: what is left has the sign of ``input``.
 
@@ -124,14 +131,14 @@ def heaviside(input: Tensor, values: Tensor) -> Tensor:
 def gcd(input: Tensor, other: Tensor) -> Tensor:
     """The greatest common divisor of whole numbers."""
     require_tensors("gcd", input=input, other=other)
-    a, b = _pair("gcd", input, other)
+    a, b = _whole_pair("gcd", input, other)
     return unrecorded(lambda xp, x, y: xp.gcd(x, y), a, b)
 
 
 def lcm(input: Tensor, other: Tensor) -> Tensor:
     """The least common multiple of whole numbers."""
     require_tensors("lcm", input=input, other=other)
-    a, b = _pair("lcm", input, other)
+    a, b = _whole_pair("lcm", input, other)
     return unrecorded(lambda xp, x, y: xp.lcm(x, y), a, b)
 
 

@@ -53,10 +53,21 @@ __all__ = [
 
 
 def _elementwise(
-    name: str, forward: Formula, derivative: Formula, doc: str, *, is_real: bool = False
+    name: str,
+    forward: Formula,
+    derivative: Formula,
+    doc: str,
+    *,
+    is_real: bool = False,
+    fuses: bool = True,
 ) -> Callable[..., Tensor]:
-    """Register ``name`` and make its public function of one floating tensor."""
-    op = operator(name, forward, input=derivative, elementwise=True)
+    """Register ``name`` and make its public function of one floating tensor.
+
+    Args:
+        is_real: complex tensors are refused.
+        fuses: False where the formulas ask for a dtype, which a kernel that fuses them cannot tell.
+    """
+    op = operator(name, forward, input=derivative, elementwise=fuses)
 
     def public(input: Any) -> Tensor:
         tensor = floating(input)
@@ -181,6 +192,7 @@ arccosh = _elementwise(
     lambda xp, input: xp.arccosh(input),
     _arccosh_grad,
     "The inverse of the hyperbolic cosine.",
+    fuses=False,
 )
 arctanh = _elementwise(
     "arctanh",

@@ -32,7 +32,7 @@ IMPORTS = (
     "from mpgrad.devices.cuda_export import *\n"
     "from mpgrad.devices.cuda_import import *\n"
     "from mpgrad.devices.event_ring import *\n"
-    "from mpgrad.devices.segment_pool import Place"
+    "from mpgrad.devices.segment_pool import SegmentPlace as Place"
 )
 
 

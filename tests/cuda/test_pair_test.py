@@ -22,7 +22,7 @@ IMPORTS = (
     "from mpgrad.devices.cuda_import import Importer\n"
     "from mpgrad.devices.pair_test import *\n"
     "from mpgrad.devices.cuda_export import SegmentOffer\n"
-    "from mpgrad.devices.segment_pool import Place"
+    "from mpgrad.devices.segment_pool import SegmentPlace as Place"
 )
 
 

@@ -19,6 +19,10 @@ EXAMPLES = ROOT / "examples"
 EXPECTED = {
     "quickstart.py": ("200", ["local", "process", "gradients: [0.9"]),
     "train_digits.py": ("1", ["epoch  1  loss"]),
+    "train_resnet18.py": (
+        "--steps 1 --width 4 --batch-size 8 --images 64",
+        ["epoch 1 step   1/7 loss 2.9"],
+    ),
     "custom_function.py": ("20", ["LogDeterminantBackward", "ran 4 times in this process"]),
     "hooks.py": (
         "8",
@@ -36,10 +40,10 @@ def test_every_example_is_tried() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example(name: str) -> None:
     """With a small size."""
-    if name == "train_digits.py":
+    if name.startswith("train_"):
         pytest.importorskip("sklearn")
     argument, said = EXPECTED[name]
-    printed = what_prints(EXAMPLES / name, argument)
+    printed = what_prints(EXAMPLES / name, *argument.split())
     assert [words for words in said if words not in printed] == []
 
 

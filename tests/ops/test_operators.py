@@ -257,7 +257,8 @@ def test_the_table_covers_every_operator_with_a_formula() -> None:
     # Their formulas only say that there is none; tests/cuda moves to devices.
     without = {"floor_divide", "linalg_qr_r", "exponential", "random"}
     moves = {"to_device", "scatter_to_devices", "gather_to_device"}
-    assert differentiable - seen == without | moves
+    elsewhere = {"standard_gamma"}  # mpgrad.distributions has it, and its tests
+    assert differentiable - seen - elsewhere == without | moves
 
 
 def _operators_behind(tensor: Tensor) -> set[str]:

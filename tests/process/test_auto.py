@@ -63,7 +63,7 @@ def test_no_backward_waits_for_workers_that_start(monkeypatch: pytest.MonkeyPatc
         for _ in range(3):
             assert gradient() == 24.0
         assert threading.active_count() > threads
-        assert engine.coordinator_pid is not None
+        assert wait_until(lambda: engine.coordinator_pid is not None)
         are_asked_for.set()
         assert wait_until(lambda: threading.active_count() == threads)
         statistics = engine.statistics()

@@ -409,7 +409,7 @@ def test_ctrl_c_ends_backwards_that_nest_for_ever(start_script: StartScript, mod
 INTERRUPTED_TWICE = """
 import os
 import mpgrad as mg
-from mpgrad.autograd.running import interrupts
+from mpgrad.autograd.running import deferred_interrupts as interrupts
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.events import GraphCancelled
 from tests.process.test_deaths import Hangs, branches, matrix
