@@ -81,8 +81,9 @@ def test_formulas_give_the_same(case: Case, xp: CudaBackend, driver: CudaDriver)
         for ours, theirs in zip(found, expected, strict=True):
             assert (ours is None) == (theirs is None)
             if ours is not None:
-                # Each backend adds up a convolution's products in an order of its own.
-                is_exact = not node.operator.name.startswith("conv2d")
+                # Each backend adds up a convolution's products in an order of its own; and a matrix
+                # that is strided here is a dense copy there, which BLAS may round otherwise.
+                is_exact = not node.operator.name.startswith(("conv2d", "matmul"))
                 assert_same(ours, theirs, driver, is_exact=is_exact)
 
 
