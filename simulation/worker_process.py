@@ -166,7 +166,7 @@ class WorkerProcess:
     #: World turns the loop: nobody sleeps on it.
     waiting_fd = -1
 
-    def flush(self) -> None:
+    def wake(self) -> None:
         """No threads of user code speak here."""
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The CUDA driver of a machine with GPUs: ``shm.cuda_driver`` through CuPy's runtime bindings."""
+"""The CUDA driver of a machine with GPUs: CuPy's runtime bindings behind ``cuda_driver``."""
 
 from __future__ import annotations
 

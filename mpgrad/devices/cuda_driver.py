@@ -1,6 +1,6 @@
 """What mpgrad asks of CUDA, and which implementation of it serves this process.
 
-``MPGRAD_CUDA_DRIVER`` names the function that makes it: that of ``shm.cuda_cupy``, or another one
+``MPGRAD_CUDA_DRIVER`` names the function that makes it: that of ``cuda_cupy``, or another one
 that passes the same contract tests (``tests/cuda/test_cuda_driver.py``).
 """
 

@@ -1,6 +1,6 @@
 """PreparedGraph: what an engine makes of a graph's tables once, and uses in each step of a loop.
 
-A graph like an earlier one has the very same tables (``autograd.recurring_graphs``), so that the
+A graph like an earlier one has the very same tables (``freezing.recurring_graphs``), so that the
 plan, the wiring of its Nodes and what else is the same in each step are kept beside them and found
 without comparing anything.
 """

@@ -44,7 +44,7 @@ class OutputForwarder:
         send: ``send(kind, data)`` passes one piece on to the client.
 
     Attributes:
-        waiting_fd: readable when another thread has left something for ``flush``.
+        waiting_fd: readable when another thread has left something; then ``wake`` is due.
     """
 
     def __init__(self, slot: int, send: Send) -> None:
@@ -71,6 +71,11 @@ class OutputForwarder:
         self._send_waiting()
         for stream in self._streams:
             stream.flush_rest()
+
+    def wake(self) -> None:
+        """``waiting_fd`` is readable: another thread has spoken between two tasks."""
+        os.eventfd_read(self.waiting_fd)
+        self.flush()
 
     def text(self, kind: str, text: str) -> None:
         for start in range(0, len(text), PIECE_CHARACTERS):
@@ -114,10 +119,8 @@ class OutputForwarder:
         self._send(kind, data)
 
     def _send_waiting(self) -> None:
-        if self._waiting:
-            os.eventfd_read(self.waiting_fd)
-            while self._waiting:
-                self._send(*self._waiting.popleft())
+        while self._waiting:
+            self._send(*self._waiting.popleft())
 
     def _leave_to_child(self) -> None:
         """A process that user code forks here prints and logs by itself."""

@@ -28,10 +28,10 @@ class TaskExecutor(Protocol):
 
     #: Sends a message of a task that goes on; set by the Worker.
     send: Callable[[Any], None]
-    #: Readable when ``flush`` has something to send between two tasks.
+    #: Readable between two tasks when ``wake`` is due.
     waiting_fd: int
 
-    def flush(self) -> None:
+    def wake(self) -> None:
         """Send what threads say that have outlived their task."""
         ...
 
@@ -75,7 +75,7 @@ class Worker:
         while True:
             # Between two tasks only look, else sleep until something comes.
             if finished is None and self._dealer.wait(None):
-                self._executor.flush()
+                self._executor.wake()
             dispatch = self.turn(finished)
             if self.is_stopped:
                 break

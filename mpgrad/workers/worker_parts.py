@@ -52,8 +52,8 @@ class ProcessExecutor:
     def release(self, blocks: tuple[Block, ...]) -> None:
         self._memory.release(blocks)
 
-    def flush(self) -> None:
-        self._output.flush()
+    def wake(self) -> None:
+        self._output.wake()
 
     def _emit_output(self, kind: str, data: bytes) -> None:
         if self._graph < 0:

@@ -54,7 +54,7 @@ LATE = {
 #: Foreign library -> the only files that may import it.
 FOREIGN = {
     "zmq": "wire/zeromq.py",
-    "cupy": "devices/*.py",
+    "cupy": "devices/cuda_cupy.py",
     "ray": "distributed/*",
     "torch": "",
     # The product is not to lean on what is beside it, nor on what only that needs.

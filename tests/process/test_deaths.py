@@ -306,10 +306,19 @@ with mg.Engine("process", cpu_workers=6):
 def test_the_client_killed_while_six_workers_are_busy(
     start_script: StartScript, pipe: Path
 ) -> None:
-    client = start_script(BUSY.format(pipe=str(pipe)))
-    busy: set[int] = set()
-    while len(busy) < 6:
-        busy |= {int(pid) for pid in pipe.read_text().split()}
+    # What a writer leaves in a pipe that nobody has open is lost: so open from before to after.
+    with os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", 0) as stream:
+        client = start_script(BUSY.format(pipe=str(pipe)))
+        said = b""
+
+        def all_are_busy() -> bool:
+            nonlocal said
+            assert client.poll() is None, "the script has ended"
+            said += stream.read() or b""
+            return said.count(b" ") == 6
+
+        assert wait_until(all_are_busy), said
+    busy = set(map(int, said.split()))
     family = descendants(client.pid)
     assert family > busy
     client.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.wire.output_record import STDOUT, text_of
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
+from mpgrad.workers.captured_output import OutputForwarder
 
 pytestmark = pytest.mark.process
 
@@ -58,6 +61,23 @@ def test_threads_that_print(engine: mg.Engine, capsys: Captured) -> None:
     run(print_in_threads)
     lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()]
     assert sorted(lines) == sorted(f"{one} {step}" for one in range(4) for step in range(50))
+
+
+def test_a_thread_that_speaks_while_the_worker_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line may be sent before it is said that there is one; that wakes the worker once."""
+    sent: list[bytes] = []
+    output = OutputForwarder(0, lambda kind, data: sent.append(data))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "eventfd_write", lambda *_: None)
+        speak = threading.Thread(target=lambda: output.text(STDOUT, "early\n"))
+        speak.start()
+        speak.join()
+    output.flush()  # the line is there, and nobody has said so yet
+    assert [text_of(data) for data in sent] == ["[worker 0] early\n"]
+    os.eventfd_write(output.waiting_fd, 1)
+    output.wake()
+    assert select.select([output.waiting_fd], [], [], 0) == ([], [], [])
+    os.close(output.waiting_fd)
 
 
 def print_one_line_in_pieces() -> None:
