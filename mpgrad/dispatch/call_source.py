@@ -1,8 +1,8 @@
 """The source of the functions that call one operator, and that record one call of it.
 
-What the registry knows of an operator is written out: inputs by name, its attributes, whether
-the result is a view, and for which inputs wanted, what the formulas save. So nothing of it is
-looked up or looped over in a call. :mod:`mpgrad.dispatch.operator_call` defines the free names.
+The source contains all that the registry knows about the operator: inputs by name, its attributes,
+whether the result is a view, and what the formulas save for the needed inputs. So a call looks
+nothing up and has no loops. :mod:`mpgrad.dispatch.operator_call` defines the free names.
 
     def mul(a, b):
         if MODES.entered or CUDA.in_use:
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from mpgrad.graph.registry import Operator, Source
 
-#: What a formula may ask of how an input looks.
+#: The parameters of a formula that describe the form of an input.
 LOOKS = ("shape", "dtype", "device")
 
 
@@ -29,7 +29,7 @@ def is_written_out(operator: Operator) -> bool:
 
 
 def call_source(operator: Operator) -> str:
-    """``def call(*inputs, *, **attributes)``: runs forward, and records it where that is wanted."""
+    """``def call(*inputs, *, **attributes)``: runs forward, and records the call if necessary."""
     if not is_written_out(operator):
         return (
             "def call(*inputs, **attributes):\n"
@@ -73,11 +73,11 @@ def call_source(operator: Operator) -> str:
 
 
 def record_source(operator: Operator, needs: Sequence[bool]) -> str:
-    """``def record(*inputs, *attributes, result)``: makes the Node of a call whose result is known.
+    """``def record(*inputs, *attributes, result)``: makes the Node of a call with this result.
 
     Args:
-        operator: what was called.
-        needs: for each input, whether its gradient is wanted.
+        operator: the operator.
+        needs: for each input, whether its gradient is needed.
     """
     inputs, attributes = operator.inputs, operator.attributes
     sources = operator.sources(needs)
@@ -119,14 +119,14 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
 
 
 def looked_at(operator: Operator, needs: Sequence[bool]) -> tuple[int, ...]:
-    """The inputs of which ``record`` notes what they look like: those that get a gradient, and
-    those whose shape, dtype or device a formula asks for."""
+    """The inputs whose form ``record`` notes: those that get a gradient, and those whose shape,
+    dtype or device a formula uses."""
     asked = {s.position for s in operator.sources(needs) if s.kind in LOOKS}
     return tuple(at for at, needed in enumerate(needs) if needed or at in asked)
 
 
 def _saving(source: Source, inputs: Sequence[str], needs: Sequence[bool]) -> list[str]:
-    """What saves the one thing that a formula asked for."""
+    """The lines that save one parameter of a formula."""
     name = source.name
     if source.kind == "result":
         return [f"    saved[{name!r}] = SavedTensor(result, is_output=True)"]

@@ -1,7 +1,7 @@
 """Interrupts: when signals may interrupt a backward, and how long it waits after a Ctrl-C.
 
 A signal handler may raise (that of Ctrl-C does), or call ``backward()`` itself. It may interrupt
-the sleep of a session and user code. It is deferred while a message is handled, and while ``.grad`` is
+sleep of a session and user code. It is deferred while a message is handled, and while ``.grad`` is
 changed, which happens completely or not at all.
 """
 
