@@ -1,4 +1,4 @@
-"""compiled(): a function from source that was made for one case; tracebacks show its lines."""
+"""compiled(): a function from generated source; tracebacks show its lines."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def compiled(name: str, source: str, known: dict[str, Any], place: str) -> Any:
 
     Args:
         name: of the function.
-        source: Python.
-        known: what its free names stand for; the function's own globals, not copied.
-        place: what a traceback calls the file.
+        source: Python source.
+        known: the values of its free names; they are the function's globals, not a copy.
+        place: the file name in tracebacks.
     """
     file = f"<{place}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -22,5 +22,5 @@ def compiled(name: str, source: str, known: dict[str, Any], place: str) -> Any:
 
 
 def forget(place: str) -> None:
-    """The lines of ``place`` are not shown any more: its function is gone."""
+    """Remove the lines of ``place`` from tracebacks, because its function is gone."""
     linecache.cache.pop(f"<{place}>", None)
