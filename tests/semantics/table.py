@@ -26,8 +26,8 @@ _INTRODUCTION = """\
 # What holds in mpgrad
 
 This page lists the behaviours of PyTorch's autograd engine that a user of `backward()` relies on,
-one row each, with the tests that show them. Most of them are *paired programs*: the same program runs in `local`, in
-worker processes (same bits) and with PyTorch (same values, same errors); see
+one row each, with the tests that show them. Most tests are *paired programs*: the same program runs
+in `local`, in worker processes (same bits) and with PyTorch (same values, same errors); see
 `tests/semantics/paired.py`.
 
 `python -m tests.semantics.table --write` writes this page from `tests/semantics/rows.toml` and from
