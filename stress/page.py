@@ -15,14 +15,15 @@ from stress.run import Verdict
 
 _HEAD = """# Reliability
 
-These are the results of `scripts/stress`. This command runs all of its programs in about half an hour
-and writes their rows:
+These are the results of `scripts/stress`. This command runs all of its programs in about half an
+hour and writes their rows:
 
     scripts/stress all --write docs/reliability.md
 
-`scripts/stress RUN --write FILE` runs one; `scripts/stress --help` explains each. Every run has a limit
-of time and count, prints the seed that repeats it, and ends with exit status 0 or 1. Short forms of all
-runs are tests (`tests/stress`). `ARCHITECTURE.md` explains what happens when a process dies.
+`scripts/stress RUN --write FILE` runs one; `scripts/stress --help` explains each. Every run has a
+limit of time and count, prints the seed that repeats it, and ends with exit status 0 or 1. Short
+forms of all runs are tests (`tests/stress`). `ARCHITECTURE.md` explains what happens when a process
+dies.
 """
 _TABLE = "| run | verdict | figures | command | date, machine |\n|---|---|---|---|---|\n"
 _ROW = re.compile(r"^\| (\w+) \| (?:PASSED|FAILED) \|.*$", re.MULTILINE)
