@@ -88,7 +88,7 @@ class WorkerProcess:
         self.status: int | None = None
         self._is_stopped = False
         #: When it went on after a SIGSTOP.
-        self._went_on_us = 0
+        self._went_on_us: float = 0
         #: What it does as soon as it goes on.
         self._put_off: list[Callable[[], None]] = []
         #: How much longer everything takes on a host that is busy with other things.
