@@ -45,7 +45,7 @@ _NAMES_OF = {
         "no_grad enable_grad set_grad_enabled is_grad_enabled "
         "inference_mode is_inference_mode_enabled"
     ),
-    "mpgrad.engine.engine": "Engine current_engine",
+    "mpgrad.engine.engine": "Engine current_engine set_engine",
     "mpgrad.ops.creation": (
         "tensor as_tensor from_numpy empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "

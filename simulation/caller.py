@@ -7,10 +7,8 @@ as it would block the user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from mpgrad.base.handles import (
@@ -24,6 +22,7 @@ from mpgrad.engine.session import Session
 from mpgrad.errors import EngineClosed
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.chunks import in_chunks
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, Plan
 from mpgrad.wire.codec import encode
@@ -230,15 +229,14 @@ class Caller:
             self.peer,
             name,
             depth=depth,
-            tasks=tuple(tasks[: cuts[0]]),
+            tasks=(),
             seeds=seeds,
             capture_count=len(graph.spec.captures),
-            is_whole=len(cuts) == 1,
             done=done,
         )
         self._depth += 1
         try:
-            messages = self._messages(submitted, tasks, cuts)
+            messages = in_chunks(submitted, cuts, partial(self._tables, tasks))
             end = self._session.run(messages, partial(self._run_task, depth))
             if isinstance(end, do.CompleteGraph) and not self._is_cut_off:
                 self._check_result(name, end)
@@ -253,15 +251,12 @@ class Caller:
             self._depth -= 1
         self._free(name)
 
-    def _messages(
-        self, submitted: ev.GraphSubmitted, tasks: list[NodeTaskSpec], cuts: list[int]
-    ) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
-        yield submitted
-        for start, end in pairwise(cuts):
-            if self._world.dice.strikes("cancel"):
-                raise NotMade
-            part = tuple(tasks[start:end])
-            yield ev.GraphExtended(self.peer, submitted.graph, part, is_whole=end == len(tasks))
+    def _tables(
+        self, tasks: list[NodeTaskSpec], start: int, stop: int, done: int
+    ) -> tuple[NodeTaskSpec, ...]:
+        if start and self._world.dice.strikes("cancel"):
+            raise NotMade
+        return tuple(tasks[start:stop])
 
     def _seeds(self, name: int, graph: TracedGraph, planned: Plan) -> Seeds:
         sizes = [graph.spec.nodes[node].input_nbytes[nr] for node, nr in graph.spec.seeds]

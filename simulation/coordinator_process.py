@@ -11,6 +11,7 @@ import itertools
 import signal
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.base.handles import Block
@@ -22,6 +23,8 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.invariants import check_invariants
+from mpgrad.shm.status_board import StatusBoard
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.journal import AllocatorRecorder, Journal
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
@@ -82,19 +85,34 @@ class WatchedJournal(JournalKeeper):
         return lambda event: self._watch(event, journal.handle_event)
 
 
+@cache
+def status_board() -> StatusBoard:
+    """One for all that this process simulates: each time the rows are cleared that are used."""
+    return StatusBoard.create()
+
+
+def simulated_setup(
+    endpoint: Endpoint,
+    cpu_workers: int,
+    gpus: tuple[int, ...] = (),
+    task_timeout_s: float | None = None,
+) -> CoordinatorSetup:
+    """What a coordinator is told that has no process and no memory of its own."""
+    return CoordinatorSetup(
+        endpoint=endpoint, client_pid=0, cpu_workers=cpu_workers, shm_limit=0, client_arena_fd=-1,
+        engine_arena_fd=-1, worker_environment=b"", blas_threads=1, executable="", python_path="",
+        journal=JournalPlan("errors", ""), task_timeout_s=task_timeout_s, gpus=gpus,
+    )  # fmt: skip
+
+
 class CoordinatorProcess:
     """The coordinator process and, as their parent, the workers."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        setup = CoordinatorSetup(
-            endpoint=world.endpoint, client_pid=0, cpu_workers=world.options["workers"],
-            shm_limit=0, client_arena_fd=-1, engine_arena_fd=-1, worker_environment=b"",
-            blas_threads=1, executable="", python_path="", journal=JournalPlan("errors", ""),
-            task_timeout_s=TIMEOUT_S,
-            gpus=tuple(world.device_of(world.options["workers"] + at)
-                       for at in range(world.options["gpus"])),
-        )  # fmt: skip
+        workers = world.options["workers"]
+        gpus = tuple(world.device_of(workers + at) for at in range(world.options["gpus"]))
+        setup = simulated_setup(world.endpoint, workers, gpus, TIMEOUT_S)
         clock = world.time.seconds
         supervisor = Supervisor(setup.cpu_workers, setup.gpus, world.board, self, clock)
         journal = WatchedJournal(world.journal_events, self._watch)
@@ -106,7 +124,7 @@ class CoordinatorProcess:
         world.router.on_arrival = self._wake
         self._is_awake = False
         #: The time of its next check, if nothing arrives before.
-        self._alarm_us: int | None = None
+        self._alarm_us: float | None = None
         self._is_closing = False
         self.situations = Situations(self.core)
         self.workers: dict[str, WorkerProcess] = {}
@@ -157,7 +175,7 @@ class CoordinatorProcess:
                 self._alarm_us = at_us
                 self._world.time.weakly_at(at_us, self._on_alarm, at_us)
 
-    def _on_alarm(self, at_us: int) -> None:
+    def _on_alarm(self, at_us: float) -> None:
         if self._alarm_us == at_us and not self._is_closing:
             self._alarm_us = None
             self._turn()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from random import Random
 
 from mpgrad.autograd.running.deferred_interrupts import Interrupts
@@ -10,6 +12,12 @@ from simulation.transport import MemoryEndpoint
 
 #: The milliseconds that running tasks have after their graph was cancelled.
 GRACES_MS = (0, 2, 1000)
+
+
+@cache
+def _pidfd() -> int:
+    """A descriptor that never becomes readable; sessions keep copies of it."""
+    return os.eventfd(0)
 
 
 class NotMade(Exception):
@@ -22,8 +30,8 @@ class KnownCoordinator:
     pid = 1
     is_closed = False
 
-    def __init__(self, endpoint: MemoryEndpoint, pidfd: int) -> None:
-        self.endpoint, self.pidfd = endpoint, pidfd
+    def __init__(self, endpoint: MemoryEndpoint) -> None:
+        self.endpoint, self.pidfd = endpoint, _pidfd()
 
     def is_stopped(self) -> bool:
         return False

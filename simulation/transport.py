@@ -16,7 +16,9 @@ from mpgrad.wire.transport import CLIENT, ROUTER_LANES, WORKER_LANES, Arrival, R
 class Lane(Protocol):
     """One direction between two peers, in order."""
 
-    def send(self, frame: bytes) -> None: ...
+    def send(self, frames: Sequence[bytes]) -> None:
+        """These leave in one piece."""
+        ...
 
     def cut(self) -> None:
         """The sender has died."""
@@ -27,7 +29,11 @@ class DirectLane:
     """Delivers at once."""
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:
-        self.send = deliver
+        self._deliver = deliver
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            self._deliver(frame)
 
     def cut(self) -> None:
         """No frame is in transit."""
@@ -106,8 +112,7 @@ class MemoryRouter:
             if way is None:
                 gone.append(peer)
             else:
-                for frame in frames:
-                    way.send(frame)
+                way.send(frames)
         self._outbox.clear()
         return gone
 
@@ -172,9 +177,7 @@ class MemoryDealer:
 
     def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
         if not self._is_cut:
-            way = self._ways[lane or self._reply_lane]
-            for frame in frames:
-                way.send(frame)
+            self._ways[lane or self._reply_lane].send(frames)
 
     def cut(self) -> None:
         """The process has died: its last frames may be lost, and it sends no more."""

@@ -7,7 +7,7 @@ happen. This file does not look into frames.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
@@ -23,11 +23,11 @@ class VirtualTime:
     """A heap of actions, each with its microsecond; equal times keep the order of scheduling."""
 
     def __init__(self, rng: Random) -> None:
-        self.now = 0
+        self.now: float = 0
         self.rng = rng
         self._asked = 0
         #: Time, order of scheduling, whether it is weak, the action.
-        self._agenda: list[tuple[int, int, bool, Callable[..., None], tuple[Any, ...]]] = []
+        self._agenda: list[tuple[float, int, bool, Callable[..., None], tuple[Any, ...]]] = []
         self._strong = 0
 
     def seconds(self) -> float:
@@ -38,12 +38,12 @@ class VirtualTime:
         """Call ``action(*arguments)`` when ``delay_us`` have passed."""
         self.at(self.now + int(delay_us), action, *arguments)
 
-    def at(self, time_us: int, action: Callable[..., None], *arguments: Any) -> None:
+    def at(self, time_us: float, action: Callable[..., None], *arguments: Any) -> None:
         self._asked += 1
         self._strong += 1
         heappush(self._agenda, (time_us, self._asked, False, action, arguments))
 
-    def weakly_at(self, time_us: int, action: Callable[..., None], *arguments: Any) -> None:
+    def weakly_at(self, time_us: float, action: Callable[..., None], *arguments: Any) -> None:
         """The same for a periodic check of a shell: it does not happen if nothing else is
         scheduled."""
         self._asked += 1
@@ -72,12 +72,13 @@ class SlowLane:
     def __init__(self, time: VirtualTime, deliver: Callable[[bytes], None]) -> None:
         self._time, self._deliver = time, deliver
         self._frames: deque[bytes] = deque()
-        self._last_us = 0
+        self._last_us: float = 0
 
-    def send(self, frame: bytes) -> None:
-        self._frames.append(frame)
-        self._last_us = max(self._last_us, self._time.now + self._time.hand_over_us())
-        self._time.at(self._last_us, self._arrive)
+    def send(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            self._frames.append(frame)
+            self._last_us = max(self._last_us, self._time.now + self._time.hand_over_us())
+            self._time.at(self._last_us, self._arrive)
 
     def cut(self) -> None:
         """The sender has died: some of its last frames are lost, the others still arrive."""

@@ -88,7 +88,7 @@ class WorkerProcess:
         self.status: int | None = None
         self._is_stopped = False
         #: The time at which it continued after a SIGSTOP.
-        self._went_on_us = 0
+        self._went_on_us: float = 0
         #: Actions to do as soon as it continues.
         self._put_off: list[Callable[[], None]] = []
         #: The factor by which everything is slower on a busy host.

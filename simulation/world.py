@@ -10,8 +10,7 @@ same seed gives the same log, in any process and under any hash seed.
 
 from __future__ import annotations
 
-import os
-from functools import cache, partial
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,10 +18,9 @@ from mpgrad.base.handles import Block
 from mpgrad.scheduler.coordinator_statistics import statistics_of
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
-from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.journal import SEGMENT_EVENTS
 from simulation.caller import Caller
-from simulation.coordinator_process import CoordinatorProcess, Refused
+from simulation.coordinator_process import CoordinatorProcess, Refused, status_board
 from simulation.expectations import Expectations, require
 from simulation.faults import ALL_FAULTS, FaultDice, Faults
 from simulation.known_coordinator import KnownCoordinator
@@ -43,18 +41,6 @@ MANY_WORKERS, MANY_EVERY = 24, 50
 #: GPU worker slots, by seed.
 GPUS = (0, 0, 1, 2, 3)
 AMPLE_BYTES, SMALL_BYTES = 1 << 30, (50_000, 120_000, 400_000)
-
-
-@cache
-def _board() -> StatusBoard:
-    """One board for all Worlds of this process: each World clears the rows that it uses."""
-    return StatusBoard.create()
-
-
-@cache
-def _pidfd() -> int:
-    """A descriptor that never becomes readable; sessions keep copies of it."""
-    return os.eventfd(0)
 
 
 class WorldFailure(AssertionError):
@@ -105,8 +91,8 @@ class World:
         self.router = MemoryRouter(lane)
         self.endpoint = MemoryEndpoint("simulated", b"")
         self.endpoint.make_dealer = self._make_dealer
-        self.known_coordinator = KnownCoordinator(self.endpoint, _pidfd())
-        self.board = _board()
+        self.known_coordinator = KnownCoordinator(self.endpoint)
+        self.board = status_board()
         self.coordinator = CoordinatorProcess(self)
         #: The number of client processes so far: each gets its own number.
         self._processes = clients

@@ -12,6 +12,7 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.grads_batch import results_of_batch
+from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.roots import (
     Wanted,
     as_tuple,
@@ -273,6 +274,7 @@ def _freeze(
 ) -> tuple[FrozenGraph, list[Tensor | None]]:
     """The frozen graph, and its seeds with their history."""
     engine_slot.expect()
-    frozen = freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
+    with span("freeze"):
+        frozen = freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
     arrays = tuple(None if seed is None else seed._array for seed in frozen.seeds)
     return frozen._replace(seeds=arrays), list(frozen.seeds)

@@ -12,6 +12,7 @@ from typing import Any
 
 from mpgrad.autograd.freezing.client_nodes import first_recorded_grad
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
+from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
@@ -49,7 +50,7 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
         if array is not None and not isinstance(sink, ResultSink)
     ]
     undo = _undo_log()
-    with interrupts_deferred(), grad_lock(), collector_held():
+    with span("commit"), interrupts_deferred(), grad_lock(), collector_held():
         for sink, _, _ in todo:
             if isinstance(sink, LeafSink):
                 sink.accumulator.check()

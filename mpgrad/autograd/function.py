@@ -17,6 +17,7 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.functions.stopping import refused
+from mpgrad.autograd.profiling.ranges import FUNCTION, span
 from mpgrad.graph.grad_modes import is_grad_enabled, no_grad
 from mpgrad.graph.node import Edge
 from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
@@ -59,6 +60,8 @@ BackwardCFunction = FunctionNode
 class Function:
     """Base of custom operations; subclass it and call ``apply``.
 
+    For type checkers its methods take anything, so that yours may say what they take.
+
     Example::
 
         class Square(mg.Function):
@@ -96,13 +99,14 @@ class Function:
         )
 
     @staticmethod
-    def setup_context(ctx: FunctionContext, inputs: tuple[Any, ...], output: Any) -> None:
-        """Fill ``ctx`` after a ``forward`` that does not take it."""
+    def setup_context(*args: Any, **kwargs: Any) -> Any:
+        """Fill ``ctx`` after a ``forward`` that does not take it:
+        ``setup_context(ctx, inputs, output)``."""
         raise NotImplementedError("setup_context is not implemented.")
 
     @staticmethod
-    def backward(ctx: FunctionContext, *grads: Any) -> Any:
-        """Return the gradient of each argument of forward (None if it has none).
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        """``backward(ctx, *grads)``: the gradient of each argument of forward, or None.
 
         It gets one gradient per output of forward.
         """
@@ -166,7 +170,7 @@ class Function:
         ctx = FunctionContext(needs, clears_on_access=cls.clear_saved_tensors_on_access)
         # Before forward, which may rewrite the history of an input (see mark_dirty).
         node = _node(cls, ctx, args, needs) if is_grad_enabled() and True in needs else None
-        with no_grad():
+        with no_grad(), span(cls.__name__, FUNCTION, -1 if node is None else node.sequence_nr):
             if separate:
                 raw = cls.forward(*args)
                 cls.setup_context(ctx, args, raw)

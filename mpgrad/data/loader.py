@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import IterableDataset
 from mpgrad.data.fetching import Fetch, fetcher
@@ -110,6 +111,9 @@ class DataLoader:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
+        return _profiled(self._batches())
+
+    def _batches(self) -> Iterator[Any]:
         seed = drawn_seed(self.generator)
         # Begun here and not at the first batch: the order depends on when the pass began.
         indices = iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
@@ -135,6 +139,19 @@ class DataLoader:
             self._pool = pool
             return pool.batches(indices, seed)
         return _made_by(pool, pool.batches(indices, seed))
+
+
+def _profiled(batches: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        with span("enumerate(DataLoader)#DataLoader.__next__", ANNOTATION):
+            batch = next(batches, _END)
+        if batch is _END:
+            return
+        yield batch
+
+
+#: Stands behind the last batch.
+_END = object()
 
 
 def _made_here(fetch: Fetch, indices: Iterator[Any]) -> Iterator[Any]:

@@ -129,14 +129,18 @@ def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[st
             xp, inputs = cuda_namespace(), tuple(on_device_of(operator, inputs, device))
     arrays = [value._array if isinstance(value, Tensor) else value for value in inputs]
     if MODES.entered:
-        run = functools.partial(operator.forward, xp, *arrays, **attributes)
+        run = functools.partial(_forward, operator, xp, arrays, attributes)
         raw = MODES.forward(operator, inputs, attributes, run)
     else:
-        try:
-            raw = operator.forward(xp, *arrays, **attributes)
-        except (TypeError, ValueError) as error:
-            raise refusal(operator.name, arrays, error) from error
+        raw = _forward(operator, xp, arrays, attributes)
     return recorded(operator, inputs, attributes, raw)
+
+
+def _forward(operator: Operator, xp: Any, arrays: list[Any], attributes: dict[str, Any]) -> Any:
+    try:
+        return operator.forward(xp, *arrays, **attributes)
+    except (TypeError, ValueError) as error:
+        raise refusal(operator.name, arrays, error) from error
 
 
 def recorded(

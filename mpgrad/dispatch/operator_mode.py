@@ -61,11 +61,12 @@ class OperatorModes:
             need not look up their thread.
     """
 
-    __slots__ = ("_mine", "entered")
+    __slots__ = ("_everywhere", "_mine", "entered")
 
     def __init__(self) -> None:
         self.entered: list[OperatorMode] = []
         self._mine = _Entered()
+        self._everywhere: tuple[OperatorMode, ...] = ()
 
     def push(self, mode: OperatorMode) -> None:
         self._mine.modes = (*self._mine.modes, mode)
@@ -83,6 +84,16 @@ class OperatorModes:
         self._mine.modes = modes[:-1]
         self.entered.pop()  # only the number of entries matters
 
+    def push_everywhere(self, mode: OperatorMode) -> None:
+        """Let ``mode`` see the forward of operators on all threads, behind their own modes."""
+        self._everywhere = (*self._everywhere, mode)
+        self.entered.append(mode)
+
+    def pop_everywhere(self, mode: OperatorMode) -> None:
+        """The end of :meth:`push_everywhere`, on any thread."""
+        self._everywhere = tuple([other for other in self._everywhere if other is not mode])
+        self.entered.pop()
+
     def forward(
         self,
         operator: Operator,
@@ -91,7 +102,7 @@ class OperatorModes:
         run: Callable[[], Any],
     ) -> Any:
         """One operator's forward as the modes of this thread run it."""
-        for mode in self._mine.modes:
+        for mode in (*self._everywhere, *self._mine.modes):
             run = functools.partial(mode.forward, operator, inputs, attributes, run)
         return run()
 

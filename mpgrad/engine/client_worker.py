@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd import profiler
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, Rule, rule_of
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.profiling.backward_run import TaskRun
+from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
@@ -55,6 +57,8 @@ class ClientWorker:
         self._user_code, self._blas_threads = user_code, blas_threads
         self._frozen, self._graph, self._planned = frozen, graph, graph.plan
         self._handover, self._arena = handover, arena
+        #: What a profile has noted of this backward.
+        self._profiled = current_run()
         #: The exception of the last failed task.
         self.error: BaseException | None = None
         #: Whether any of these tasks has begun: it is user code, which must not run twice.
@@ -101,7 +105,7 @@ class ClientWorker:
                     step.apply = self._in_turn(member.node, step.apply)
             contributions = self._contributions(steps, dispatch)
             with watched() as changed:
-                self._run_steps(members, steps, contributions, emit, failed.append)
+                self._run_steps(dispatch.task, steps, contributions, emit, failed.append)
             if changed:
                 self._saved.check(members[-1].node, changed)
         except BaseException as error:
@@ -140,28 +144,30 @@ class ClientWorker:
             if task == 0
         ]
         try:
-            self._run_steps(members, steps, contributions, emit)
+            self._run_steps(0, steps, contributions, emit)
         except Exception:
             return None
         return refs
 
     def _run_steps(
         self,
-        members: Sequence[Member],
+        task: int,
         steps: Sequence[NodeStep],
         contributions: Iterable[tuple[int, int, Array | None]],
         emit: Callable[[int, Array | None], None],
         on_failure: Callable[[int], None] | None = None,
     ) -> None:
         """Run a task and report its times to an active profile."""
-        profile = profiler.active()
-        times: list[float] | None = None if profile is None else []
+        recording = RUNNING.recording
+        times: list[float] | None = None if recording is None else []
+        started = perf_counter()
         with blas_limit(self._blas_threads):
             run_steps(steps, contributions, emit, cpu, timings=times, on_failure=on_failure)
-        if profile is not None and times:
-            pairs = zip(members, steps, strict=True)
+        if recording is not None and times is not None:
+            pairs = zip(self._planned.groups[task], steps, strict=True)
             ran = [member.node for member, step in pairs if step.apply is not None]
-            profile.note_nodes(self._frozen, ran, times)
+            here = TaskRun(task, -1, 1, started, perf_counter())
+            recording.note_nodes(self._profiled, self._frozen, ran, times, here)
 
     def _step(self, member: Member) -> NodeStep:
         node = self._frozen.nodes[member.node]

@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.base.html_text import preformatted
+from mpgrad.base.user_frames import level_of_caller
 from mpgrad.engine.options import EngineOptions
 from mpgrad.errors import EngineClosed
 from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-    from mpgrad.engine.engine_statistics import EngineStatistics, Explanation
+    from mpgrad.engine.engine_statistics import EngineStatistics
     from mpgrad.engine.execution import Execution
+    from mpgrad.engine.explanation import Explanation
     from mpgrad.engine.processes import CoordinatorProcess
 
 
@@ -80,6 +84,7 @@ class Engine:
         self._is_closed = False
         self._pid = os.getpid()
         _engines.add(self)
+        _unused.add(self)
 
     # ------------------------------------------------------------------ life
 
@@ -87,6 +92,7 @@ class Engine:
         self._check_open()
         if self._needs_processes():
             self._start()
+        _unused.discard(self)
         _stack.append(self)
         return self
 
@@ -97,6 +103,7 @@ class Engine:
     def close(self) -> None:
         """End all processes. Tensors and ``.grad`` stay readable; a second call does nothing."""
         self._is_closed = True
+        _unused.discard(self)
         if self._pid == os.getpid() and self._made is not None:
             self._made.sessions.close()
 
@@ -178,6 +185,7 @@ class Engine:
             RuntimeError: ``tensor`` does not require grad.
         """
         self._check_open()
+        _unused.discard(self)
         return self._execution.explain(tensor, source)
 
     def statistics(self) -> EngineStatistics:
@@ -213,6 +221,11 @@ class Engine:
         state = "closed" if self._is_closed else "open"
         return f"<Engine mode={self.mode!r} cpu_workers={self.cpu_workers} {state}>"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, and what it has done."""
+        done = "" if self._made is None or self._is_closed else self.statistics()._repr_html_()
+        return f"{preformatted(repr(self))}{done}"
+
 
 def _spawn(options: EngineOptions) -> CoordinatorProcess:
     """A new coordinator. The code that starts it is loaded when it is needed."""
@@ -225,6 +238,8 @@ def _spawn(options: EngineOptions) -> CoordinatorProcess:
 # ---------------------------------------------------------------------- the current engine
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+#: Those that nobody has entered, set or asked yet.
+_unused: weakref.WeakSet[Engine] = weakref.WeakSet()
 #: Engines that are inside their `with` block, innermost last; shared by all threads.
 _stack: list[Engine] = []
 _default: Engine | None = None
@@ -232,14 +247,52 @@ _default_lock = threading.Lock()
 
 
 def current_engine() -> Engine:
-    """The innermost engine in a ``with`` block, else the default one (made on first use)."""
+    """The innermost engine in a ``with`` block, else the one that ``set_engine`` was given, else
+    the default one (made on first use)."""
     global _default
     if _stack:
         return _stack[-1]
+    if _unused:
+        _warn_of_unused()
     with _default_lock:
         if _default is None or _default._is_closed:
             _default = Engine()
+            _unused.discard(_default)
         return _default
+
+
+def _warn_of_unused() -> None:
+    """Once for each engine that was made, and does not serve the backward that runs now."""
+    for engine in list(_unused):
+        _unused.discard(engine)
+        warnings.warn(
+            f"{engine!r} is not in use: this backward runs on the default engine. `with engine:` "
+            "or mpgrad.set_engine(engine) makes it the current one",
+            stacklevel=level_of_caller(),
+        )
+
+
+def set_engine(engine: Engine | None) -> None:
+    """Let ``engine`` serve every backward outside of a ``with`` block, on all threads.
+
+    Its processes start with the first backward that needs them and end with the program, or with
+    ``engine.close()``; the default engine takes its place then.
+
+    Args:
+        engine: None: the default engine again.
+
+    Raises:
+        TypeError: it is no Engine.
+        EngineClosed: it is closed.
+    """
+    global _default
+    if engine is not None:
+        if not isinstance(engine, Engine):
+            raise TypeError(f"set_engine() wants an Engine or None, not {type(engine).__name__}")
+        engine._check_open()
+        _unused.discard(engine)
+    with _default_lock:
+        _default = engine
 
 
 def _close_all() -> None:

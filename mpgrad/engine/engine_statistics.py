@@ -1,4 +1,4 @@
-"""The results of ``Engine.statistics()`` and ``Engine.explain()``."""
+"""The results of ``Engine.statistics()``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mpgrad.base.html_text import html_table
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.placement import Placed, reason
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
-from mpgrad.scheduler.plan_tables import Plan
 
 
 class Counters:
@@ -96,64 +95,14 @@ class EngineStatistics:
     client_arena: ArenaStatistics | None = None
     engine_arena: ArenaStatistics | None = None
 
-
-@dataclass(frozen=True)
-class ExplainedNode:
-    """Where one Node would run. ``task`` numbers the NodeTask that it belongs to."""
-
-    name: str
-    task: int
-    where: str
-    cost_us: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What a backward would do; print it.
-
-    Attributes:
-        mode: "local" or "process", as the engine would choose now.
-        reason: for that choice.
-        work_us: the total time of all Nodes in microseconds.
-        critical_path_us: the time of the longest chain of NodeTasks, a lower bound for any number
-            of workers.
-        nodes: in the order of the serial engine.
-        source: the source that ``local`` runs from the third backward of such a graph on, or the
-            reason why it runs a loop over the Nodes; None unless it was requested.
-    """
-
-    mode: str
-    reason: str
-    work_us: float
-    critical_path_us: float
-    nodes: tuple[ExplainedNode, ...]
-    source: str | None = None
-
-    def __str__(self) -> str:
-        head = (
-            f"{len(self.nodes)} nodes in {len({node.task for node in self.nodes})} tasks, "
-            f"{self.work_us / 1000:.2f} ms of work, critical path "
-            f"{self.critical_path_us / 1000:.2f} ms\nmode: {self.mode} ({self.reason})"
-        )
-        width = max((len(node.name) for node in self.nodes), default=4)
-        rows = [
-            f"{node.name:<{width}}  task {node.task:>4}  {node.where:<6}  "
-            f"{node.cost_us:>10.1f} us  {node.reason}"
-            for node in self.nodes
-        ]
-        return "\n".join([head, *rows, *([] if self.source is None else ["", self.source])])
-
-
-def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:
-    """The Explanation of a placed and planned graph."""
-    nodes = []
-    for index in placed.frozen.spec.order:
-        spec = placed.frozen.spec.nodes[index]
-        place = "client" if spec.on_client or mode == "local" else "worker"
-        nodes.append(
-            ExplainedNode(
-                spec.name, planned.task_of[index], place, spec.cost_us, reason(placed, index)
-            )
-        )
-    return Explanation(mode, why, planned.work_us, planned.critical_path_us, tuple(nodes))
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows: list[tuple[str, object]] = []
+        for name, value in vars(self).items():
+            if isinstance(value, ArenaStatistics):
+                rows += [(f"{name}: {part}", figure) for part, figure in vars(value).items()]
+            elif name == "tasks":
+                rows += [(f"tasks of {who}", count) for who, count in value.items()]
+            else:
+                rows.append((name, value))
+        return html_table(("", "so far"), rows)

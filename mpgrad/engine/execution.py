@@ -14,18 +14,16 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.autograd.profiling.backward_run import BackwardRun
+from mpgrad.autograd.profiling.ranges import RUNNING, span
+from mpgrad.autograd.running import engine_slot
 from mpgrad.base import config
 from mpgrad.base.standard_streams import say
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Mode
-from mpgrad.engine.engine_statistics import (
-    ArenaStatistics,
-    Counters,
-    EngineStatistics,
-    Explanation,
-    explain,
-)
+from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
+from mpgrad.engine.explanation import Explanation, explain
 from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
@@ -73,12 +71,24 @@ class Execution:
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Prepare a frozen graph and run it; see ``autograd.engine_slot``."""
-        ready = self._ready(frozen)
+        recording = RUNNING.recording
+        if recording is None or engine_slot.is_inside_rule():
+            return self._execute(frozen, None)
+        with recording.backward(frozen.spec) as run:
+            return self._execute(frozen, run)
+
+    def _execute(self, frozen: FrozenGraph, profiled: BackwardRun | None) -> list[tuple[Any, bool]]:
+        with span("plan"):
+            ready = self._ready(frozen)
         if config.debug():
             self._report(frozen, ready)
         placed, graph = ready.placed, ready.graph
+        if profiled is not None:
+            profiled.why = ready.choice.reason
         if placed is not None:
             warn_of_serial_functions(placed)
+            if profiled is not None:
+                profiled.spec, profiled.on_client = placed.frozen.spec, placed.unasked
         if placed is None or graph is None or not self._goes_to_workers(ready):
             if graph is None:
                 return self._here(run_local, frozen)
@@ -175,7 +185,7 @@ class Execution:
         """Print each backward with MPGRAD_DEBUG=1, and each of its nodes with 2."""
         text = f"{ready.choice.mode} ({ready.choice.reason})"
         if config.debug() >= 2:
-            text = str(self._explain(frozen, ready))
+            text = self._explain(frozen, ready).table()
         say(f"backward: {text}")
 
     def statistics(self) -> EngineStatistics:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.scheduler.chunks import chunk_ends
+from mpgrad.scheduler.chunks import chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan_tables import NodeTaskSpec
 from mpgrad.shipping.attributes import pack_attributes
@@ -110,24 +109,20 @@ class Handover(PackedArrays):
             if where[0] >= done
         ]
         ends = chunk_ends(planned, workers, done)
-        tasks = planned.tasks[:done] + self._tables(done, ends[0])
         captures = len(self._frozen.sinks)
-        yield GraphSubmitted(
-            peer, graph, depth, tasks, tuple(gradients), captures, len(ends) == 1, done
-        )
-        for start, end in pairwise(ends):
-            yield GraphExtended(peer, graph, self._tables(start, end), end == ends[-1])
+        submitted = GraphSubmitted(peer, graph, depth, (), tuple(gradients), captures, done=done)
+        yield from in_chunks(submitted, ends, self._tables)
 
     @collector_held()
-    def _tables(self, start: int, stop: int) -> tuple[NodeTaskSpec, ...]:
-        """The tables of tasks ``start`` to ``stop``."""
-        payloads = self.programs(range(start, stop))
-        return tuple(
-            [
-                task._replace(payload=payload)
-                for task, payload in zip(self._graph.plan.tasks[start:stop], payloads, strict=True)
-            ]
-        )
+    def _tables(self, start: int, stop: int, done: int) -> tuple[NodeTaskSpec, ...]:
+        """The tables of tasks ``start`` to ``stop``; who runs the first ``done`` needs nothing."""
+        tasks, first = self._graph.plan.tasks, max(start, done)
+        payloads = self.programs(range(first, stop))
+        written = [
+            task._replace(payload=payload)
+            for task, payload in zip(tasks[first:stop], payloads, strict=True)
+        ]
+        return (*tasks[start:first], *written)
 
     # ------------------------------------------------------------------ programs
 

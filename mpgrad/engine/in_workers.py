@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from mpgrad.autograd import profiler
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.profiling.backward_run import TaskRun
+from mpgrad.autograd.profiling.ranges import ENGINE, RUNNING, WAITING, Recording, current_run
+from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
@@ -27,6 +31,7 @@ from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.wire.output_record import replay_warnings
 
 Array: TypeAlias = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 _graph_numbers = itertools.count(1)
 
@@ -57,13 +62,13 @@ def run_in_workers(
     """
     frozen, planned = placed.frozen, graph.plan
     handover = Handover(frozen, graph, placed.code)
-    number, running, profile = next(_graph_numbers), innermost(), profiler.active()
+    number, running, recording = next(_graph_numbers), innermost(), RUNNING.recording
     is_complete = False
     try:
         with sessions.session() as session:
             coordinator = sessions.coordinator
             handover.connect(coordinator)
-            handover.is_timed, handover.learns = profile is not None, graph.learns()
+            handover.is_timed, handover.learns = recording is not None, graph.learns()
             client = ClientWorker(
                 frozen, graph, handover, coordinator.arena, session.interrupts.user_code,
                 blas_threads,
@@ -72,6 +77,9 @@ def run_in_workers(
             ahead = client.run_ahead() if planned.opens_alone else None
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
+            profiled = None if recording is None else _Profiled(recording, session, planned)
+            if profiled is not None:
+                messages = profiled.watched(messages)
             with session.interrupts.deferred():  # until the results have a holder
                 try:
                     outcome = session.run(messages, client.run)
@@ -84,8 +92,8 @@ def run_in_workers(
                     is_complete = True
             if isinstance(outcome, CompleteGraph):
                 _learn(frozen, graph, handover, outcome)
-                if profile is not None:
-                    _note_times(profile, frozen, planned, outcome)
+                if profiled is not None:
+                    profiled.note(frozen, handover, outcome)
             counters.note(handover, outcome, len(planned.tasks))
     finally:
         handover.close(is_complete=is_complete)
@@ -151,11 +159,46 @@ def _learn(
         learn(frozen, graph.plan, outcome)
 
 
-def _note_times(
-    profile: profiler.profile, frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph
-) -> None:
-    """Report to the profile when workers ran which Nodes."""
-    for task, slot, _, _, times in outcome.ran:
-        if times is not None:
-            ran = [member.node for member in that_ran(frozen, planned.groups[task])]
-            profile.note_nodes(frozen, ran, profiler.unpack_times(times), worker=slot)
+class _Profiled:
+    """What a profile hears of one backward in workers.
+
+    Args:
+        recording: of the profile.
+        session: to the processes.
+        planned: the graph's plan.
+    """
+
+    def __init__(self, recording: Recording, session: Session, planned: Plan) -> None:
+        self._recording, self._planned, self._began = recording, planned, perf_counter()
+        self._run = current_run()
+        recording.coordinator_pid = session.coordinator.pid
+        if len(recording.worker_pids) < session.workers:
+            recording.worker_pids = dict(enumerate(session.processes().worker_pids))
+        if self._run is not None:
+            self._run.plan, self._run.mode = planned, "process"
+            self._run.workers = session.workers
+
+    def watched(self, messages: Iterator[T]) -> Iterator[T]:
+        """``messages``; notes when the last one was made."""
+        yield from messages
+        submitted = perf_counter()
+        self._recording.note("hand over", ENGINE, self._began, submitted)
+        if self._run is not None:
+            self._run.submitted = submitted
+
+    def note(self, frozen: FrozenGraph, handover: Handover, outcome: CompleteGraph) -> None:
+        """When workers ran which Nodes; the waiting is over."""
+        run, recording = self._run, self._recording
+        for task, slot, _, copied, times in outcome.ran:
+            if times is None:
+                continue
+            found = unpack_times(times)
+            ran = [member.node for member in that_ran(frozen, self._planned.groups[task])]
+            where = TaskRun(task, slot, found.attempt, found.started, found.ended)
+            recording.note_nodes(run, frozen, ran, found.nodes, where)
+            if run is not None:
+                run.copied_bytes += copied
+        if run is not None and run.submitted is not None:
+            recording.note("wait for workers", WAITING, run.submitted, perf_counter())
+            run.handed_bytes = handover.handed_bytes
+            run.copied_bytes += handover.copied_bytes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.autograd.profiler import unpack_times
+from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.scheduler.plan_tables import Member, Plan
@@ -38,7 +38,7 @@ def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
         if times is None:
             continue
         ran = that_ran(frozen, planned.groups[task])
-        for member, took_us in zip(ran, durations_us(unpack_times(times)), strict=True):
+        for member, took_us in zip(ran, durations_us(unpack_times(times).nodes), strict=True):
             if member.is_half:
                 divided.setdefault(member.node, _Divided()).note(frozen, member, took_us)
             else:

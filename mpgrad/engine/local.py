@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd import profiler
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.higher_order.recording import has_only_operators
+from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.validate_outputs import (
@@ -59,7 +59,7 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     known = frozen.remembered
-    if known is not None and not (anomaly.enabled or CUDA.in_use or profiler.active()):
+    if known is not None and not (anomaly.enabled or CUDA.in_use):
         results = _run_compiled(frozen, known)
         if results is not None:
             return claim(results)
@@ -75,11 +75,14 @@ def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
         program = compiled.kept.add(known, frozen)
     if isinstance(program, str):
         return None
-    times: list[float] | None = [] if known.learns() else None
+    learns = known.learns()
+    times: list[float] | None = [] if learns or RUNNING.recording is not None else None
     started = perf_counter()
     results: list[Any] | None = program.run(frozen, times)
-    if results is not None and known.teaches((perf_counter() - started) * 1e6) and times:
-        teach(frozen, list(zip(_that_ran(frozen), durations_us(times), strict=True)))
+    if results is not None:
+        teaches = known.teaches((perf_counter() - started) * 1e6)
+        if times:
+            _note_times(frozen, times, teaches=teaches and learns)
     return results
 
 
@@ -132,7 +135,12 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         if not frozen.keep_graph:
             node.release_saved()
     grads = None  # the last Node may be a leaf: its result must have one holder
-    _note_times(frozen, times)
+    known = frozen.remembered
+    _note_times(
+        frozen,
+        times,
+        teaches=bool(times) and (known is None or known.teaches((times[-1] - times[0]) * 1e6)),
+    )
     return claim(results)
 
 
@@ -223,17 +231,16 @@ def _refuse_nan(frozen: FrozenGraph, at: int, outputs: Sequence[Any]) -> None:
         refuse_nan(node.subject.name(), validated)
 
 
-def _note_times(frozen: FrozenGraph, times: list[float]) -> None:
+def _note_times(frozen: FrozenGraph, times: list[float], *, teaches: bool) -> None:
     """Report the times of the rules to the cost model and to an active profile."""
-    known, profile = frozen.remembered, profiler.active()
-    teaches = times and (known is None or known.teaches((times[-1] - times[0]) * 1e6))
-    if not teaches and profile is None:
+    recording = RUNNING.recording
+    if not teaches and recording is None:
         return
     ran = _that_ran(frozen)
     if teaches:
         teach(frozen, list(zip(ran, durations_us(times), strict=True)))
-    if profile is not None and not engine_slot.is_inside_rule():
-        profile.note_nodes(frozen, ran, times)
+    if recording is not None and not engine_slot.is_inside_rule():
+        recording.note_nodes(current_run(), frozen, ran, times)
 
 
 def _that_ran(frozen: FrozenGraph) -> list[int]:

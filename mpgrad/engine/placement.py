@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import OrderedDict
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.dtype import default_float
+from mpgrad.base.user_frames import level_of_caller
 from mpgrad.devices.device_arrays import get_default_device
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.errors import PerformanceWarning
@@ -190,17 +190,5 @@ def warn_of_serial_functions(placed: Placed) -> None:
         f"{count} of {functions} Functions {how} in this process: {new[0]} "
         f"({more}engine.explain(loss) shows all)",
         PerformanceWarning,
-        stacklevel=_level_of_caller(),
+        stacklevel=level_of_caller(),
     )
-
-
-def _level_of_caller() -> int:
-    """The ``stacklevel`` of the line outside this package that called backward."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _is_ours(module: str) -> bool:
-    return module == "mpgrad" or module.startswith("mpgrad.")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from mpgrad.base.thread_state import PerThread
-from mpgrad.graph.context_decorator import ContextDecorator, MakeContext
+from mpgrad.graph.context_decorator import ContextDecorator, F, MakeContext
 
 
 class _Mode(PerThread):
@@ -64,6 +64,14 @@ class no_grad(_GradMode):
     """
 
     _value = False
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, function: None = None) -> Self: ...
+
+        @overload
+        def __new__(cls, function: F) -> F: ...  # type: ignore[misc]
 
     def __new__(cls, function: Any = None) -> Any:
         # As a bare decorator it is called with the function and returns a function.
@@ -145,6 +153,14 @@ class inference_mode(ContextDecorator):
     Args:
         mode: whether the mode is on.
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, mode: bool = True) -> Self: ...
+
+        @overload
+        def __new__(cls, mode: F) -> F: ...  # type: ignore[misc]
 
     def __new__(cls, mode: Any = True) -> Any:
         return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)

@@ -69,6 +69,11 @@ def next_sequence_nr() -> int:
     return number
 
 
+def upcoming_sequence_nr() -> int:
+    """What ``next_sequence_nr`` gives next on this thread."""
+    return _counter.next_nr
+
+
 class Node:
     """One step of the backward graph.
 

@@ -15,7 +15,12 @@ T = TypeVar("T")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(given)
     code: int = options.perform(options)
     return code
 
@@ -41,6 +46,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="all|0,1|none",
         help="GPUs to use (default: MPGRAD_GPUS, else auto)",
     )
+    run.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="profile the whole script, and write a page about it to FILE (see mg.profiler.report)",
+    )
     run.add_argument("script", help="a Python file")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv")
     run.set_defaults(perform=_run)
@@ -65,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(perform=_replay)
 
-    doctor = commands.add_parser("doctor", help="say whether worker processes can run here")
+    doctor = commands.add_parser(
+        "doctor", help="say whether worker processes can run here, and measure how fast"
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
     return parser
 
@@ -85,7 +98,7 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 def _doctor(options: argparse.Namespace) -> int:
     from mpgrad.launch import doctor
 
-    return doctor.main()
+    return doctor.main(as_json=options.json)
 
 
 def _run_compat(options: argparse.Namespace) -> int:
@@ -104,7 +117,11 @@ def _run(options: argparse.Namespace) -> int:
     from mpgrad.launch import script
 
     return script.launch(
-        options.script, options.arguments, cpu_workers=options.cpu_workers, gpus=options.gpus
+        options.script,
+        options.arguments,
+        cpu_workers=options.cpu_workers,
+        gpus=options.gpus,
+        profile=options.profile,
     )
 
 

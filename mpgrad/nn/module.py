@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from mpgrad.base.html_text import html_table
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.graph.hooks import RemovableHandle
 from mpgrad.nn.backward_hooks import ModuleHooks
@@ -389,6 +390,19 @@ class Module:
             return f"{head}({extra})"
         lines = [extra, *rows] if extra else rows
         return f"{head}(\n  " + "\n  ".join(lines) + "\n)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: each module with its own parameters."""
+        rows, total = [], 0
+        for name, module in self.named_modules():
+            own = {key: p for key, p in module._parameters.items() if p is not None}
+            count = sum(parameter.numel() for parameter in own.values())
+            shapes = ", ".join(f"{key} {tuple(p.shape)}" for key, p in own.items())
+            indent = "\u2003" * (name.count(".") + 1 if name else 0)
+            kind = f"{type(module).__name__}({module.extra_repr()})"
+            rows.append((f"{indent}{name}", kind, shapes, f"{count:,}" if count else ""))
+            total += count
+        return html_table(("module", "kind", "parameters", f"{total:,} numbers"), rows)
 
 
 def _mismatch(name: str, value: Any, own: Tensor) -> str:

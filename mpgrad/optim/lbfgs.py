@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.graph.grad_modes import enable_grad, no_grad
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.shape import cat
@@ -89,7 +90,7 @@ class LBFGS(Optimizer):
         if self.param_groups[0]["line_search_fn"] not in (None, "strong_wolfe"):
             raise RuntimeError("only 'strong_wolfe' is supported")
         self._opt_called = True
-        with no_grad():
+        with span("Optimizer.step#LBFGS.step", ANNOTATION), no_grad():
             return self._iterate(closure)
 
     def _iterate(self, closure: Callable[[], Any]) -> Any:

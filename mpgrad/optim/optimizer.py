@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.devices.device_arrays import on
 from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.tensors import saved_tensor_clones
@@ -82,6 +83,10 @@ class Optimizer:
         Returns:
             The result of ``closure``, else None.
         """
+        with span(f"Optimizer.step#{type(self).__name__}.step", ANNOTATION):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         self._opt_called = True
         loss = None
         if closure is not None:

@@ -1,4 +1,4 @@
-"""chunk_ends(): which of a plan's tasks each message of a submission carries.
+"""chunk_ends(), in_chunks(): which of a plan's tasks each message of a submission carries.
 
 Workers begin while the client still encodes. So the first messages carry the tasks that wait for
 nothing, a few at a time, until there is one for each worker; later messages grow.
@@ -9,8 +9,11 @@ Rules of this file: pure tables, as in ``graph_spec``.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 
-from mpgrad.scheduler.plan_tables import Plan
+from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
+from mpgrad.scheduler.plan_tables import NodeTaskSpec, Plan
 
 #: A graph of at most this many tasks goes in one message.
 SMALL_GRAPH = 8
@@ -40,6 +43,23 @@ def chunk_ends(planned: Plan, workers: int, done: int) -> list[int]:
             size = min(2 * size if workers <= 2 else size + size // 2, TASKS_PER_MESSAGE)
         ends.append(min(ends[-1] + size, count))
     return ends
+
+
+def in_chunks(
+    submitted: GraphSubmitted,
+    ends: list[int],
+    tables: Callable[[int, int, int], tuple[NodeTaskSpec, ...]],
+) -> Iterator[GraphSubmitted | GraphExtended]:
+    """The messages of a submission, each made when it is asked for.
+
+    ``submitted`` is the first one, without tasks. ``tables`` makes those of the tasks from one
+    number to another; it is also told how many of them have run already.
+    """
+    done = submitted.done
+    yield submitted._replace(tasks=tables(0, ends[0], done), is_whole=len(ends) == 1)
+    for start, end in pairwise(ends):
+        is_whole = end == ends[-1]
+        yield GraphExtended(submitted.peer, submitted.graph, tables(start, end, done), is_whole)
 
 
 def _ready(planned: Plan, workers: int, done: int) -> int:

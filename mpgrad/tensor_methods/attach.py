@@ -263,6 +263,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__getitem__": indexing.getitem,
     "__hash__": object.__hash__,
     "__repr__": display.represent,
+    "_repr_html_": display.represent_html,
     "__dir__": display.attributes,
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import numpy as np
 
 from mpgrad.base.dtype import DEFAULTS, DTYPES
+from mpgrad.base.html_text import preformatted
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.tensors.tensor import Tensor
 
@@ -41,6 +43,17 @@ def represent(tensor: Tensor) -> str:
     if history:
         notes.append(history)
     return prefix + ", ".join([text, *notes]) + ")"
+
+
+def represent_html(tensor: Tensor) -> str:
+    """For notebooks: what it is, above its values."""
+    facts = [
+        str(DTYPES[tensor._array.dtype]),
+        f"shape {tuple(tensor.shape)}",
+        str(tensor.device),
+        *filter(None, [_history(tensor)]),
+    ]
+    return f"<p><b>{_name(tensor)}</b> {escape(', '.join(facts))}</p>{preformatted(repr(tensor))}"
 
 
 def _history(tensor: Tensor) -> str:

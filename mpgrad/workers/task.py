@@ -6,12 +6,12 @@ import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter_ns
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.profiler import pack_times
+from mpgrad.autograd.profiling.task_times import pack_times
 from mpgrad.backends.column_parts import join, shape_of
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.base.handles import Block, GradientRef
@@ -56,8 +56,8 @@ class TaskRunner:
         self._failed_step = 0
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[NodeTaskDone | NodeTaskFailed, Any]:
-        """The reply, and the blocks that user code had kept and has now released."""
-        started = perf_counter_ns()
+        """The reply, and the blocks that user code kept earlier and has now let go."""
+        started = perf_counter()
         self._failed_step = 0
         self._times: list[float] | None = None
         outputs, copied, error = self._try(dispatch)
@@ -67,8 +67,11 @@ class TaskRunner:
         if error is not None:
             failed = NodeTaskFailed(dispatch.peer, *name, error, kept, self._failed_step)
             return failed, released
-        duration_us = (perf_counter_ns() - started) // 1000
-        times = None if self._times is None else pack_times(self._times)
+        ended = perf_counter()
+        times: bytes | None = None
+        if self._times is not None:
+            times = pack_times(self._times, attempt=dispatch.attempt, started=started, ended=ended)
+        duration_us = int((ended - started) * 1e6)
         done = NodeTaskDone(dispatch.peer, *name, outputs, kept, duration_us, copied, times)
         return done, released
 

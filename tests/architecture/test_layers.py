@@ -16,7 +16,7 @@ FLOORS = (
     "__init__ __main__ launch",
     "compat",
     "cuda fft func linalg profiler serialization special _C utils",
-    "checkpointing data distributions nn optim",
+    "checkpointing data distributions nn optim report",
     "tensor_methods",
     "engine",
     "coordinator workers",

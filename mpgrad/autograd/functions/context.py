@@ -53,6 +53,12 @@ class FunctionContext:
     exactly what the user has set.
     """
 
+    if TYPE_CHECKING:  # forward may set what it likes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
     __slots__ = (
         "__dict__",
         "_clears_on_access",
@@ -128,8 +134,8 @@ class FunctionContext:
     # ------------------------------------------------------------------ what backward asks
 
     @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors of ``save_for_backward``.
+    def saved_tensors(self) -> tuple[Tensor | Any, ...]:
+        """The tensors of ``save_for_backward``, and None where it was given None.
 
         Raises:
             RuntimeError: backward has released them, one was changed in place since, or the class

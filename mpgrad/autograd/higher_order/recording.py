@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd import profiler
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, run_post_hooks, runs_node_hooks
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, ResultSink
 from mpgrad.autograd.higher_order.backward_of import SUM_GRADIENTS, backward_of
+from mpgrad.autograd.profiling.ranges import RUNNING
 from mpgrad.autograd.running.validate_outputs import validate_output
 from mpgrad.base.device import CPU
 from mpgrad.devices.device_arrays import cuda_namespace, on, zeros
@@ -95,7 +95,7 @@ class _Recorder:
     def __init__(self, frozen: FrozenGraph, captured: dict[Target, Any] | None) -> None:
         self._frozen, self._captured = frozen, captured
         #: The profile to which Nodes that run here are reported.
-        self._profile = profiler.active() if captured is None else None
+        self._profile = RUNNING.recording if captured is None else None
         self._parts: defaultdict[Target, list[tuple[Tensor, bool]]] = defaultdict(list)
         self._numbers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, (index, slot) in enumerate(frozen.spec.captures):
@@ -137,7 +137,7 @@ class _Recorder:
             explain_failure(node)
             raise
         if self._profile is not None:
-            self._profile.note_nodes(self._frozen, [index], [started, perf_counter()])
+            self._profile.note_nodes(None, self._frozen, [index], [started, perf_counter()])
         for target, output in zip(spec.edges, outputs, strict=True):
             if target is not None:
                 self.add(target, output, has_value=self._captured is None)
