@@ -80,7 +80,7 @@ def _obstacle(environment: dict[str, str]) -> str:
     if missing:
         return f"missing Python packages: {' '.join(missing)} (pip install them)"
     code = (
-        "from mpgrad import device_arrays\n"
+        "from mpgrad.devices import device_arrays\n"
         "from mpgrad.devices.cuda_driver import device_count\n"
         "print(device_count() and 'ok' or device_arrays._why_there_is_none())"
     )
