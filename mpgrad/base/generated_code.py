@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -19,6 +20,11 @@ def compiled(name: str, source: str, known: dict[str, Any], place: str) -> Any:
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec"), known)
     return known[name]
+
+
+def listed(items: Sequence[str]) -> str:
+    """The source of a tuple without its parentheses."""
+    return ", ".join(items) + ("," if len(items) == 1 else "")
 
 
 def forget(place: str) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mpgrad.base.generated_code import listed
 from mpgrad.graph.registry import Operator, Source
 
 #: The parameters of a formula that describe the form of an input.
@@ -36,7 +37,7 @@ def call_source(operator: Operator) -> str:
             "    return call_anywhere(operator, inputs, attributes)\n"
         )
     inputs, attributes = operator.inputs, operator.attributes
-    given = f"({_listed(inputs)}), {_dict_of(attributes)}"
+    given = f"({listed(inputs)}), {_dict_of(attributes)}"
     arrays = [f"{name}_array" for name in inputs]
     passed = ", ".join(["cpu", *arrays, *[f"{name}={name}" for name in attributes]])
     lines = [
@@ -48,7 +49,7 @@ def call_source(operator: Operator) -> str:
         "    try:",
         f"        raw = forward({passed})",
         "    except (TypeError, ValueError) as error:",
-        f"        raise refusal(operator.name, ({_listed(arrays)}), error) from error",
+        f"        raise refusal(operator.name, ({listed(arrays)}), error) from error",
         "    if isinstance(raw, tuple):",
         f"        return recorded(operator, {given}, raw)",
         "    result = Tensor(raw)",
@@ -63,7 +64,7 @@ def call_source(operator: Operator) -> str:
     ]
     lines += [
         f"    if {records}:",
-        f"        needs = ({_listed(needs)})",
+        f"        needs = ({listed(needs)})",
         "        if True in needs:",
         "            record = recorders.get(needs) or recorder_of(operator, needs)",
         f"            record({', '.join([*inputs, *attributes, 'result'])})",
@@ -94,7 +95,7 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
             looks += [f"*look_of({name})"]
     kind = "node_class"
     if not isinstance(operator.node_name, str):
-        kind += f"_of(operator, ({_listed(inputs)}), {_dict_of(attributes)})"
+        kind += f"_of(operator, ({listed(inputs)}), {_dict_of(attributes)})"
     plain = [source.name for source in sources if source.kind == "attribute"]
     lines = [
         f"def record({', '.join([*inputs, *attributes, 'result'])}):",
@@ -104,7 +105,7 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
         f"    node = new({kind})",
         "    node.input_metadata, node.input_info, node.plain = looks",
         *([f"    node.plain = {{**node.plain, {_dict_of(plain)[1:]}"] if plain else []),
-        f"    node.next_edges = ({_listed(edges)})",
+        f"    node.next_edges = ({listed(edges)})",
         "    node.sequence_nr = next_sequence_nr()",
         "    node.hooks = None",
         "    node.has_packed = False",
@@ -150,11 +151,6 @@ def _requires_grad(name: str) -> str:
         f"isinstance({name}, Tensor) and "
         f"({name}._requires_grad or ({name}._view is not None and {name}.requires_grad))"
     )
-
-
-def _listed(items: Sequence[str]) -> str:
-    """The inside of a tuple."""
-    return ", ".join(items) + ("," if len(items) == 1 else "")
 
 
 def _dict_of(names: Sequence[str]) -> str:
