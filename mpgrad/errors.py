@@ -12,6 +12,10 @@ class MpgradError(RuntimeError):
     """Base of every error that the executor raises on its own behalf."""
 
 
+class CompilationError(MpgradError):
+    """``mg.compile(fullgraph=True)`` met what it cannot compile; the text says what, and where."""
+
+
 class PerformanceWarning(UserWarning):
     """Something runs slower than it could; the text says what to do."""
 
