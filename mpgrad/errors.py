@@ -12,6 +12,10 @@ class MpgradError(RuntimeError):
     """Base of every error that the executor itself raises."""
 
 
+class CompilationError(MpgradError):
+    """``mg.compile(fullgraph=True)`` met what it cannot compile; the text says what, and where."""
+
+
 class PerformanceWarning(UserWarning):
     """The program is slower than it could be; the text says what to do."""
 

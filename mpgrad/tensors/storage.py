@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import TRACING
 from mpgrad.backends.cpu import LARGE_BYTES
 from mpgrad.base.device import CPU, Device
 from mpgrad.devices import device_arrays
@@ -54,6 +55,11 @@ def watched() -> Iterator[list[VersionCounter]]:
         _watchers[:] = [other for other in _watchers if other is not changed]
 
 
+def is_watched() -> bool:
+    """Whether somebody wants to know what is changed in place."""
+    return bool(_watchers)
+
+
 class _InferenceVersion(VersionCounter):
     """The counter of all tensors made in inference mode: it does not count."""
 
@@ -83,6 +89,10 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     """
     if device.index is not None:
         return device_arrays.empty(shape, dtype, device)
+    if TRACING.entered:
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            return program.empty(shape, dtype)
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE_BYTES:
