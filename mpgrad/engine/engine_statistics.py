@@ -72,6 +72,7 @@ class EngineStatistics:
             IPC does not work here.
         restarts: workers that were replaced after they died.
         recoveries: backwards that were run again because the coordinator had died.
+        spot_checks: Functions that ran again in this process (``Engine(check=...)``).
         protocol_errors: messages that were refused: malformed, or from a process that has not
             proved to belong to this engine, or with what their sender may not say.
         compiled_graphs, compiled_nodes: graphs that this process keeps as source, which ``local``
@@ -90,6 +91,7 @@ class EngineStatistics:
     through_host_bytes: int = 0
     restarts: int = 0
     recoveries: int = 0
+    spot_checks: int = 0
     protocol_errors: int = 0
     compiled_graphs: int = 0
     compiled_nodes: int = 0

@@ -28,6 +28,7 @@ from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.scheduler.chunks import chunk_ends
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
@@ -74,6 +75,8 @@ class Handover(PackedArrays):
         self._frozen, self._graph, self._code = frozen, graph, code
         #: Whether the workers shall say when each Node ran: all, or where that teaches something.
         self.is_timed = self.learns = False
+        #: Which Functions the workers shall tell of.
+        self.spot_checks: SpotChecks | None = None
         self._numpy_errors = _changed_numpy_errors()
         self._surroundings = b""
 
@@ -179,7 +182,7 @@ class Handover(PackedArrays):
         if isinstance(node, OperatorNode):
             return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):
-            return self._function(node, _read(node.portable_context), self._code[index])
+            return self._function(node, _read(node.portable_context), index)
         raise TypeError(f"{node.name()} cannot be sent to a worker")
 
     def _operator(self, node: OperatorNode, arrays: dict[str, Any]) -> OperatorRule:
@@ -203,9 +206,8 @@ class Handover(PackedArrays):
             node.operator.name, saved, several, encode_plain(plain) if plain else b""
         )
 
-    def _function(
-        self, node: FunctionNode, context: PortableContext, code: ShippedCode
-    ) -> FunctionRule:
+    def _function(self, node: FunctionNode, context: PortableContext, index: int) -> FunctionRule:
+        code = self._code[index]
         buffers: list[PackedArray] = []
 
         def out_of_band(buffer: Any) -> None:
@@ -225,6 +227,8 @@ class Handover(PackedArrays):
             _described(context.description),
             attributes,
             tuple(buffers),
+            index,
+            self.spot_checks is not None and self.spot_checks.chooses(node),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,12 +20,21 @@ from mpgrad.engine.handover import Handover
 from mpgrad.engine.learning import learn, that_ran
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.session import Session
+from mpgrad.engine.session import Outcome, Session
 from mpgrad.engine.session_pool import SessionPool
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, ProtocolError
-from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
+from mpgrad.scheduler.instructions import CompleteGraph, FailGraph, ForwardOutput
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.wire.output_record import replay_warnings
+from mpgrad.shipping.loading import load_attributes
+from mpgrad.wire.output_record import (
+    CHANGED,
+    RUN,
+    WARNING,
+    ContextChanged,
+    decode_as,
+    replay_warnings,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -37,6 +47,7 @@ def run_in_workers(
     sessions: SessionPool,
     counters: Counters,
     blas_threads: int,
+    spot_checks: SpotChecks,
 ) -> list[tuple[Any, bool]]:
     """Run a graph; thread-safe, since each calling thread borrows a session of its own.
 
@@ -46,12 +57,14 @@ def run_in_workers(
         sessions: with the processes.
         counters: hear what came of it.
         blas_threads: of what runs in this process.
+        spot_checks: which Functions run again here.
 
     Returns:
         As ``run_local``.
 
     Raises:
         Exception: what a rule or hook raised, as it is.
+        ResultsDiffer: a Function that ran again gave another gradient.
         SavedTensorsUnreadable: some Node's saved tensors cannot be handed over.
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
@@ -63,9 +76,10 @@ def run_in_workers(
         with sessions.session() as session:
             coordinator = sessions.coordinator
             handover.connect(coordinator)
+            handover.spot_checks = spot_checks
             handover.is_timed, handover.learns = profile is not None, graph.learns()
             client = ClientWorker(
-                frozen, graph, handover, coordinator.arena, session.interrupts.user_code,
+                placed, graph, handover, coordinator.arena, session.interrupts.user_code,
                 blas_threads,
             )  # fmt: skip
             # A task that all others wait for is run right here if it is next to nothing.
@@ -73,12 +87,8 @@ def run_in_workers(
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
             with session.interrupts.deferred():  # until somebody holds the results
-                try:
-                    outcome = session.run(messages, client.run)
-                except CoordinatorLost as lost:
-                    lost.has_run_user_code = client.has_begun
-                    raise
-                warnings = session.warnings_of(number)
+                outcome = _run(session, messages, client)
+                kept = session.kept_of(number)
                 if isinstance(outcome, CompleteGraph):
                     results = _open_results(sessions, session, frozen, outcome, handover)
                     is_complete = True
@@ -89,15 +99,39 @@ def run_in_workers(
             counters.note(handover, outcome, len(planned.tasks))
     finally:
         handover.close(is_complete=is_complete)
-    replay_warnings(warnings, lambda task: planned.tasks[task].position)
+    replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
             sessions.forget(session.coordinator)  # it has no workers and can get none
         elif outcome.kind == "error":
             client.release_before(planned.groups[outcome.task][outcome.step].node)
         raise cause_of(outcome, frozen, planned, client.error)
+    spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, blas_threads)
+    _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
     return results
+
+
+def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Outcome:
+    try:
+        return session.run(messages, client.run)
+    except CoordinatorLost as lost:
+        lost.has_run_user_code = client.has_begun
+        raise
+
+
+def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
+    return [output.data for output in kept if output.kind == kind]
+
+
+def _change_contexts(told: list[bytes], placed: Placed) -> None:
+    """What backward has changed in place on its ctx a later backward finds there."""
+    for data in told:
+        changed = decode_as(data, ContextChanged)
+        node: Any = placed.frozen.nodes[changed.node]
+        held = placed.code[changed.node].held
+        buffers = [bytearray(buffer) for buffer in changed.buffers]
+        vars(node.ctx).update(load_attributes(changed.attributes, buffers, held))
 
 
 def _release_saved(frozen: FrozenGraph) -> None:

@@ -29,7 +29,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.output_record import WARNING, show_output
+from mpgrad.wire.output_record import CHANGED, RUN, WARNING, show_output
 from mpgrad.wire.transport import Dealer
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
@@ -75,7 +75,8 @@ class Session:
         self._answers: list[Any] = []
         #: Why the coordinator serves this session no more, once it says so.
         self._refusal: str | None = None
-        self._warnings: dict[int, list[bytes]] = {}
+        #: By graph what workers said that is not shown at once.
+        self._kept: dict[int, list[do.ForwardOutput]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
@@ -248,14 +249,14 @@ class Session:
 
     def _show(self, output: do.ForwardOutput) -> None:
         """Show what a worker printed or logged; keep warnings, which user filters may raise."""
-        if output.kind == WARNING:
-            self._warnings.setdefault(output.graph, []).append(output.data)
+        if output.kind in (WARNING, RUN, CHANGED):
+            self._kept.setdefault(output.graph, []).append(output)
         else:
             show_output(output.kind, output.data)
 
-    def warnings_of(self, graph: int) -> list[bytes]:
-        """What workers warned of while ``graph`` ran; asked once it has ended."""
-        return self._warnings.pop(graph, [])
+    def kept_of(self, graph: int) -> list[do.ForwardOutput]:
+        """Warnings of ``graph``, and what is known of its Functions; asked once it has ended."""
+        return self._kept.pop(graph, [])
 
     # ------------------------------------------------------------------ everything else
 

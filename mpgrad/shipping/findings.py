@@ -24,6 +24,7 @@ class Survey:
         bindings: (namespace, name, what it was bound to).
         functions: what could have been replaced in each function.
         settings: constants that installed modules hold, by module and name: they are brought along.
+        aliases: names of what installed modules hold under another name.
         cells: (a closure's variable, what it held).
         classes: (class, its bases, how many attributes it had).
     """
@@ -37,6 +38,7 @@ class Survey:
     bindings: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     functions: list[FunctionState] = field(default_factory=list)
     settings: dict[tuple[str, str], Any] = field(default_factory=dict)
+    aliases: dict[tuple[str, str], str] = field(default_factory=dict)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
 
@@ -47,24 +49,30 @@ class Survey:
 
     def is_current(self) -> bool:
         """Whether everything that was read still is what it was (microseconds)."""
+        return not self.what_changed()
+
+    def what_changed(self) -> str:
+        """What is not as it was, in words; empty: all of it is."""
         for namespace, name, value in self.bindings:
             now = namespace.get(name, MISSING)
             if now is not value and not same(now, value):
-                return False
+                return f"`{name}`"
         for function, code, defaults, kwdefaults, attributes in self.functions:
-            if function.__code__ is not code or len(vars(function)) != attributes:
-                return False
-            if not same(function.__defaults__, defaults):
-                return False
-            if not same(keyword_defaults(function), kwdefaults):
-                return False
+            if (
+                function.__code__ is not code
+                or len(vars(function)) != attributes
+                or not same(function.__defaults__, defaults)
+                or not same(keyword_defaults(function), kwdefaults)
+            ):
+                return f"{function.__qualname__}()"
         for cell, value in self.cells:
             now = cell_contents(cell)
             if now is not value and not same(now, value):
-                return False
-        return all(
-            cls.__bases__ == bases and len(vars(cls)) == size for cls, bases, size in self.classes
-        )
+                return "a variable of a closure"
+        for cls, bases, size in self.classes:
+            if cls.__bases__ != bases or len(vars(cls)) != size:
+                return cls.__qualname__
+        return ""
 
 
 class FunctionState(NamedTuple):
