@@ -38,6 +38,10 @@ class CoordinatorLost(MpgradError):
     has_run_user_code = False
 
 
+class ResultsDiffer(MpgradError):
+    """A Function gave another gradient on a worker than here; see ``Engine(check=...)``."""
+
+
 class EngineClosed(MpgradError):
     """The engine was used after ``close()`` or outside its ``with`` block."""
 
