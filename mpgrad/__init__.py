@@ -46,6 +46,7 @@ _NAMES_OF = {
         "inference_mode is_inference_mode_enabled"
     ),
     "mpgrad.engine.engine": "Engine current_engine set_engine",
+    "mpgrad.compilation.compile": "compile",
     "mpgrad.ops.creation": (
         "tensor as_tensor from_numpy empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "

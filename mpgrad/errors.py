@@ -12,6 +12,10 @@ class MpgradError(RuntimeError):
     """Base of every error that the executor itself raises."""
 
 
+class CompilationError(MpgradError):
+    """``mg.compile(fullgraph=True)`` met what it cannot compile; the text says what, and where."""
+
+
 class PerformanceWarning(UserWarning):
     """The program is slower than it could be; the text says what to do."""
 
@@ -32,6 +36,10 @@ class CoordinatorLost(MpgradError):
     """
 
     has_run_user_code = False
+
+
+class ResultsDiffer(MpgradError):
+    """A Function gave another gradient on a worker than here; see ``Engine(check=...)``."""
 
 
 class EngineClosed(MpgradError):

@@ -334,7 +334,7 @@ class CpuBackend(cpu_matrices.Matrices):
 
     def getitem(self, x: Array, key: tuple[Any, ...], indices: Sequence[Array] = ()) -> Array:
         """``x[key]``, a view if NumPy returns one; ``indices`` replace ``INDEX``."""
-        return x[_complete(key, indices)]
+        return x[complete_key(key, indices)]
 
     def put_index(self, x: Array, value: Any, key: tuple[Any, ...], indices: Any) -> Array:
         """A copy of ``x`` with ``value`` at ``key``."""
@@ -343,7 +343,7 @@ class CpuBackend(cpu_matrices.Matrices):
         return out
 
     def assign_index(self, x: Array, value: Any, key: tuple[Any, ...], indices: Any) -> None:
-        x[_complete(key, indices)] = value
+        x[complete_key(key, indices)] = value
 
     def scatter_index(
         self, x: Array, key: tuple[Any, ...], indices: Sequence[Array], shape: tuple[int, ...]
@@ -353,9 +353,9 @@ class CpuBackend(cpu_matrices.Matrices):
         if indices:
             # Unbuffered and in the order of the elements, so that repeated indices sum up the same
             # way each time.
-            cpu_views.add_at(out, _complete(key, indices), x)
+            cpu_views.add_at(out, complete_key(key, indices), x)
         else:
-            out[_complete(key, ())] = x
+            out[complete_key(key, ())] = x
         return out
 
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
@@ -440,7 +440,7 @@ def _complex_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"c{2 * dtype.itemsize}")
 
 
-def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
+def complete_key(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
     """``key`` with ``indices`` inserted, ending in an Ellipsis so that the result is an array."""
     key = key if Ellipsis in key else (*key, Ellipsis)  # before arrays are in it (comparison)
     left = iter(indices)

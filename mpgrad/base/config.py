@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
 JOURNAL_MODES = ("errors", "always", "off")
+CHECKS = ("off", "sample", "all")
 CUPY = "mpgrad.devices.cuda_cupy:CupyDriver"
 
 
@@ -111,6 +112,14 @@ def parse_journal_mode(text: str) -> str:
     return mode
 
 
+def parse_check(text: str) -> str:
+    """``off``, ``sample`` or ``all``."""
+    check = text.lower()
+    if check not in CHECKS:
+        raise ValueError(f"expected one of {', '.join(CHECKS)}")
+    return check
+
+
 def parse_function(text: str) -> str:
     """``module:function``, for ``pkgutil.resolve_name``."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
@@ -159,6 +168,15 @@ SHM_LIMIT: Setting[int | None] = Setting(
     "bytes, or with a unit: `512M`, `4G`",
     "The maximum number of bytes in a shared-memory arena.",
     "from memory and cgroup limit",
+)
+CHECK: Setting[str] = Setting(
+    "MPGRAD_CHECK",
+    "sample",
+    parse_check,
+    "`off`, `sample`, `all`",
+    "Which Functions that a worker has run are run again in this process, and must give the same "
+    "bits: none; one in 1000, but for those with `run_on`; every one.",
+    "`sample`",
 )
 DEBUG: Setting[int] = Setting(
     "MPGRAD_DEBUG",
@@ -213,6 +231,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     CPU_WORKERS,
     GPUS,
     SHM_LIMIT,
+    CHECK,
     DEBUG,
     JOURNAL,
     JOURNAL_DIR,
@@ -239,6 +258,11 @@ def gpus() -> str | tuple[int, ...]:
 def shm_limit() -> int | None:
     """MPGRAD_SHM_LIMIT in bytes, None while unset."""
     return SHM_LIMIT.get()
+
+
+def check() -> str:
+    """MPGRAD_CHECK: ``off``, ``sample`` or ``all``."""
+    return CHECK.get()
 
 
 def debug() -> int:

@@ -17,7 +17,6 @@ PYTORCH = os.path.join(os.path.dirname(__file__), "pytorch_names.txt")
 #: The replacement of a missing name: another name, or a line of code.
 INSTEAD = {
     "mpgrad.bfloat16": "mpgrad.float16",
-    "mpgrad.compile": "the function itself",
     "mpgrad.jit": "the function itself",
     "mpgrad.multiprocessing": "multiprocessing",
     "mpgrad.set_num_threads": "mpgrad.Engine(blas_threads=...)",

@@ -14,8 +14,9 @@ __version__ = "2.13.0+mpgrad"
 
 
 def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 (PyTorch's name)
-    """``model`` itself; as a decorator, one that changes nothing."""
-    return (lambda function: function) if model is None else model
+    """``mg.compile``; of PyTorch's options ``fullgraph`` and ``disable`` mean something."""
+    known = {name: options[name] for name in ("fullgraph", "disable") if name in options}
+    return mpgrad.compile(model, **known)
 
 
 def set_num_threads(num: int) -> None:

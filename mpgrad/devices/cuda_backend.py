@@ -15,7 +15,7 @@ import numpy as np
 
 from mpgrad.backends import cpu_matrices, cpu_views, special_functions
 from mpgrad.backends import fourier_transforms as transforms
-from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of, total_dtype
+from mpgrad.backends.cpu import INDEX, CpuBackend, _complex_of, complete_key, total_dtype
 from mpgrad.backends.matmul_precision import matmul as matmul_precision
 from mpgrad.devices import cuda_windows
 from mpgrad.devices.cuda_fusion import Fusion
@@ -254,7 +254,7 @@ class CudaBackend:
 
     def getitem(self, x: Any, key: tuple[Any, ...], indices: Sequence[Any] = ()) -> Any:
         """``x[key]``, a view where NumPy gives one; ``indices`` take the places of ``INDEX``."""
-        return x[_complete(key, indices)]
+        return x[complete_key(key, indices)]
 
     def put_index(self, x: Any, value: Any, key: tuple[Any, ...], indices: Any) -> Any:
         """A copy of ``x`` with ``value`` at ``key``."""
@@ -263,14 +263,14 @@ class CudaBackend:
         return out
 
     def assign_index(self, x: Any, value: Any, key: tuple[Any, ...], indices: Any) -> None:
-        x[_complete(key, indices)] = value
+        x[complete_key(key, indices)] = value
 
     def scatter_index(
         self, x: Any, key: tuple[Any, ...], indices: Sequence[Any], shape: tuple[int, ...]
     ) -> Any:
         """Zeros of ``shape`` with ``x`` added at ``key``: the adjoint of ``getitem``."""
         out = self.arrays.zeros(shape, x.dtype)
-        full = _complete(key, indices)
+        full = complete_key(key, indices)
         if not indices:
             out[full] = x
         elif len(indices) == 1 and key in _ROWS and indices[0].dtype.kind != "b":

@@ -244,5 +244,5 @@ def is_writable(array: Any) -> bool:
 def address(array: Any) -> int:
     """The address of the first element."""
     if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
+        return int(array.ctypes.data)
     return cuda_driver.driver().pointer(array)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import TRACING
+from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.backends.broadcasting import refusal
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.base.device import CPU, Device
@@ -203,6 +205,8 @@ def on_device_of(operator: Operator, inputs: Sequence[Any], device: Device) -> l
 
 def namespace_for(array: Any) -> Any:
     """The array namespace for ``array``, whose device must be the current one."""
+    if type(array) is ArrayProxy:
+        return array._program.namespace
     return cpu if device_of(array) is CPU else cuda_namespace()
 
 
@@ -218,6 +222,11 @@ def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
         if device is not CPU:
             with on(device):
                 return Tensor(compute(cuda_namespace(), *_gathered(arrays, device)))
+    if TRACING.entered:
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            arrays = [program.array_of(value) for value in values]
+            return Tensor(program.namespace.asarray(compute(program.namespace, *arrays)))
     try:
         return Tensor(np.asarray(compute(cpu, *arrays)))
     except (TypeError, ValueError) as error:

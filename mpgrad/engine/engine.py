@@ -59,6 +59,10 @@ class Engine:
         journal: when the coordinator writes its last events to a file for ``mpgrad
             replay``: after internal "errors", "always" (also when they end), or "off". Default:
             MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR is its directory.
+        check: which Functions that a worker has run are run again in this process, where they must
+            give the same bits: one in 1000 ("sample"; but for those with ``run_on``, whose promise
+            is yours), every one ("all"), or none ("off"). The first difference is an
+            ``errors.ResultsDiffer``. Default: MPGRAD_CHECK or "sample".
 
     Raises:
         ValueError: an argument is out of range.
@@ -75,9 +79,18 @@ class Engine:
         recover: str = "worker",
         task_timeout: float | None = None,
         journal: str | None = None,
+        check: str | None = None,
     ) -> None:
         self._options = EngineOptions.checked(
-            mode, cpu_workers, gpus, shm_limit, blas_threads, recover, task_timeout, journal
+            mode,
+            cpu_workers,
+            gpus,
+            shm_limit,
+            blas_threads,
+            recover,
+            task_timeout,
+            journal,
+            check,
         )
         self._made: Execution | None = None
         self._making = threading.Lock()

@@ -23,12 +23,21 @@ from mpgrad.engine.handover import Handover
 from mpgrad.engine.learning import learn, that_ran
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.session import Session
+from mpgrad.engine.session import Outcome, Session
 from mpgrad.engine.session_pool import SessionPool
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, ProtocolError
-from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
+from mpgrad.scheduler.instructions import CompleteGraph, FailGraph, ForwardOutput
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.wire.output_record import replay_warnings
+from mpgrad.shipping.loading import load_attributes
+from mpgrad.wire.output_record import (
+    CHANGED,
+    RUN,
+    WARNING,
+    ContextChanged,
+    decode_as,
+    replay_warnings,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -42,6 +51,7 @@ def run_in_workers(
     sessions: SessionPool,
     counters: Counters,
     blas_threads: int,
+    spot_checks: SpotChecks,
 ) -> list[tuple[Any, bool]]:
     """Run a graph. Thread-safe: each calling thread borrows a session of its own.
 
@@ -51,12 +61,14 @@ def run_in_workers(
         sessions: the sessions with the processes.
         counters: count the result.
         blas_threads: the number of threads for the tasks in this process.
+        spot_checks: which Functions run again in this process.
 
     Returns:
         As ``run_local``.
 
     Raises:
         Exception: the exception of a rule or hook, unchanged.
+        ResultsDiffer: a Function that ran again gave another gradient.
         SavedTensorsUnreadable: some Node's saved tensors cannot be handed over.
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
@@ -68,9 +80,10 @@ def run_in_workers(
         with sessions.session() as session:
             coordinator = sessions.coordinator
             handover.connect(coordinator)
+            handover.spot_checks = spot_checks
             handover.is_timed, handover.learns = recording is not None, graph.learns()
             client = ClientWorker(
-                frozen, graph, handover, coordinator.arena, session.interrupts.user_code,
+                placed, graph, handover, coordinator.arena, session.interrupts.user_code,
                 blas_threads,
             )  # fmt: skip
             # A cheap task that all others wait for runs in this process.
@@ -81,12 +94,8 @@ def run_in_workers(
             if profiled is not None:
                 messages = profiled.watched(messages)
             with session.interrupts.deferred():  # until the results have a holder
-                try:
-                    outcome = session.run(messages, client.run)
-                except CoordinatorLost as lost:
-                    lost.has_run_user_code = client.has_begun
-                    raise
-                warnings = session.warnings_of(number)
+                outcome = _run(session, messages, client)
+                kept = session.kept_of(number)
                 if isinstance(outcome, CompleteGraph):
                     results = _open_results(sessions, session, frozen, outcome, handover)
                     is_complete = True
@@ -97,15 +106,39 @@ def run_in_workers(
             counters.note(handover, outcome, len(planned.tasks))
     finally:
         handover.close(is_complete=is_complete)
-    replay_warnings(warnings, lambda task: planned.tasks[task].position)
+    replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
             sessions.forget(session.coordinator)  # it has no workers and cannot start any
         elif outcome.kind == "error":
             client.release_before(planned.groups[outcome.task][outcome.step].node)
         raise cause_of(outcome, frozen, planned, client.error)
+    spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, blas_threads)
+    _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
     return results
+
+
+def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Outcome:
+    try:
+        return session.run(messages, client.run)
+    except CoordinatorLost as lost:
+        lost.has_run_user_code = client.has_begun
+        raise
+
+
+def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
+    return [output.data for output in kept if output.kind == kind]
+
+
+def _change_contexts(told: list[bytes], placed: Placed) -> None:
+    """What backward has changed in place on its ctx a later backward finds there."""
+    for data in told:
+        changed = decode_as(data, ContextChanged)
+        node: Any = placed.frozen.nodes[changed.node]
+        held = placed.code[changed.node].held
+        buffers = [bytearray(buffer) for buffer in changed.buffers]
+        vars(node.ctx).update(load_attributes(changed.attributes, buffers, held))
 
 
 def _release_saved(frozen: FrozenGraph) -> None:

@@ -8,7 +8,7 @@ the results on. For a graph that comes again, the loop is written out as source
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -87,8 +87,21 @@ def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
 
 
 def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+    times: list[float] = []
+    results = gradients_of_nodes(frozen, cpu, times)
+    known = frozen.remembered
+    _note_times(
+        frozen,
+        times,
+        teaches=bool(times) and (known is None or known.teaches((times[-1] - times[0]) * 1e6)),
+    )
+    return claim(results)
+
+
+def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list[Any]:
+    """The gradients that ``frozen`` captures; ``times`` gets when each rule began and ended."""
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
-    inflow = _Inflow(nodes)
+    inflow = _Inflow(nodes, np.asarray if xp is cpu else xp.asarray)
     for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
         if seed is not None:
             inflow.add(at, input_nr, seed)
@@ -99,7 +112,6 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     results: list[Any] = [None] * len(frozen.spec.captures)
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
-    times: list[float] = []
     grads: Any = None
     outputs: Any = None
     for at in frozen.spec.order:
@@ -113,7 +125,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         node, name, edges = nodes[at], specs[at].name, specs[at].edges
         started = perf_counter()
         try:
-            outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), cpu)
+            outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), xp)
             times += (started, perf_counter())
             require_number(name, outputs, len(edges))
             if is_watched:
@@ -125,7 +137,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
                 if edge is not None and grad is not None:
                     target, input_nr = edge
                     expected = nodes[target].input_metadata[input_nr]
-                    inflow.add(target, input_nr, validate_output(name, number, grad, expected, cpu))
+                    inflow.add(target, input_nr, validate_output(name, number, grad, expected, xp))
         except Exception as error:
             add_notes(error, name, node.input_metadata, _outputs(frozen, at), node.takes_undefined)
             if is_watched:
@@ -134,21 +146,14 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         outputs = grad = None
         if not frozen.keep_graph:
             node.release_saved()
-    grads = None  # the last Node may be a leaf: its result must have one holder
-    known = frozen.remembered
-    _note_times(
-        frozen,
-        times,
-        teaches=bool(times) and (known is None or known.teaches((times[-1] - times[0]) * 1e6)),
-    )
-    return claim(results)
+    return results
 
 
 class _Inflow:
     """The sums of each Node's inputs so far: PyTorch's InputBuffers, summed as they arrive."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Sequence[Node], asarray: Callable[[Any], Any]) -> None:
+        self._nodes, self._asarray = nodes, asarray
         self._grads: list[list[Any] | None] = [None] * len(nodes)
         #: Inputs whose gradient is a sum made here, which may be added to in place.
         self._sums: set[tuple[int, int]] = set()
@@ -166,7 +171,7 @@ class _Inflow:
             with device_arrays.on(device_arrays.device_of(before)):
                 grads[input_nr] = self._sum(at, input_nr, before, grad)
         else:
-            grads[input_nr] = np.asarray(self._sum(at, input_nr, before, grad))
+            grads[input_nr] = self._asarray(self._sum(at, input_nr, before, grad))
 
     def _sum(self, at: int, input_nr: int, before: Any, grad: Any) -> Any:
         if (at, input_nr) in self._sums:

@@ -30,6 +30,7 @@ class EngineOptions:
     recover: str
     task_timeout_s: float | None
     journal: str
+    check: str
 
     @classmethod
     def checked(
@@ -42,6 +43,7 @@ class EngineOptions:
         recover: str,
         task_timeout_s: float | None,
         journal: str | None,
+        check: str | None,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -68,6 +70,7 @@ class EngineOptions:
             _choice(
                 "journal", config.journal() if journal is None else journal, config.JOURNAL_MODES
             ),
+            _choice("check", config.check() if check is None else check, config.CHECKS),
         )
         if mode == "process" and sys.platform != "linux":
             raise RuntimeError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from mpgrad.base.thread_state import PerThread
 from mpgrad.graph.context_decorator import ContextDecorator, F, MakeContext
@@ -57,34 +57,41 @@ class _GradMode(ContextDecorator):
         _mode.enabled = self._previous.pop()
 
 
-class no_grad(_GradMode):
-    """Nothing is recorded inside: ``with no_grad():``, ``@no_grad()`` or ``@no_grad``.
+if TYPE_CHECKING:
 
-    As a decorator it also holds while the body of a generator or coroutine runs, and only then.
-    """
-
-    _value = False
-
-    if TYPE_CHECKING:
+    class _Recording(Protocol):
+        """As the classes below: without a function an instance of them, else the function."""
 
         @overload
-        def __new__(cls, function: None = None) -> Self: ...
+        def __call__(self) -> _GradMode: ...
 
         @overload
-        def __new__(cls, function: F) -> F: ...  # type: ignore[misc]
+        def __call__(self, function: F) -> F: ...
 
-    def __new__(cls, function: Any = None) -> Any:
-        # As a bare decorator it is called with the function and returns a function.
-        return super().__new__(cls) if function is None else cls()(function)
+    no_grad: _Recording
+    enable_grad: _Recording
 
+else:
 
-class enable_grad(no_grad):
-    """Operations inside are recorded again, within an outer ``no_grad``.
+    class no_grad(_GradMode):
+        """Nothing is recorded inside: ``with no_grad():``, ``@no_grad()`` or ``@no_grad``.
 
-    Without effect in inference mode: its tensors cannot take part in a graph.
-    """
+        As a decorator it also holds while the body of a generator or coroutine runs, and only then.
+        """
 
-    _value = True
+        _value = False
+
+        def __new__(cls, function: Any = None) -> Any:
+            # As a bare decorator it is called with the function and returns a function.
+            return super().__new__(cls) if function is None else cls()(function)
+
+    class enable_grad(no_grad):
+        """Operations inside are recorded again, within an outer ``no_grad``.
+
+        Without effect in inference mode: its tensors cannot take part in a graph.
+        """
+
+        _value = True
 
 
 class set_grad_enabled(_GradMode):
@@ -111,7 +118,7 @@ class set_grad_enabled(_GradMode):
         self._previous.append(self._before)
         _mode.enabled = self._value and not _mode.inference
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: F) -> F:
         _mode.enabled = self._before  # as a decorator it must not act at definition
         return super().__call__(function)
 
@@ -142,46 +149,52 @@ class InferenceModes:
 INFERENCE_MODES = InferenceModes()
 
 
-class inference_mode(ContextDecorator):
-    """Nothing is recorded inside, and tensors made inside never can be, which makes them cheaper.
+if TYPE_CHECKING:
 
-    Such an *inference tensor* has no version counter. Outside of the mode it may not be changed in
-    place, saved for a backward, or made to require grad; ``clone()`` gives an ordinary tensor.
-    ``inference_mode(False)`` within it records again. Use it as ``with inference_mode():``,
-    ``@inference_mode()`` or ``@inference_mode``.
-
-    Args:
-        mode: whether the mode is on.
-    """
-
-    if TYPE_CHECKING:
+    class _Inference(Protocol):
+        @overload
+        def __call__(self, mode: bool = True) -> _GradMode: ...
 
         @overload
-        def __new__(cls, mode: bool = True) -> Self: ...
+        def __call__(self, mode: F) -> F: ...
 
-        @overload
-        def __new__(cls, mode: F) -> F: ...  # type: ignore[misc]
+    inference_mode: _Inference
 
-    def __new__(cls, mode: Any = True) -> Any:
-        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+else:
 
-    def __init__(self, mode: bool = True) -> None:
-        self._value = mode
-        self._previous: list[tuple[bool, bool]] = []
+    class inference_mode(ContextDecorator):
+        """Nothing is recorded inside, and tensors made inside never can be: they are cheaper.
 
-    def factory(self) -> MakeContext:
-        return _maker(type(self), self._value)
+        Such an *inference tensor* has no version counter. Outside of the mode it may not be
+        changed in place, saved for a backward, or made to require grad; ``clone()`` gives an
+        ordinary tensor.
+        ``inference_mode(False)`` within it records again. Use it as ``with inference_mode():``,
+        ``@inference_mode()`` or ``@inference_mode``.
 
-    def __enter__(self) -> None:
-        self._previous.append((_mode.enabled, _mode.inference))
-        _mode.enabled, _mode.inference = not self._value, self._value
-        if self._value:
-            INFERENCE_MODES.count(1)
+        Args:
+            mode: whether the mode is on.
+        """
 
-    def __exit__(self, *exc: object) -> None:
-        _mode.enabled, _mode.inference = self._previous.pop()
-        if self._value:
-            INFERENCE_MODES.count(-1)
+        def __new__(cls, mode: Any = True) -> Any:
+            return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+        def __init__(self, mode: bool = True) -> None:
+            self._value = mode
+            self._previous: list[tuple[bool, bool]] = []
+
+        def factory(self) -> MakeContext:
+            return _maker(type(self), self._value)
+
+        def __enter__(self) -> None:
+            self._previous.append((_mode.enabled, _mode.inference))
+            _mode.enabled, _mode.inference = not self._value, self._value
+            if self._value:
+                INFERENCE_MODES.count(1)
+
+        def __exit__(self, *exc: object) -> None:
+            _mode.enabled, _mode.inference = self._previous.pop()
+            if self._value:
+                INFERENCE_MODES.count(-1)
 
 
 # ---------------------------------------------------------------------- threads and processes
@@ -200,7 +213,7 @@ class set_multithreading_enabled(ContextDecorator):
     def factory(self) -> MakeContext:
         return _maker(type(self), self._value)
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: F) -> F:
         _mode.multithreading = self._before  # as a decorator it must not act at definition
         return super().__call__(function)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mpgrad.backends.array_program import TRACING
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.creation import tensor as new_tensor
 from mpgrad.ops.norms import norm
@@ -69,7 +70,9 @@ def clip_grad_norm_(
     grads = _gradients(parameters)
     total = get_total_norm(grads, norm_type, error_if_nonfinite)
     factor = (max_norm / (total + _EPSILON)).clamp(max=1.0)
-    if grads and not (factor.is_cpu and factor.item() == 1.0):  # on a GPU: do not wait for it
+    # On a GPU do not wait for the factor; a traced program must hold for other factors, too.
+    is_known = factor.is_cpu and not TRACING.entered
+    if grads and not (is_known and factor.item() == 1.0):
         for grad in grads:
             grad.mul_(factor.to(grad.device))
     return total

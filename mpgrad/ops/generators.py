@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from mpgrad.backends.array_program import TRACING
 from mpgrad.base.device import CPU, Device
 from mpgrad.base.thread_state import PerThread
 from mpgrad.tensors.tensor import Tensor
@@ -49,6 +50,7 @@ class Generator:
         """Restart from ``seed`` (an int of 64 bits, a negative one as its complement)."""
         if not -(2**63) <= seed < 2**64:
             raise RuntimeError(f"Overflow when unpacking long: the seed {seed} has over 64 bits")
+        _give_up("a seed")
         self._seed = int(seed) % 2**64
         self._numpy = np.random.Generator(np.random.PCG64(self._seed))
         return self
@@ -68,6 +70,7 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """The state as a tensor of bytes, for :meth:`set_state`."""
+        _give_up("the state of a Generator")
         state = cast("Any", self._numpy.bit_generator.state)
         numbers = (*state["state"].values(), state["has_uint32"], state["uinteger"])
         data = b"".join(
@@ -87,6 +90,7 @@ class Generator:
             raise TypeError(
                 "RNG state must be a tensor of dtype uint8, as get_rng_state() returns it"
             )
+        _give_up("the state of a Generator")
         data, expected = new_state._array.tobytes(), sum(_STATE_BYTES.values())
         if len(data) != expected:
             raise RuntimeError(
@@ -107,6 +111,13 @@ class Generator:
         self.__init__()  # type: ignore[misc]
         self._seed = state[0]
         self.set_state(Tensor(np.frombuffer(state[1], np.uint8).copy()))
+
+
+def _give_up(what: str) -> None:
+    """A program that is traced would not do this again."""
+    program = TRACING.program() if TRACING.entered else None
+    if program is not None:
+        program.give_up(f"{what} is not compiled")
 
 
 class _InForce(PerThread):
@@ -134,13 +145,32 @@ def process_generator() -> Generator:
 def default_generator() -> NumpyGenerator:
     """NumPy's generator that a random function draws from now."""
     generator = _in_force.generator
+    if TRACING.entered:
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            return _traced(program, generator)  # type: ignore[no-any-return]
     return (generator or process_generator()).numpy() if not _is_numpy(generator) else generator
+
+
+def _traced(program: Any, generator: Any) -> Any:
+    """What draws for a program that is traced: from the generator that is in force in each run."""
+    if generator is None:
+        known = ("default_generator", default_generator)
+        return program.draws(process_generator().numpy(), "default_generator()", known)
+    name = program.bound(generator, "generator")
+    if _is_numpy(generator):
+        return program.draws(generator, name)
+    return program.draws(generator.numpy(), f"{name}.numpy()")
 
 
 def numpy_generator(generator: Generator | NumpyGenerator | None) -> NumpyGenerator:
     """The implementation of ``generator``; the process's for None."""
     if generator is None:
         return default_generator()
+    if TRACING.entered and isinstance(generator, Generator):
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            return _traced(program, generator)  # type: ignore[no-any-return]
     if isinstance(generator, Generator):
         return generator.numpy()
     if _is_numpy(generator):
@@ -163,7 +193,8 @@ def takes_generator(function: Callable[..., R]) -> Callable[..., R]:
     def draw(*args: Any, generator: Any = None, **options: Any) -> R:
         if generator is None:
             return function(*args, **options)
-        before, _in_force.generator = _in_force.generator, numpy_generator(generator)
+        numpy_generator(generator)  # raises
+        before, _in_force.generator = _in_force.generator, generator
         try:
             return function(*args, **options)
         finally:

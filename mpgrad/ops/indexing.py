@@ -202,7 +202,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
         return input.new_empty(index.shape)
     source, places = as_vector(input), as_vector(index)
     check_covered("gather", places, source, dim)
-    check_bounds("gather", places, dim, source.shape[dim], RuntimeError)
+    check_bounds("gather", places._array, dim, source.shape[dim], RuntimeError)
     key = tuple(slice(0, source.shape[i] if i == dim else n) for i, n in enumerate(places.shape))
     covered = all(s.stop == n for s, n in zip(key, source.shape, strict=True))
     found = take_along_axis(source if covered else getitem(source, key), places, dim)
@@ -234,7 +234,7 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     if index.ndim > 1:
         raise IndexError(f"index_select(): Index is supposed to be a vector, not {index.ndim}-D")
     source, places = as_vector(input), as_vector(index)
-    check_bounds("index_select", places, dim, source.shape[dim])
+    check_bounds("index_select", places._array, dim, source.shape[dim])
     picked = pick(source, dim, places)
     if input.ndim:
         return picked

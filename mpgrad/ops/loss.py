@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import value_check
 from mpgrad.backends.cpu import INDEX
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
@@ -127,7 +128,7 @@ def nll_loss(
     if target._array.dtype.kind not in "iu":
         raise RuntimeError(f"nll_loss: expected integer class indices, but got {target.dtype}")
     _check_weight(weight, shape[dim])
-    _check_targets(target, shape[dim], ignore_index)
+    check_targets(on_host(target._array), shape[dim], ignore_index)
     return call(_nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
@@ -139,8 +140,13 @@ def _check_weight(weight: Tensor | None, classes: int) -> None:
         )
 
 
-def _check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
-    array = on_host(target._array)
+@value_check
+def check_targets(array: Any, classes: int, ignore_index: int) -> None:
+    """Raise if an element of ``array`` is no class.
+
+    Raises:
+        IndexError: that is so.
+    """
     # A negative number without its sign is larger than any class.
     if np.maximum.reduce(array.view(f"u{array.itemsize}"), axis=None, initial=0) < classes:
         return

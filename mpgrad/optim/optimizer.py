@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mpgrad.autograd.profiling.ranges import ANNOTATION, span
+from mpgrad.backends.array_program import TRACING
 from mpgrad.devices.device_arrays import on
 from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.tensors import saved_tensor_clones
@@ -92,9 +93,14 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 loss = closure()
+        program = TRACING.program() if TRACING.entered else None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
+                    if program is not None:
+                        program.update(self, parameter, parameter.grad, group)
+                        parameter._version_counter.count()
+                        continue
                     if saved_tensor_clones.active is not None:
                         saved_tensor_clones.active.before_write(parameter)
                     with on(parameter.device):

@@ -43,6 +43,8 @@ _IMMUTABLE_TYPES = frozenset(
         Size,
     }
 )
+#: Constants of these types are one object in each process.
+_SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), DType, type(CPU)})
 #: Equal values of these types are interchangeable; a float needs its bits compared.
 _EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range, DType, Size})
 
@@ -59,6 +61,12 @@ def is_constant(value: Any) -> bool:
     if value is CPU:
         return True
     return isinstance(value, np.dtype) and not value.hasobject
+
+
+def is_copied(value: Any) -> bool:
+    """Whether a constant that travels is another object there, which ``is`` tells from it."""
+    is_single = type(value) in _SINGLE or isinstance(value, np.dtype)
+    return not is_single and is_constant(value)
 
 
 def has_own_order(value: Any) -> bool:

@@ -28,6 +28,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from mpgrad.autograd.function import Function
+from mpgrad.shipping.constants import MISSING
 from mpgrad.shipping.findings import Survey
 from mpgrad.shipping.installed_state import is_installed_name
 from mpgrad.shipping.process_state import is_installed_namespace
@@ -105,6 +106,26 @@ def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
     return entry.decision
 
 
+def what_changed(cls: type[Function], held: tuple[type, ...] = ()) -> str:
+    """What of the things that a class was found to read has changed, in words; empty: nothing."""
+    entry = _entries.get((cls, *held))
+    return "" if entry is None else entry.survey.what_changed()
+
+
+def names_read(cls: type[Function], held: tuple[type, ...] = ()) -> list[str]:
+    """What the backward of a class that was decided on reads beside its arguments, by name."""
+    entry = _entries.get((cls, *held))
+    if entry is None:
+        return []
+    found = dict.fromkeys(
+        name
+        for namespace, name, value in entry.survey.bindings
+        if isinstance(namespace, dict) and value is not MISSING
+    )
+    found.update(dict.fromkeys(f"{module}.{name}" for module, name in entry.survey.settings))
+    return list(found)
+
+
 # ---------------------------------------------------------------------- deciding
 
 
@@ -147,9 +168,10 @@ def _reason(cls: type[Function], problem: str) -> str:
 
 
 def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
-    """The class, or a tuple of it and the classes that its ctx holds, followed by the settings of
-    installed modules, if there are any."""
-    settings = pickle.dumps(found.settings, protocol=5) if found.settings else b""
+    """The class, or that and the classes that its ctx holds; behind it the settings of installed
+    modules and the aliases in them, if there are any."""
+    both = found.settings, found.aliases
+    settings = pickle.dumps(both, protocol=5) if any(both) else b""
     module = sys.modules.get(cls.__module__)
     if not held and module is not None and is_installed_namespace(vars(module)):
         return pickle.dumps(cls, protocol=5) + settings

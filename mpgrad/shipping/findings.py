@@ -18,14 +18,15 @@ class Survey:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
         is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
-        module_reads: for each user module read as ``module.NAME``, (module, the names).
-        whole_modules: ids of user modules that are read in a way that hides which names are used.
-        forward_only: ids of functions that need not be sent.
-        bindings: (namespace, name, the value then).
-        functions: the parts of each function that could be replaced.
-        settings: constants in installed modules, by module and name, which are sent along.
-        cells: (a closure's variable, the value then).
-        classes: (class, its bases, the number of its attributes).
+        module_reads: for each user module read as ``module.NAME``, (module, what was read).
+        whole_modules: ids of user modules that are read in a way that hides what is used.
+        forward_only: ids of functions that need not travel.
+        bindings: (namespace, name, what it was bound to).
+        functions: what could have been replaced in each function.
+        settings: constants that installed modules hold, by module and name: they are brought along.
+        aliases: names of what installed modules hold under another name.
+        cells: (a closure's variable, what it held).
+        classes: (class, its bases, how many attributes it had).
     """
 
     problems: list[str] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Survey:
     bindings: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     functions: list[FunctionState] = field(default_factory=list)
     settings: dict[tuple[str, str], Any] = field(default_factory=dict)
+    aliases: dict[tuple[str, str], str] = field(default_factory=dict)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
 
@@ -46,25 +48,31 @@ class Survey:
         return len(self.problems) > self.is_inner
 
     def is_current(self) -> bool:
-        """Whether everything that was read is unchanged (takes microseconds)."""
+        """Whether everything that was read still is what it was (microseconds)."""
+        return not self.what_changed()
+
+    def what_changed(self) -> str:
+        """What is not as it was, in words; empty: all of it is."""
         for namespace, name, value in self.bindings:
             now = namespace.get(name, MISSING)
             if now is not value and not same(now, value):
-                return False
+                return f"`{name}`"
         for function, code, defaults, kwdefaults, attributes in self.functions:
-            if function.__code__ is not code or len(vars(function)) != attributes:
-                return False
-            if not same(function.__defaults__, defaults):
-                return False
-            if not same(keyword_defaults(function), kwdefaults):
-                return False
+            if (
+                function.__code__ is not code
+                or len(vars(function)) != attributes
+                or not same(function.__defaults__, defaults)
+                or not same(keyword_defaults(function), kwdefaults)
+            ):
+                return f"{function.__qualname__}()"
         for cell, value in self.cells:
             now = cell_contents(cell)
             if now is not value and not same(now, value):
-                return False
-        return all(
-            cls.__bases__ == bases and len(vars(cls)) == size for cls, bases, size in self.classes
-        )
+                return "a variable of a closure"
+        for cls, bases, size in self.classes:
+            if cls.__bases__ != bases or len(vars(cls)) != size:
+                return cls.__qualname__
+        return ""
 
 
 class FunctionState(NamedTuple):

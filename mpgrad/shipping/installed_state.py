@@ -23,7 +23,7 @@ import numpy as np
 
 from mpgrad.shipping.code_reads import Access, code_reads
 from mpgrad.shipping.constants import MISSING, is_constant, is_importable
-from mpgrad.shipping.process_state import is_installed_namespace
+from mpgrad.shipping.process_state import is_installed_module, is_installed_namespace
 
 #: The last one is pytest's replacement for ``assert``.
 _TRUSTED = frozenset({"numpy", "scipy", "mpgrad", "cupy", "_pytest"}) | sys.stdlib_module_names
@@ -50,6 +50,13 @@ _CHANGING = frozenset(
         "update",
     }
 )
+_DESCRIPTORS = (
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
 _DRAWS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -71,6 +78,24 @@ def is_installed_name(value: Any) -> bool:
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     named = module is not None and is_installed_namespace(vars(module))
     return named and is_importable(value)
+
+
+def is_installed_object(value: Any) -> bool:
+    """Whether another process has an object like this one: loggers, descriptors, and callables that
+    installed code has made."""
+    if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
+        return True
+    kind = type(value)
+    if kind.__module__ == "dataclasses" or kind.__name__ == "_tuplegetter":
+        return True  # stands for a default that is missing; a field of a namedtuple
+    module = sys.modules.get(getattr(kind, "__module__", ""))
+    if module is None or not is_installed_namespace(vars(module)) or not callable(value):
+        return False
+    home = getattr(value, "__module__", None)
+    # numpy's ufuncs have no __module__, but pickle by name.
+    return kind.__name__ == "ufunc" or (
+        isinstance(home, str) and is_installed_module(home) and is_importable(value)
+    )
 
 
 def is_trusted(module: str | None) -> bool:
@@ -107,13 +132,24 @@ def settings_of(start: FunctionType | type) -> tuple[list[InstalledGlobal], list
         for function in _functions_of(value):
             namespace = function.__globals__
             for access in code_reads(function.__code__).accesses:
-                if access.source == "global" and access.action != "computed":
-                    _read(namespace, access, function.__qualname__, read)
+                if access.source != "global" or access.action == "computed":
+                    continue
+                if access.action == "store":
+                    where = f"{namespace.get('__name__', '')}.{access.name}"
+                    problems.append(f"{function.__qualname__}() writes `{where}`")
+                _read(namespace, access, function.__qualname__, read)
     return list(settings.values()), problems
 
 
-def is_replaced(module: ModuleType, attribute: str, value: Any) -> bool:
-    """Whether user code has replaced a function or class of ``module`` by ``value``."""
+def patchable_members(cls: type) -> list[tuple[str, FunctionType]]:
+    """The methods of an installed class that are written in Python; mpgrad's own are left out."""
+    if cls.__module__.partition(".")[0] == "mpgrad":
+        return []
+    return [(name, value) for name, value in vars(cls).items() if isinstance(value, FunctionType)]
+
+
+def is_replaced(module: ModuleType | type, attribute: str, value: Any) -> bool:
+    """Whether user code has put ``value`` in the place of what a module or class had there."""
     if value is MISSING or isinstance(value, ModuleType) or is_constant(value):
         return False
     if isinstance(value, FunctionType):

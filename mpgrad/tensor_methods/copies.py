@@ -67,7 +67,7 @@ def _reduce(self: Tensor, protocol: int) -> tuple[Any, ...]:
         warnings.warn(
             f"backward hook {hook!r} on tensor will not be serialized.", UserWarning, stacklevel=2
         )
-    arguments = (type(self), on_host(self._array), self.requires_grad, str(self.device))
+    arguments = (type(self), np.asarray(on_host(self._array)), self.requires_grad, str(self.device))
     return (_rebuild, arguments, (self.__dict__ or None, None))
 
 

@@ -19,7 +19,7 @@ _THRESHOLD, _EDGE_ITEMS, _DIGITS, _LINE_WIDTH = 1000, 3, 4, 80
 
 def represent(tensor: Tensor) -> str:
     """``tensor([1., 2.], requires_grad=True)``."""
-    array = on_host(tensor._array)
+    array = np.asarray(on_host(tensor._array))
     prefix = f"{_name(tensor)}("
     if array.size:
         text = np.array2string(

@@ -212,7 +212,8 @@ def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
             "the tensor to host memory first."
         )
-    return on_host(self._array)
+    array = on_host(self._array)
+    return array if type(array) is np.ndarray else np.asarray(array)  # a traced one is read so
 
 
 def as_array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

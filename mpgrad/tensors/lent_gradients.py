@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.devices.device_arrays import copied, is_on_gpu
 from mpgrad.shm.lease import Lease
 from mpgrad.tensors.storage import is_exclusive
@@ -53,6 +54,9 @@ def lend(grads: list[Any]) -> list[Tensor | None]:
         array, grads[nr] = grads[nr], None
         if array is None or is_on_gpu(array):
             lent.append(None if array is None else Tensor(array))
+            continue
+        if type(array) is ArrayProxy:  # whoever else holds it in another run, it is his
+            lent.append(Tensor(array.copy()))
             continue
         array = np.asarray(array)
         if is_exclusive(array):

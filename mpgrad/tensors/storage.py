@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import TRACING
 from mpgrad.backends.cpu import LARGE_BYTES
 from mpgrad.base.device import CPU, Device
 from mpgrad.devices import device_arrays
@@ -42,16 +41,24 @@ class VersionCounter:
 _watchers: list[list[VersionCounter]] = []
 
 
-@contextmanager
-def watched() -> Iterator[list[VersionCounter]]:
+class watched:
     """The counters of the tensors that any thread changes in place inside the block."""
-    changed: list[VersionCounter] = []
-    _watchers.append(changed)
-    try:
-        yield changed
-    finally:
+
+    __slots__ = ("_changed",)
+
+    def __enter__(self) -> list[VersionCounter]:
+        self._changed: list[VersionCounter] = []
+        _watchers.append(self._changed)
+        return self._changed
+
+    def __exit__(self, *_: object) -> None:
         # By identity: lists are equal if their elements are.
-        _watchers[:] = [other for other in _watchers if other is not changed]
+        _watchers[:] = [other for other in _watchers if other is not self._changed]
+
+
+def is_watched() -> bool:
+    """Whether somebody wants to know what is changed in place."""
+    return bool(_watchers)
 
 
 class _InferenceVersion(VersionCounter):
@@ -83,6 +90,10 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     """
     if device.index is not None:
         return device_arrays.empty(shape, dtype, device)
+    if TRACING.entered:
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            return program.empty(shape, dtype)
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE_BYTES:

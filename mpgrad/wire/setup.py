@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import struct
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -80,6 +81,17 @@ class WorkerSetup(msgspec.Struct, frozen=True):
 
 
 T = TypeVar("T", CoordinatorSetup, WorkerSetup)
+
+
+def python_command(executable: str, module: str) -> list[str]:
+    """What runs ``module`` in an interpreter for which ``assert``, ``__debug__`` and texts mean the
+    same as in this one."""
+    command = [executable, "-P"]
+    if sys.flags.optimize:
+        command.append("-" + "O" * sys.flags.optimize)
+    if sys.flags.utf8_mode:
+        command += ["-X", "utf8"]
+    return [*command, "-m", module]
 
 
 def spawn(

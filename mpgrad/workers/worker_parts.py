@@ -31,7 +31,7 @@ class ProcessExecutor:
         self._peer = setup.peer
         self._memory, publication = _memory_of(setup)
         where = f"worker {setup.slot} (pid {os.getpid()})"
-        self.runner = TaskRunner(self._memory, where, lambda progress: self.send(progress))
+        self.runner = TaskRunner(self._memory, where, lambda message: self.send(message))
         self.runner.publication = publication
         self._pid = os.getpid()
         #: The graph of the running task, to which its output belongs; -1 between tasks.

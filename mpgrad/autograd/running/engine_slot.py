@@ -55,6 +55,8 @@ is_worker = False
 class _Place(PerThread):
     #: True while a rule differentiates a graph of its own, which is not the user's.
     is_local = False
+    #: What stands in for the current engine.
+    executor: Executor | None = None
 
 
 _place = _Place()
@@ -80,6 +82,16 @@ def locally() -> Iterator[None]:
         _place.is_local = before
 
 
+@contextmanager
+def executing_with(executor: Executor) -> Iterator[None]:
+    """Give backward passes that start inside to ``executor``."""
+    before, _place.executor = _place.executor, executor
+    try:
+        yield
+    finally:
+        _place.executor = before
+
+
 def install(current: Callable[[], Executor]) -> None:
     """Set the function that returns the current engine."""
     global _current
@@ -103,6 +115,8 @@ def execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> lis
 
 
 def _engine() -> Executor:
+    if _place.executor is not None:
+        return _place.executor
     if _current is None and load is not None:
         load()
     if _current is None:
