@@ -108,10 +108,7 @@ def run_in_workers(
         handover.close(is_complete=is_complete)
     replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
-        if outcome.kind == "lost" and outcome.task < 0:
-            sessions.forget(session.coordinator)  # it has no workers and cannot start any
-        elif outcome.kind == "error":
-            client.release_before(planned.groups[outcome.task][outcome.step].node)
+        _after_failure(outcome, sessions, session, client, planned)
         raise cause_of(outcome, frozen, planned, client.error)
     spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, blas_threads)
     _change_contexts(_of_kind(kept, CHANGED), placed)
@@ -127,12 +124,22 @@ def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Out
         raise
 
 
+def _after_failure(
+    outcome: FailGraph, sessions: SessionPool, session: Session, client: ClientWorker, planned: Plan
+) -> None:
+    """Drop a coordinator without workers, or release what the serial engine would have released."""
+    if outcome.kind == "lost" and outcome.task < 0:
+        sessions.forget(session.coordinator)  # it has no workers and cannot start any
+    elif outcome.kind == "error":
+        client.release_before(planned.groups[outcome.task][outcome.step].node)
+
+
 def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
     return [output.data for output in kept if output.kind == kind]
 
 
 def _change_contexts(told: list[bytes], placed: Placed) -> None:
-    """What backward has changed in place on its ctx a later backward finds there."""
+    """Apply to each ctx the changes that its backward made in place on a worker."""
     for data in told:
         changed = decode_as(data, ContextChanged)
         node: Any = placed.frozen.nodes[changed.node]
