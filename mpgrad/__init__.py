@@ -149,6 +149,7 @@ _SUBMODULES = (
     "backends",
     "cuda",
     "data",
+    "distributed",
     "distributions",
     "errors",
     "fft",

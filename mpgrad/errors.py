@@ -34,6 +34,34 @@ class CoordinatorLost(MpgradError):
     has_run_user_code = False
 
 
+class HostLost(MpgradError):
+    """A rank of a process group died, cannot be reached, or left while others waited for it.
+
+    Attributes:
+        rank: the one that is lost.
+        cause: what was seen of it.
+    """
+
+    def __init__(self, rank: int, cause: str, during: str = "") -> None:
+        self.rank, self.cause, self.during = rank, cause, during
+        what = f"{during}: " if during else ""
+        super().__init__(
+            f"{what}rank {rank} is lost: {cause}. The group cannot go on: end it with "
+            "destroy_process_group(), and start all ranks again."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.rank, self.cause, self.during))
+
+
+class RendezvousTimeout(MpgradError, TimeoutError):
+    """Not all ranks of a process group came in time; the text names those that did not."""
+
+
+class CollectiveTimeout(MpgradError, TimeoutError):
+    """A collective took longer than the group's timeout; the text names whom it waited for."""
+
+
 class EngineClosed(MpgradError):
     """The engine was used after ``close()`` or outside its ``with`` block."""
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import mpgrad
 from mpgrad.compat.stand_in import install
+from mpgrad.errors import RendezvousTimeout
 
 #: What a shell reports for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
-#: The command line was wrong, as argparse has it.
+#: The command line was wrong, as argparse has it, or not all ranks came.
 MISUSED = 2
 
 
@@ -37,9 +38,9 @@ def launch(
     Returns:
         The exit code that ``python script.py`` would have had.
     """
-    unreadable = _why_unreadable(script)
+    unreadable = why_unreadable(script)
     if unreadable:
-        return _refuse(unreadable)
+        return refusal(unreadable)
     chosen: dict[str, Any] = {
         name: value
         for name, value in (("cpu_workers", cpu_workers), ("gpus", gpus))
@@ -49,7 +50,7 @@ def launch(
         try:
             stack.enter_context(mpgrad.Engine(mode="process", **chosen))
         except (ValueError, RuntimeError) as error:
-            return _refuse(str(error))
+            return refusal(str(error))
         return run(script, arguments)
 
 
@@ -59,9 +60,9 @@ def launch_for_torch(script: str, arguments: Sequence[str]) -> int:
     Returns:
         The exit code that ``python script.py`` would have had.
     """
-    unreadable = _why_unreadable(script)
+    unreadable = why_unreadable(script)
     if unreadable:
-        return _refuse(unreadable)
+        return refusal(unreadable)
     install()
     return run(script, arguments)
 
@@ -81,6 +82,8 @@ def run(script: str, arguments: Sequence[str]) -> int:
     except BaseException as error:
         trace = _without_our_frames(error.__traceback__, script)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if isinstance(error, RendezvousTimeout):
+            return MISUSED
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -102,7 +105,8 @@ def _without_our_frames(trace: TracebackType | None, script: str) -> TracebackTy
     return trace
 
 
-def _why_unreadable(script: str) -> str | None:
+def why_unreadable(script: str) -> str | None:
+    """Why there is no such file to run; None if there is."""
     try:
         with open(script, "rb"):
             return None
@@ -110,6 +114,7 @@ def _why_unreadable(script: str) -> str | None:
         return f"cannot read {script!r}: {error.strerror}"
 
 
-def _refuse(message: str) -> int:
+def refusal(message: str) -> int:
+    """Say why nothing is run; the exit code."""
     print(f"mpgrad run: {message}", file=sys.stderr)
     return MISUSED
