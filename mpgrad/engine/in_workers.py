@@ -109,10 +109,8 @@ def run_in_workers(
     replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
-            sessions.forget(session.coordinator)  # it has no workers and cannot start any
-        elif outcome.kind == "error":
-            client.release_before(planned.groups[outcome.task][outcome.step].node)
-        raise cause_of(outcome, frozen, planned, client.error)
+            sessions.forget(coordinator)  # it has no workers and cannot start any
+        raise _failure(outcome, frozen, planned, client)
     spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, blas_threads)
     _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
@@ -125,6 +123,15 @@ def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Out
     except CoordinatorLost as lost:
         lost.has_run_user_code = client.has_begun
         raise
+
+
+def _failure(
+    outcome: FailGraph, frozen: FrozenGraph, planned: Plan, client: ClientWorker
+) -> BaseException:
+    """The exception of a graph that failed, with the graph as the serial engine leaves it."""
+    if outcome.kind == "error":
+        client.release_before(planned.groups[outcome.task][outcome.step].node)
+    return cause_of(outcome, frozen, planned, client.error)
 
 
 def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
