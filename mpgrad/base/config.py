@@ -132,8 +132,8 @@ def parse_cuda_driver(text: str) -> str:
     return CUPY if text.lower() == "cupy" else parse_function(text)
 
 
-def parse_directory(text: str) -> str:
-    """A directory; ``~`` is the user's home."""
+def parse_path(text: str) -> str:
+    """A path; ``~`` is the user's home."""
     return os.path.abspath(os.path.expanduser(text))
 
 
@@ -209,10 +209,20 @@ JOURNAL: Setting[str] = Setting(
 JOURNAL_DIR: Setting[str | None] = Setting(
     "MPGRAD_JOURNAL_DIR",
     None,
-    parse_directory,
+    parse_path,
     "a directory",
     "The directory of these files.",
     "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
+)
+
+GROUP_KEY_FILE: Setting[str | None] = Setting(
+    "MPGRAD_GROUP_KEY_FILE",
+    None,
+    parse_path,
+    "a file of at least 16 random bytes",
+    "The key by which the ranks of a process group know each other, and with which they encrypt. "
+    "`mpgrad run` makes one for ranks on one host.",
+    "none",
 )
 
 CUDA_DRIVER: Setting[str] = Setting(
@@ -235,6 +245,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     DEBUG,
     JOURNAL,
     JOURNAL_DIR,
+    GROUP_KEY_FILE,
     TEST_HOOK,
     CUDA_DRIVER,
 )
@@ -288,7 +299,12 @@ def journal() -> str:
 def journal_directory() -> str:
     """MPGRAD_JOURNAL_DIR, else the XDG base directory for state."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return JOURNAL_DIR.get() or parse_directory(os.path.join(state, "mpgrad"))
+    return JOURNAL_DIR.get() or parse_path(os.path.join(state, "mpgrad"))
+
+
+def group_key_file() -> str | None:
+    """MPGRAD_GROUP_KEY_FILE, None while unset."""
+    return GROUP_KEY_FILE.get()
 
 
 def default_cpu_workers() -> int:

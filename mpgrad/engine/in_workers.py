@@ -108,8 +108,9 @@ def run_in_workers(
         handover.close(is_complete=is_complete)
     replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
-        _after_failure(outcome, sessions, session, client, planned)
-        raise cause_of(outcome, frozen, planned, client.error)
+        if outcome.kind == "lost" and outcome.task < 0:
+            sessions.forget(coordinator)  # it has no workers and cannot start any
+        raise _failure(outcome, frozen, planned, client)
     spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, blas_threads)
     _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
@@ -124,14 +125,13 @@ def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Out
         raise
 
 
-def _after_failure(
-    outcome: FailGraph, sessions: SessionPool, session: Session, client: ClientWorker, planned: Plan
-) -> None:
-    """Drop a coordinator without workers, or release what the serial engine would have released."""
-    if outcome.kind == "lost" and outcome.task < 0:
-        sessions.forget(session.coordinator)  # it has no workers and cannot start any
-    elif outcome.kind == "error":
+def _failure(
+    outcome: FailGraph, frozen: FrozenGraph, planned: Plan, client: ClientWorker
+) -> BaseException:
+    """The exception of a graph that failed, with the graph as the serial engine leaves it."""
+    if outcome.kind == "error":
         client.release_before(planned.groups[outcome.task][outcome.step].node)
+    return cause_of(outcome, frozen, planned, client.error)
 
 
 def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
