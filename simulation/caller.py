@@ -26,8 +26,6 @@ from mpgrad.scheduler.chunks import in_chunks
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, Plan
 from mpgrad.wire.codec import encode
-from mpgrad.wire.schema import EndSession
-from mpgrad.wire.transport import CLIENT
 from simulation.calling_thread import CallingThread
 from simulation.expectations import INTERRUPTED, require
 from simulation.known_coordinator import DrawnInterrupts, NotMade
@@ -150,11 +148,8 @@ class Caller:
         if self._dealer is not None:
             self._dealer.cut()
             self._dealer.close()
-            # A peer that sends it something notices its death; otherwise this message shows it.
-            goodbye = MemoryDealer(world.router, self.peer, (CLIENT,))
-            goodbye.close()
-            frames = [encode(EndSession(self.peer))]
-            world.time.after(world.rng.choice((0, 10_000)), goodbye.send, frames)
+            # A send to it fails from now on; later the router notices its end without a send.
+            world.time.after(world.rng.choice((0, 10_000)), self._dealer.hang_up)
         self._thread.end()
 
     def end(self) -> None:
@@ -190,7 +185,7 @@ class Caller:
         if self._session is not None:
             self._session.close()
         if self._dealer is not None:
-            self._dealer.send([encode(EndSession(self.peer))])
+            self._dealer.hang_up()
         self._world.coordinator.on_session_gone(self.peer)
 
     # ------------------------------------------------------------------ a backward

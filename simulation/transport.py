@@ -12,6 +12,9 @@ from typing import Protocol
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.transport import CLIENT, ROUTER_LANES, WORKER_LANES, Arrival, Received
 
+#: Stands for the end of a connection; it is compared by identity, so that no frame is like it.
+END = b"the end of a connection"
+
 
 class Lane(Protocol):
     """One direction between two peers, in order."""
@@ -67,6 +70,8 @@ class MemoryRouter:
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._watched: list[int] = []
         self._readable: list[int] = []
+        #: Peers whose end has arrived.
+        self._ended: list[str] = []
 
     def connect(self, lane: str, peer: str, deliver: Callable[[bytes], None]) -> Lane:
         """Connect a dealer for ``lane``; return its own lane to this router."""
@@ -77,7 +82,10 @@ class MemoryRouter:
         self._lanes.pop((lane, peer), None)
 
     def _arrive(self, arrival: Arrival) -> None:
-        self._inbox[arrival.lane].append(arrival)
+        if arrival.frame is END:
+            self._ended.append(arrival.peer)
+        else:
+            self._inbox[arrival.lane].append(arrival)
         self.on_arrival()
 
     def become_readable(self, descriptor: int) -> None:
@@ -106,7 +114,7 @@ class MemoryRouter:
         self._outbox.setdefault((lane, peer), []).append(frame)
 
     def flush(self) -> list[str]:
-        gone = []
+        gone, self._ended = self._ended, []
         for (lane, peer), frames in self._outbox.items():
             way = self._lanes.get((lane, peer))
             if way is None:
@@ -188,6 +196,11 @@ class MemoryDealer:
     def close(self) -> None:
         for lane in self._ways:
             self._router.disconnect(lane, self._peer)
+
+    def hang_up(self) -> None:
+        """Close; the router reports the peer as gone when all its frames have arrived."""
+        self.close()
+        self._ways[self._reply_lane].send([END])
 
 
 class MemoryEndpoint(Endpoint):

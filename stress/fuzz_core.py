@@ -199,8 +199,8 @@ class _Stage:
             dealer = MemoryDealer.session(self._router, peer)
             self._greet(dealer, peer, (CLIENT,))
             count = self._send_until_cut(dealer, peer, count, CLIENT, schema.FROM_CLIENT)
-            dealer.close()  # the coordinator notices when it next has something for it
-            self._inject(CLIENT, peer, encode(schema.EndSession(peer)))
+            dealer.hang_up()
+            self.coordinator.turn()
         self._finish_tasks()
 
     def _worker_gone_bad(self, count: int) -> None:

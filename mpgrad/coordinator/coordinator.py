@@ -120,8 +120,10 @@ class Coordinator:
         for descriptor in received.readable:
             self._on_death(descriptor)
         self._watch(bool(received.arrivals))
-        for peer in self._router.flush():
-            self._on_unreachable(peer)
+        # The end of a session has replies of its own.
+        while gone := self._router.flush():
+            for peer in gone:
+                self._on_unreachable(peer)
 
     def wait_ms(self) -> int | None:
         """How long the loop may sleep without an event; None: forever."""
@@ -222,8 +224,6 @@ class Coordinator:
     def _on_client_message(self, message: Any) -> None:
         if isinstance(message, schema.StopEngine):
             self._stopping = True
-        elif isinstance(message, schema.EndSession):
-            self._close_session(message.peer)
         elif isinstance(message, schema.QueryProcesses):
             self._answer_query(message.peer)
         else:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 #: The maximum length of a message: larger data go through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -38,12 +38,6 @@ class Refused(NamedTuple):
 
     peer: str
     reason: str
-
-
-class EndSession(NamedTuple):
-    """A calling thread ends its session."""
-
-    peer: str
 
 
 class StopEngine(NamedTuple):
@@ -76,7 +70,6 @@ MESSAGES: dict[int, type[Any]] = {
     1: Hello,
     2: Welcome,
     3: Refused,
-    4: EndSession,
     5: StopEngine,
     6: QueryProcesses,
     7: Processes,
@@ -101,7 +94,6 @@ MESSAGES: dict[int, type[Any]] = {
 #: The messages that each side may send; any other is a ProtocolError.
 FROM_CLIENT = (
     Hello,
-    EndSession,
     StopEngine,
     QueryProcesses,
     ev.GraphSubmitted,

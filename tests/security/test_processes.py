@@ -16,7 +16,13 @@ import mpgrad as mg
 from mpgrad.errors import EngineClosed
 from mpgrad.scheduler.events import GraphCancelled, NodeTaskDone
 from mpgrad.wire.codec import encode
-from mpgrad.wire.schema import MESSAGE_BYTES_MAX, PROTOCOL_VERSION, EndSession, Hello, StopEngine
+from mpgrad.wire.schema import (
+    MESSAGE_BYTES_MAX,
+    PROTOCOL_VERSION,
+    Hello,
+    QueryProcesses,
+    StopEngine,
+)
 from mpgrad.wire.transport import ROUTER_LANES, WORKER_LANES
 from tests.leftovers import Leftovers, left_since
 from tests.process.conftest import check_usable
@@ -88,7 +94,7 @@ def test_a_stranger_is_counted_and_ignored(engine: mg.Engine) -> None:
             dealers[-1].send(words_of(peer), lane)
     for peer in (session, "c1.1"):
         dealers.append(guess.session(peer))
-        dealers[-1].send([encode(StopEngine(peer)), encode(EndSession(peer))])
+        dealers[-1].send([encode(StopEngine(peer)), encode(QueryProcesses(peer))])
         dealers[-1].send([encode(GraphCancelled(session, 1))])
     pids = pids_of(engine)
     while engine.statistics().protocol_errors < before + 4 * len(WORKER_LANES) + 2 * 2:
