@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd import profiler
+from mpgrad.autograd.profiling.ranges import RUNNING
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.backends.array_program import TRACING
@@ -277,7 +277,7 @@ def _is_plain_here() -> bool:
         or TRACING.entered
         or storage.is_watched()
         or innermost() is not None
-        or profiler.active() is not None
+        or RUNNING.recording is not None
         or saved_tensor_clones.active is not None
     )
 

@@ -37,7 +37,7 @@ def embedding(
         input: indices, of any shape.
         weight: (rows, features).
         padding_idx: a row that gets no gradient.
-        max_norm: rows that are asked for and whose norm is greater are scaled to it, in place.
+        max_norm: looked-up rows with a greater norm are scaled to it, in place.
         norm_type: which norm.
         scale_grad_by_freq: must be False.
         sparse: changes nothing: gradients are dense.

@@ -28,7 +28,7 @@ DEFAULT_SEED = 67280421310721
 
 
 class Generator:
-    """A source of random numbers of its own, for ``generator=`` of what draws.
+    """An independent source of random numbers, for ``generator=`` of random functions.
 
     Args:
         device: "cpu"; draws for GPUs are made on the host, too.
@@ -65,7 +65,7 @@ class Generator:
         return self._seed
 
     def numpy(self) -> NumpyGenerator:
-        """NumPy's generator that does the work: what is drawn from one, the other has drawn."""
+        """NumPy's generator behind this one; both share their state."""
         return self._numpy
 
     def get_state(self) -> Tensor:
@@ -80,7 +80,7 @@ class Generator:
         return Tensor(np.frombuffer(data, np.uint8).copy())
 
     def set_state(self, new_state: Tensor) -> None:
-        """Go on drawing from where a generator was at :meth:`get_state`.
+        """Continue from the state of a generator at :meth:`get_state`.
 
         Raises:
             TypeError: ``new_state`` is no tensor of bytes.
@@ -121,7 +121,7 @@ def _give_up(what: str) -> None:
 
 
 class _InForce(PerThread):
-    #: What a call was given as ``generator=``; None: the process's.
+    #: The ``generator=`` of a call; None: the process's.
     generator: Any = None
 
 
@@ -164,7 +164,7 @@ def _traced(program: Any, generator: Any) -> Any:
 
 
 def numpy_generator(generator: Generator | NumpyGenerator | None) -> NumpyGenerator:
-    """What stands behind ``generator``; the process's for None."""
+    """The implementation of ``generator``; the process's for None."""
     if generator is None:
         return default_generator()
     if TRACING.entered and isinstance(generator, Generator):
@@ -187,7 +187,7 @@ def _is_numpy(generator: object) -> bool:
 
 
 def takes_generator(function: Callable[..., R]) -> Callable[..., R]:
-    """Give a random function the argument ``generator=``: where it draws from instead."""
+    """Give a random function the argument ``generator=``."""
 
     @functools.wraps(function)
     def draw(*args: Any, generator: Any = None, **options: Any) -> R:
@@ -233,7 +233,7 @@ def get_rng_state() -> Tensor:
 
 
 def set_rng_state(new_state: Tensor) -> None:
-    """Go on drawing from where the Generator was at :func:`get_rng_state`.
+    """Continue from the state of the Generator at :func:`get_rng_state`.
 
     Raises:
         TypeError: ``new_state`` is no tensor of bytes.
@@ -244,7 +244,7 @@ def set_rng_state(new_state: Tensor) -> None:
 
 @contextmanager
 def fork_rng(enabled: bool = True) -> Iterator[None]:
-    """What is drawn inside does not change what is drawn after it."""
+    """Draws inside do not change the draws after it."""
     if not enabled:
         yield
         return

@@ -1,4 +1,4 @@
-"""What index tensors must be: their dtypes, their range, how they fit to what they point into."""
+"""Checks of index tensors: their dtypes, their range, and their shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_bounds(
 ) -> None:
     """Raise ``error`` unless all of ``array``, an index, is at least 0 and below ``size``.
 
-    Of a GPU's index nothing is known without waiting for it: there it is not looked at.
+    An index on a GPU is not checked, because that would wait for the GPU.
     """
     if not isinstance(array, np.ndarray) or array.size == 0:
         return

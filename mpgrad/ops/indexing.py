@@ -56,7 +56,7 @@ def getitem(input: Tensor, key: Any) -> Tensor:
 def selected(
     input: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Any, ...]]:
-    """Beside index arrays, ``input`` at the numbers of ``key``, and what of the key is left.
+    """Beside index arrays: ``input`` at the numbers of ``key``, and the rest of the key.
 
     For NumPy a number beside arrays is one of them, and decides where their dimensions come; for
     PyTorch its dimension is gone before.
@@ -75,12 +75,12 @@ def selected(
 
 
 def _dims_taken(index: Tensor) -> int:
-    """How many dimensions an index array stands for: a mask for its own."""
+    """The number of dimensions that an index array replaces: for a mask its own number."""
     return index.ndim if index._array.dtype.kind == "b" else 1
 
 
 def split_key(key: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """A key as an attribute that can travel (``INDEX`` where an array was), and the arrays.
+    """A key as an attribute that can be sent (``INDEX`` for each array), and the arrays.
 
     Raises:
         IndexError: an array holds neither integers nor booleans.
@@ -120,7 +120,7 @@ def _items(key: Any) -> Sequence[Any]:
     return key
 
 
-#: A longer list is an index, as it was in the NumPy from which PyTorch took the rule.
+#: A longer list is an index, as in the NumPy version whose rule PyTorch uses.
 _LIST_MAX = 32
 _NOT_ALONE = (slice, list, tuple, Tensor, np.ndarray)
 
@@ -324,7 +324,7 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
     """Views along ``dim``: that many of nearly equal length, or cut at the indices in a list.
 
     Raises:
-        RuntimeError: no section is asked for.
+        RuntimeError: the number of sections is not positive.
     """
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim]

@@ -119,7 +119,7 @@ def fill_exponential(array: Array, rate: float) -> None:
 
 
 def _write(array: Array, values: Any) -> None:
-    """Put values of the host into ``array``, wherever that lies: the draws are the same."""
+    """Copy values from the host into ``array`` on any device: the draws are the same."""
     device = device_of(array)
     with on(device):
         # Without dimensions NumPy draws a number.
@@ -136,7 +136,7 @@ def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:
 
 @takes_generator
 def bernoulli(input: Tensor) -> Tensor:
-    """1 with the probability that the element of ``input`` says, else 0; its gradient is 0.
+    """1 with the probability in the element of ``input``, else 0; its gradient is 0.
 
     Raises:
         RuntimeError: an element is no probability.

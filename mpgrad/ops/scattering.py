@@ -50,7 +50,7 @@ def _of_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _along(name: str, input: Tensor, dim: int, index: Tensor, src: Any) -> tuple[list[Tensor], Any]:
-    """Where each element of ``index`` points to in ``input``, and what of ``src`` goes there."""
+    """The target of each element of ``index`` in ``input``, and its element of ``src``."""
     check_index_dtype(name, index)
     check_covered(name, index, input, dim)
     check_bounds(name, index._array, dim, input.shape[dim], RuntimeError)
@@ -89,7 +89,7 @@ def scatter(
         dim: of ``index``.
         index: of int32 or int64.
         src: a tensor of the dtype of ``input``, or a number.
-        reduce: ``"add"`` or ``"multiply"`` with what is there, instead of putting in its place.
+        reduce: ``"add"`` or ``"multiply"`` with the old element, instead of replacing it.
 
     Raises:
         RuntimeError: shapes or dtypes do not fit, or an index is out of range.
