@@ -14,6 +14,9 @@ from mpgrad.scheduler import instructions as do
 
 PROTOCOL_VERSION = 8
 
+#: Kind of an OutputEmitted by which a worker asks to be replaced: user code has spoiled it.
+SPOILED = "spoiled"
+
 #: No message is longer: larger things travel through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
