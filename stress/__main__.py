@@ -32,7 +32,7 @@ LONG = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Perform what ``arguments`` name (default: ``sys.argv``)."""
+    """Perform the run that ``arguments`` name (default: ``sys.argv``)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
     if options.run is not None:
@@ -52,7 +52,7 @@ def _perform(options: argparse.Namespace, command: str) -> bool:
     if getattr(options, "seed", 0) is None:
         options.seed = seed_of(options)
         command += f" --seed {options.seed}"
-    # What a forward rounds to depends on BLAS's threads, which a backward of another thread limits.
+    # Forwards round by BLAS's number of threads, which a backward of another thread limits.
     with blas_limit(1):
         verdict = run.perform(options)
     print(f"{run.name}: {'PASSED' if verdict.passed else 'FAILED'}: {verdict.figures}", flush=True)

@@ -1,4 +1,4 @@
-"""Execution: runs frozen graphs for one Engine, here or in its processes, and says where."""
+"""Execution: runs frozen graphs for one Engine, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.autograd.profiling.backward_run import BackwardRun
+from mpgrad.autograd.profiling.ranges import RUNNING, span
+from mpgrad.autograd.running import engine_slot
 from mpgrad.base import config
 from mpgrad.base.standard_streams import say
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Mode
-from mpgrad.engine.engine_statistics import (
-    ArenaStatistics,
-    Counters,
-    EngineStatistics,
-    Explanation,
-    explain,
-)
+from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
+from mpgrad.engine.explanation import Explanation, explain
 from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
@@ -49,7 +47,7 @@ T = TypeVar("T")
 
 
 class Execution:
-    """What an Engine does its backwards with. Thread-safe.
+    """Runs the backwards of an Engine. Thread-safe.
 
     Args:
         options: of the Engine.
@@ -75,12 +73,24 @@ class Execution:
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Prepare a frozen graph and run it; see ``autograd.engine_slot``."""
-        ready = self._ready(frozen)
+        recording = RUNNING.recording
+        if recording is None or engine_slot.is_inside_rule():
+            return self._execute(frozen, None)
+        with recording.backward(frozen.spec) as run:
+            return self._execute(frozen, run)
+
+    def _execute(self, frozen: FrozenGraph, profiled: BackwardRun | None) -> list[tuple[Any, bool]]:
+        with span("plan"):
+            ready = self._ready(frozen)
         if config.debug():
             self._report(frozen, ready)
         placed, graph = ready.placed, ready.graph
+        if profiled is not None:
+            profiled.why = ready.choice.reason
         if placed is not None:
             warn_of_serial_functions(placed)
+            if profiled is not None:
+                profiled.spec, profiled.on_client = placed.frozen.spec, placed.unasked
         started = perf_counter()
         if placed is None or graph is None or not self._goes_to_workers(ready):
             mode: Mode = "local"
@@ -116,7 +126,7 @@ class Execution:
         return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
 
     def _goes_to_workers(self, ready: Ready) -> bool:
-        """Whether a graph runs in workers now: `auto` does not wait for them to start."""
+        """Whether a graph runs in workers now; `auto` does not wait for workers to start."""
         if ready.choice.mode != "process":
             return False
         if self.preparation.mode() == "process" or self.sessions.is_ready:
@@ -129,8 +139,8 @@ class Execution:
     ) -> list[Tensor | None]:
         """Run a frozen graph under ``create_graph``; see ``higher_order.recording``.
 
-        Operators run wherever the engine would run them. A graph with hooks or custom Functions
-        runs here: they get recorded tensors.
+        Operators run wherever the engine chooses. A graph with hooks or custom Functions runs in
+        this process, because they get recorded tensors.
         """
         if has_only_operators(frozen):
             watched = with_inputs_captured(frozen)
@@ -140,7 +150,7 @@ class Execution:
         return self._here(record, frozen, seeds)
 
     def _here(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a backward in this process: with as many BLAS threads as a worker has."""
+        """Run a backward in this process, with the number of BLAS threads that workers have."""
         self._local_count += 1
         try:
             with blas_limit(self._options.blas_threads):
@@ -150,7 +160,7 @@ class Execution:
             raise
 
     def _start_in_background(self) -> None:
-        """Start the processes beside this and the next local backward."""
+        """Start the processes while this backward and later ones run locally."""
         let_idle_threads_sleep()
         name = f"mpgrad-starter-{id(self)}"
         if not any(thread.name == name for thread in threading.enumerate()):
@@ -178,10 +188,10 @@ class Execution:
         return explain(placed, planned, ready.choice.mode, ready.choice.reason)
 
     def _report(self, frozen: FrozenGraph, ready: Ready) -> None:
-        """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
+        """Print each backward with MPGRAD_DEBUG=1, and each of its nodes with 2."""
         text = f"{ready.choice.mode} ({ready.choice.reason})"
         if config.debug() >= 2:
-            text = str(self._explain(frozen, ready))
+            text = self._explain(frozen, ready).table()
         say(f"backward: {text}")
 
     def statistics(self) -> EngineStatistics:
@@ -215,7 +225,7 @@ class Execution:
         )
 
     def processes(self) -> Processes | None:
-        """Who works for this engine; None while nothing runs."""
+        """The processes of this engine; None while they are not running."""
         if not self.sessions.is_running:
             return None
         try:
@@ -226,6 +236,6 @@ class Execution:
 
 
 def _start_quietly(sessions: SessionPool) -> None:
-    # Whoever needs the processes starts them again and gets the error.
+    # The next use of the processes starts them again and gets the error.
     with contextlib.suppress(Exception):
         sessions.start(in_background=True)

@@ -1,4 +1,4 @@
-"""Survey: what a Function's backward was found to read, and whether all of that is unchanged."""
+"""Survey: what a Function's backward reads, and whether all of that is unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpgrad.shipping.constants import MISSING, same
 
 @dataclass
 class Survey:
-    """What was found. The values are as they were; :meth:`is_current` compares them with now.
+    """What was found, with the values of that time; :meth:`is_current` compares them with now.
 
     Attributes:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
@@ -44,7 +44,7 @@ class Survey:
 
     @property
     def can_change_unseen(self) -> bool:
-        """Whether there is more to what it reads than :meth:`is_current` compares."""
+        """Whether it reads more than :meth:`is_current` compares."""
         return len(self.problems) > self.is_inner
 
     def is_current(self) -> bool:
@@ -76,7 +76,7 @@ class Survey:
 
 
 class FunctionState(NamedTuple):
-    """What can be replaced in a function without replacing the function."""
+    """The parts of a function that can be replaced without replacing the function."""
 
     function: types.FunctionType
     code: types.CodeType
@@ -86,7 +86,7 @@ class FunctionState(NamedTuple):
 
     @classmethod
     def of(cls, function: types.FunctionType) -> FunctionState:
-        """As it is now."""
+        """The current state."""
         return cls(
             function,
             function.__code__,
@@ -97,7 +97,7 @@ class FunctionState(NamedTuple):
 
 
 def cell_contents(cell: types.CellType) -> Any:
-    """What a closure's variable holds, or MISSING."""
+    """The value of a closure's variable, or MISSING."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -110,7 +110,7 @@ def keyword_defaults(function: types.FunctionType) -> tuple[tuple[str, Any], ...
 
 
 def line_of(function: types.FunctionType, line: int) -> str:
-    """A line of a function, in words."""
+    """A line of a function, in words for a message."""
     return f"{function.__qualname__}() (line {line})"
 
 
