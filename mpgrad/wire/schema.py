@@ -12,7 +12,11 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
+
+#: Kind of an OutputEmitted by which a worker asks to be replaced, because user code has changed
+#: the state of its process.
+SPOILED = "spoiled"
 
 #: The maximum length of a message: larger data go through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
