@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mpgrad.shipping.constants import MISSING, same
+from mpgrad.shipping.contents import Content
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Survey:
         settings: constants that installed modules hold, by module and name: they are brought along.
         cells: (a closure's variable, what it held).
         classes: (class, its bases, how many attributes it had).
+        contents: arrays that are read, and what was in them.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -39,11 +41,16 @@ class Survey:
     settings: dict[tuple[str, str], Any] = field(default_factory=dict)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
+    contents: list[Content] = field(default_factory=list)
 
     @property
     def can_change_unseen(self) -> bool:
         """Whether there is more to what it reads than :meth:`is_current` compares."""
         return len(self.problems) > self.is_inner
+
+    def is_content(self, array: Any) -> bool:
+        """Whether ``array`` is one of those whose content is compared."""
+        return any(array is content.array for content in self.contents)
 
     def is_current(self) -> bool:
         """Whether everything that was read still is what it was (microseconds)."""
@@ -62,9 +69,17 @@ class Survey:
             now = cell_contents(cell)
             if now is not value and not same(now, value):
                 return False
-        return all(
-            cls.__bases__ == bases and len(vars(cls)) == size for cls, bases, size in self.classes
-        )
+        if not all(
+            cls.__bases__ == bases and attribute_count(cls) == size
+            for cls, bases, size in self.classes
+        ):
+            return False
+        return all(content.is_current() for content in self.contents)
+
+
+def attribute_count(cls: type) -> int:
+    """How many attributes a class has of its own; without what pickle notes in it."""
+    return len(vars(cls)) - ("__slotnames__" in vars(cls))
 
 
 class FunctionState(NamedTuple):

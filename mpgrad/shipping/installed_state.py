@@ -23,7 +23,7 @@ import numpy as np
 
 from mpgrad.shipping.code_reads import Access, code_reads
 from mpgrad.shipping.constants import MISSING, is_constant, is_importable
-from mpgrad.shipping.process_state import is_installed_namespace
+from mpgrad.shipping.process_state import is_installed_module, is_installed_namespace
 
 #: The last is what pytest makes of ``assert``.
 _TRUSTED = frozenset({"numpy", "scipy", "mpgrad", "cupy", "_pytest"}) | sys.stdlib_module_names
@@ -224,4 +224,16 @@ def _changes_items(code: CodeType) -> bool:
     return any(
         instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
         for instruction in dis.get_instructions(code)
+    )
+
+
+def is_installed_callable(value: Any) -> bool:
+    """Whether ``value`` is an installed function written in C, which another process finds."""
+    module = sys.modules.get(getattr(type(value), "__module__", ""))
+    if module is None or not is_installed_namespace(vars(module)) or not callable(value):
+        return False
+    home = getattr(value, "__module__", None)
+    # numpy's ufuncs have no __module__, but pickle by name.
+    return type(value).__name__ == "ufunc" or (
+        isinstance(home, str) and is_installed_module(home) and is_importable(value)
     )

@@ -27,12 +27,14 @@ from mpgrad.shipping.constants import (
     has_own_order,
     is_constant,
     is_enum_member,
-    is_importable,
+    parts_of,
 )
+from mpgrad.shipping.contents import Content, changes_items, is_comparable
 from mpgrad.shipping.findings import (
     FunctionState,
     Survey,
     article,
+    attribute_count,
     cell_contents,
     line_of,
 )
@@ -41,9 +43,11 @@ from mpgrad.shipping.generated_members import (
     OF_NAMEDTUPLE,
     generated_in,
     is_bookkeeping,
+    is_descriptor,
 )
 from mpgrad.shipping.installed_state import (
     InstalledGlobal,
+    is_installed_callable,
     is_installed_name,
     is_replaced,
     is_trusted,
@@ -62,13 +66,6 @@ from mpgrad.shipping.process_state import (
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
 #: What helps against it.
 _ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
-_DESCRIPTORS = (
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-)
 
 
 def survey(cls: type[Function], held: tuple[type, ...] = ()) -> Survey:
@@ -95,6 +92,9 @@ class _Surveyor:
         #: Those of the methods (by id) that get a ctx.
         self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
+        #: Who reads which array, and the function that may change one, if there is any.
+        self._arrays: list[str] = []
+        self._changing = ""
         #: The surveyed class with its bases, mixins included: what their forward is for.
         self._lineage: tuple[type, ...] = ()
 
@@ -118,6 +118,8 @@ class _Surveyor:
         else:
             functions = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
             self._found.forward_only = functions - self._seen.keys()
+        if self._arrays and self._changing:
+            self._problem(f"{self._arrays[0]}, an array, which {self._changing}() may change")
         return self._found
 
     def _drain(self) -> None:
@@ -149,10 +151,13 @@ class _Surveyor:
         elif isinstance(value, property):
             for part in (value.fget, value.fset, value.fdel):
                 self._visit(part, label)
-        elif isinstance(value, tuple | frozenset):
+        elif (parts := parts_of(value)) is not None:
             self._visit(type(value), label)
-            for item in value:
+            for item in parts:
                 self._visit(item, f"{label} (inside a {type(value).__name__})")
+        elif is_comparable(value):
+            self._found.contents.append(Content.of(value))
+            self._arrays.append(label)
         elif isinstance(value, functools.partial):
             self._partial(value, label)
         elif isinstance(value, functools._lru_cache_wrapper):
@@ -182,7 +187,7 @@ class _Surveyor:
         bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
         bound += [("a variable of its closure", value) for _, value in inner._found.cells]
         for name, value in bound:
-            if is_constant(value):
+            if is_constant(value) or is_comparable(value):
                 self._problem(
                     f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so what it "
                     "has kept may be older than that; pass it as an argument"
@@ -199,7 +204,7 @@ class _Surveyor:
             self._problem(f"{label}, a module, in a way that hides which of its names are used")
 
     def _is_harmless_object(self, value: Any, label: str) -> bool:
-        """Installed functions written in C, loggers and descriptors."""
+        """Loggers, descriptors, and installed functions written in C."""
         if isinstance(value, types.BuiltinFunctionType | types.MethodType):
             owner = value.__self__
             if owner is not None and not isinstance(owner, types.ModuleType | type):
@@ -210,18 +215,9 @@ class _Surveyor:
             else:
                 self._check_installed(value, label)
             return True
-        if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
+        if is_descriptor(value) or isinstance(value, logging.Logger):
             return True
-        if type(value).__module__ == "dataclasses" or type(value).__name__ == "_tuplegetter":
-            return True  # stands for a default that is missing; a field of a namedtuple
-        module = sys.modules.get(getattr(type(value), "__module__", ""))
-        if module is None or not is_installed_namespace(vars(module)) or not callable(value):
-            return False
-        home = getattr(value, "__module__", None)
-        # numpy's ufuncs have no __module__, but pickle by name.
-        return type(value).__name__ == "ufunc" or (
-            isinstance(home, str) and is_installed_module(home) and is_importable(value)
-        )
+        return is_installed_callable(value)
 
     # ------------------------------------------------------------------ functions
 
@@ -236,6 +232,8 @@ class _Surveyor:
         if is_installed_namespace(function.__globals__):
             return  # a decorator's inner function: only what it wraps is the user's
         self._by_value(function.__module__)
+        if changes_items(function.__code__):
+            self._changing = function.__qualname__
         reads = code_reads(function.__code__)
         for access in reads.accesses:
             self._access(access, function, free)
@@ -420,7 +418,7 @@ class _Surveyor:
             self._installed(cls)
             return
         self._by_value(cls.__module__)
-        self._found.classes.append((cls, cls.__bases__, len(vars(cls))))
+        self._found.classes.append((cls, cls.__bases__, attribute_count(cls)))
         for base in (*cls.__bases__, type(cls)):
             self._visit(base, cls.__name__)
         attributes = vars(cls)
