@@ -60,6 +60,7 @@ from mpgrad.base.limits import iinfo as iinfo
 from mpgrad.base.memory_formats import contiguous_format as contiguous_format
 from mpgrad.base.memory_formats import preserve_format as preserve_format
 from mpgrad.base.size import Size as Size
+from mpgrad.compilation.compile import compile as compile
 from mpgrad.devices.device_arrays import get_default_device as get_default_device
 from mpgrad.devices.device_arrays import set_default_device as set_default_device
 from mpgrad.engine.engine import Engine as Engine

@@ -41,7 +41,7 @@ class _BackwardClass:
         return node_class(owner)
 
 
-#: What old code asked an instance of a Function, when that was the Node.
+#: Attributes that old code reads on an instance of a Function, which once was the Node.
 _OF_ITS_NODE = frozenset(
     [
         "_register_hook_dict",
@@ -82,7 +82,7 @@ class Function:
             ``mpgrad.shipping``), else in the calling process. ``"worker"``: always on a
             worker; a promise that it depends on nothing but its arguments and constants.
             ``"client"``: always in the calling process.
-        clear_saved_tensors_on_access: whether ctx drops its saved tensors when backward asks for
+        clear_saved_tensors_on_access: whether ctx drops its saved tensors when backward reads
             them, so that their memory is free before backward ends; a second access is an error.
     """
 
@@ -92,8 +92,8 @@ class Function:
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs: ``forward(ctx, *args)``, or ``forward(*args)`` where the class
-        also has ``setup_context``. Returns a Tensor, a NumPy array, or a tuple."""
+        """Compute the outputs: ``forward(ctx, *args)``, or ``forward(*args)`` if the class also has
+        ``setup_context``. Returns a Tensor, a NumPy array, or a tuple."""
         raise NotImplementedError(
             "You must implement the forward function for custom autograd.Function."
         )
@@ -136,8 +136,8 @@ class Function:
             )
         if name in _OF_ITS_NODE:
             raise RuntimeError(
-                f"Attribute {name!r} is invalid for an instance of a Function, which takes no part "
-                "in a graph. Call the Function by its apply(), and ask y.grad_fn of an output y."
+                f"Attribute {name!r} is invalid for an instance of a Function, which is not part "
+                "of a graph. Call the Function by its apply(), and use y.grad_fn of an output y."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -159,9 +159,9 @@ class Function:
             kwargs: bound to their positions.
 
         Raises:
-            TypeError: the arguments do not fit forward, or it saved something that is no Tensor.
+            TypeError: the arguments do not fit forward, or it saved a value that is not a Tensor.
             RuntimeError: forward changed a leaf that requires grad (``ctx.mark_dirty``), or ctx
-                says something about a value that forward did not take or return.
+                declares a value that forward did not take or return.
         """
         cls._checked_run_on()
         separate = cls.setup_context is not Function.setup_context
@@ -219,7 +219,7 @@ def _positional(
     *,
     has_ctx: bool,
 ) -> tuple[Any, ...]:
-    """The arguments in order; for a forward that takes no ctx, with its defaults filled in.
+    """The arguments in order; for a forward without ctx, with its defaults.
 
     Raises:
         TypeError: they do not fit, or one is for a keyword-only parameter.
@@ -252,7 +252,7 @@ def _node(
 
 
 class InplaceFunction(Function):
-    """PyTorch's older base for Functions that may work in place; no more than a Function."""
+    """PyTorch's older base for Functions that may work in place; the same as a Function."""
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
@@ -262,7 +262,8 @@ class InplaceFunction(Function):
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a ``backward`` that cannot be differentiated itself.
 
-    It runs with recording off; with ``create_graph=True``, differentiating its result raises.
+    It runs with recording off; with ``create_graph=True``, differentiating its result raises an
+    error.
     """
 
     @functools.wraps(backward)

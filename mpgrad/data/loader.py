@@ -14,7 +14,7 @@ from mpgrad.data.loader_worker import Work
 from mpgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler, drawn_seed
 from mpgrad.data.worker_pool import WorkerPool
 
-#: Batches that each worker is asked for ahead, where nothing else is said.
+#: The default number of batches that each worker makes in advance.
 PREFETCH_FACTOR = 2
 
 
@@ -39,7 +39,7 @@ class DataLoader:
             "fork", so that nothing needs to be pickled on its way into a worker).
         generator: where the order and the workers' seeds are drawn from; by default the process's,
             so that ``mg.manual_seed`` repeats them.
-        prefetch_factor: batches that each worker is asked for ahead (default: 2).
+        prefetch_factor: batches that each worker makes in advance (default: 2).
         persistent_workers: keep the workers from one pass to the next.
 
     Raises:
@@ -99,7 +99,7 @@ class DataLoader:
         """The number of batches of one pass.
 
         Raises:
-            TypeError: an iterable dataset does not say how many samples it has.
+            TypeError: an iterable dataset has no length.
         """
         if not self._is_iterable:
             order = self.sampler if self.batch_sampler is None else self.batch_sampler

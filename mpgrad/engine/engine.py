@@ -1,7 +1,7 @@
 """Engine: the user's interface to the executor, and the current engine.
 
-What runs a backward (``engine.execution``) is loaded when one is run, or beside the start of the
-processes, which would otherwise have to wait for it.
+The part that runs a backward (``engine.execution``) is loaded with the first one, or while the
+processes start, which would otherwise wait for it.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Executes backward passes: here, in worker processes, or wherever that is faster.
+    """Executes backward passes in this process or in worker processes, whichever is faster.
 
-    Use it as a context manager (engines nest, the innermost is current), or leave it alone: without
-    one, a default engine in ``auto`` mode serves every backward.
+    It is a context manager; engines nest, and the innermost one is current. Without an engine, a
+    default engine in ``auto`` mode serves every backward.
 
     Args:
-        mode: "local" runs everything in this process; "process" in worker processes; "auto" in
-            workers where the predicted time is clearly shorter. Default: MPGRAD_ENGINE or "auto".
+        mode: "local" runs everything in this process, "process" in worker processes, and "auto" in
+            workers if the predicted time is clearly shorter. Default: MPGRAD_ENGINE or "auto".
         cpu_workers: number of CPU workers; default MPGRAD_CPU_WORKERS or the available cores.
-        gpus: for each GPU worker the number of its GPU: ``[0, 1]``, or ``[0, 0]`` for two on one;
-            "all", "none". "auto" (default; MPGRAD_GPUS) means all in mode "process" if this process
-            has used a GPU before, else none. What workers do on a GPU they do in mode "process"
-            only; else this process does it. Tensors made on a GPU while such an engine exists are
-            handed over where they lie, older ones are copied.
+        gpus: for each GPU worker the number of its GPU: ``[0, 1]``, or ``[0, 0]`` for two on one
+            GPU; "all"; "none"; or "auto" (default; MPGRAD_GPUS), which means all in mode "process"
+            if this process has used a GPU before, else none. GPU workers are used in mode
+            "process" only; in other modes this process does their work. Tensors made on a GPU
+            while such an engine exists are shared with its workers, older ones are copied.
         shm_limit: bytes that the workers' shared arena may hold; default MPGRAD_SHM_LIMIT or a
             share of the machine's memory.
-        blas_threads: BLAS threads wherever a rule runs, in workers and in ``local`` alike.
+        blas_threads: BLAS threads while a rule runs, in workers and in ``local``.
         recover: "worker" replaces workers that die and runs their tasks again; "all" also starts
-            the engine again when the coordinator dies, and runs the backward once more (unless
-            hooks or Functions have already run in this process: those never run twice).
+            the engine again when the coordinator dies, and runs the backward again (unless hooks
+            or Functions have already run in this process: those never run twice).
         task_timeout: seconds that a worker may take for one NodeTask. If it takes longer, the
             worker is killed and the task run again; the second time the backward fails with
-            ``errors.TaskTimedOut``. What runs in this process is not limited. Default: no limit.
+            ``errors.TaskTimedOut``. Tasks in this process are not limited. Default: no limit.
         journal: when the coordinator writes its last events to a file for ``mpgrad
             replay``: after internal "errors", "always" (also when they end), or "off". Default:
-            MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR says where.
+            MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR is its directory.
 
     Raises:
         ValueError: an argument is out of range.
@@ -110,13 +110,13 @@ class Engine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosed(
-                "this Engine is closed; make a new one, or leave its `with` block later"
+                "this Engine is closed; make a new one, or use it inside its `with` block"
             )
         if self._pid != os.getpid():
             self._restart_in_child()
 
     def _restart_in_child(self) -> None:
-        """After a fork the processes belong to the parent; the child starts its own when needed."""
+        """After a fork the processes belong to the parent; the child starts its own if needed."""
         self._making = threading.Lock()  # another thread may have been inside
         if self._made is not None:
             self._made.start_anew_in_child()
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def _execution(self) -> Execution:
-        """What runs backwards, made when it is first needed."""
+        """The part that runs backwards, made when it is first needed."""
         if self._made is None:
             with self._making:
                 if self._made is None:
@@ -141,7 +141,7 @@ class Engine:
         return self.mode == "process" and sys.platform == "linux" and not engine_slot.is_local()
 
     def _start(self) -> None:
-        """Start the processes if they are not running; what uses them is loaded meanwhile."""
+        """Start the processes if they are not running; load the code that uses them meanwhile."""
         spawned = _spawn(self._options) if self._made is None else None
         try:
             sessions = self._execution.sessions
@@ -179,7 +179,7 @@ class Engine:
 
         Args:
             tensor: the root.
-            source: also show the source that ``local`` runs where such a graph comes again.
+            source: also show the source that ``local`` runs for a graph that comes again.
 
         Raises:
             RuntimeError: ``tensor`` does not require grad.
@@ -209,7 +209,7 @@ class Engine:
 
     @property
     def cpu_workers(self) -> int:
-        """How many CPU workers it has when they run."""
+        """The number of its CPU workers when they run."""
         return self._options.cpu_workers
 
     @property
@@ -228,7 +228,7 @@ class Engine:
 
 
 def _spawn(options: EngineOptions) -> CoordinatorProcess:
-    """A new coordinator; what starts it is loaded when it is needed."""
+    """A new coordinator. The code that starts it is loaded when it is needed."""
     with collector_held():
         from mpgrad.engine.processes import CoordinatorProcess
 

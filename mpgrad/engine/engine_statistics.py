@@ -1,4 +1,4 @@
-"""What an engine has done so far: ``Engine.statistics()``."""
+"""The results of ``Engine.statistics()``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 
 
 class Counters:
-    """What an engine's workers have done so far. Thread-safe."""
+    """Counts what an engine's workers have done. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.backwards = self.failed = self.recoveries = 0
         self.handed_bytes = self.copied_bytes = self.through_host_bytes = 0
-        #: NodeTasks by who ran them.
+        #: NodeTasks by the process that ran them.
         self.tasks: Counter[str] = Counter()
 
     def note(self, handover: Handover, outcome: CompleteGraph | FailGraph, tasks: int) -> None:
-        """One more backward, of so many ``tasks``, has ended."""
+        """Count a backward of ``tasks`` NodeTasks that has ended."""
         with self._lock:
             self.handed_bytes += handover.handed_bytes
             self.copied_bytes += handover.copied_bytes
@@ -40,7 +40,7 @@ class Counters:
                 self.tasks["client"] += on_client
 
     def note_recovery(self) -> None:
-        """A backward runs again."""
+        """Count a backward that runs again."""
         with self._lock:
             self.recoveries += 1
 
@@ -62,19 +62,19 @@ class EngineStatistics:
 
     Attributes:
         mode: "auto", "local" or "process".
-        backwards_local, backwards_process: GraphTasks that were executed here and on workers.
-        failed: those that ended with an error.
-        tasks: NodeTasks by who ran them: "worker 0", ..., "client".
-        handed_bytes: of saved arrays that workers were given, as handles or as copies.
-        copied_bytes: of those and of gradients, what had to be copied.
-        through_host_bytes: of the latter, what went between GPUs through host memory, because CUDA
-            IPC does not work here.
+        backwards_local, backwards_process: GraphTasks executed in this process and in workers.
+        failed: GraphTasks that ended with an error.
+        tasks: NodeTasks by the process that ran them: "worker 0", ..., "client".
+        handed_bytes: bytes of saved arrays that workers were given, as handles or as copies.
+        copied_bytes: bytes of those arrays and of gradients that had to be copied.
+        through_host_bytes: bytes of copies between GPUs through host memory, because CUDA IPC does
+            not work here.
         restarts: workers that were replaced after they died.
         recoveries: backwards that were run again because the coordinator had died.
-        protocol_errors: messages that were refused: malformed, or from a process that has not
-            proved to belong to this engine, or with what their sender may not say.
-        compiled_graphs, compiled_nodes: graphs that this process keeps as source, which ``local``
-            runs, and the Nodes of all of them.
+        protocol_errors: messages that were refused: malformed, from a process that has not proved
+            that it belongs to this engine, or with content that its sender may not send.
+        compiled_graphs, compiled_nodes: graphs that this process keeps as source for ``local``,
+            and their Nodes.
         client_arena, engine_arena: the arenas of this process's tensors and of workers' results
             (None while no process runs).
     """

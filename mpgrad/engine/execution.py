@@ -1,4 +1,4 @@
-"""Execution: runs frozen graphs for one Engine, here or in its processes, and says where."""
+"""Execution: runs frozen graphs for one Engine, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Execution:
-    """What an Engine does its backwards with. Thread-safe.
+    """Runs the backwards of an Engine. Thread-safe.
 
     Args:
         options: of the Engine.
@@ -102,7 +102,7 @@ class Execution:
                         placed, graph, self.sessions, self._counters, self._options.blas_threads
                     )
                 except SavedTensorsUnreadable:
-                    # No user code has run yet: where there is some, such Nodes were looked for.
+                    # No user code has run yet: `place` looks for such Nodes if there is any.
                     placed, graph = self.preparation.without_unreadable(placed)
                 except CoordinatorLost as lost:
                     if not recovery.allows(lost):
@@ -113,7 +113,7 @@ class Execution:
         return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
 
     def _goes_to_workers(self, ready: Ready) -> bool:
-        """Whether a graph runs in workers now: `auto` does not wait for them to start."""
+        """Whether a graph runs in workers now; `auto` does not wait for workers to start."""
         if ready.choice.mode != "process":
             return False
         if self.preparation.mode() == "process" or self.sessions.is_ready:
@@ -126,8 +126,8 @@ class Execution:
     ) -> list[Tensor | None]:
         """Run a frozen graph under ``create_graph``; see ``higher_order.recording``.
 
-        Operators run wherever the engine would run them. A graph with hooks or custom Functions
-        runs here: they get recorded tensors.
+        Operators run wherever the engine chooses. A graph with hooks or custom Functions runs in
+        this process, because they get recorded tensors.
         """
         if has_only_operators(frozen):
             watched = with_inputs_captured(frozen)
@@ -137,7 +137,7 @@ class Execution:
         return self._here(record, frozen, seeds)
 
     def _here(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a backward in this process: with as many BLAS threads as a worker has."""
+        """Run a backward in this process, with the number of BLAS threads that workers have."""
         self._local_count += 1
         try:
             with blas_limit(self._options.blas_threads):
@@ -148,13 +148,13 @@ class Execution:
 
     @contextmanager
     def _timed(self, mode: Mode, ready: Ready) -> Iterator[None]:
-        """``auto`` learns what a backward took."""
+        """Measure the backward for ``auto``."""
         started = perf_counter()
         yield
         self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
 
     def _start_in_background(self) -> None:
-        """Start the processes beside this and the next local backward."""
+        """Start the processes while this backward and later ones run locally."""
         let_idle_threads_sleep()
         name = f"mpgrad-starter-{id(self)}"
         if not any(thread.name == name for thread in threading.enumerate()):
@@ -182,7 +182,7 @@ class Execution:
         return explain(placed, planned, ready.choice.mode, ready.choice.reason)
 
     def _report(self, frozen: FrozenGraph, ready: Ready) -> None:
-        """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
+        """Print each backward with MPGRAD_DEBUG=1, and each of its nodes with 2."""
         text = f"{ready.choice.mode} ({ready.choice.reason})"
         if config.debug() >= 2:
             text = self._explain(frozen, ready).table()
@@ -218,7 +218,7 @@ class Execution:
         )
 
     def processes(self) -> Processes | None:
-        """Who works for this engine; None while nothing runs."""
+        """The processes of this engine; None while they are not running."""
         if not self.sessions.is_running:
             return None
         try:
@@ -229,6 +229,6 @@ class Execution:
 
 
 def _start_quietly(sessions: SessionPool) -> None:
-    # Whoever needs the processes starts them again and gets the error.
+    # The next use of the processes starts them again and gets the error.
     with contextlib.suppress(Exception):
         sessions.start(in_background=True)

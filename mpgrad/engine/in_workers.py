@@ -43,20 +43,20 @@ def run_in_workers(
     counters: Counters,
     blas_threads: int,
 ) -> list[tuple[Any, bool]]:
-    """Run a graph; thread-safe, since each calling thread borrows a session of its own.
+    """Run a graph. Thread-safe: each calling thread borrows a session of its own.
 
     Args:
         placed: the graph.
         graph: its plan.
-        sessions: with the processes.
-        counters: hear what came of it.
-        blas_threads: of what runs in this process.
+        sessions: the sessions with the processes.
+        counters: count the result.
+        blas_threads: the number of threads for the tasks in this process.
 
     Returns:
         As ``run_local``.
 
     Raises:
-        Exception: what a rule or hook raised, as it is.
+        Exception: the exception of a rule or hook, unchanged.
         SavedTensorsUnreadable: some Node's saved tensors cannot be handed over.
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
@@ -73,14 +73,14 @@ def run_in_workers(
                 frozen, graph, handover, coordinator.arena, session.interrupts.user_code,
                 blas_threads,
             )  # fmt: skip
-            # A task that all others wait for is run right here if it is next to nothing.
+            # A cheap task that all others wait for runs in this process.
             ahead = client.run_ahead() if planned.opens_alone else None
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
             profiled = None if recording is None else _Profiled(recording, session, planned)
             if profiled is not None:
                 messages = profiled.watched(messages)
-            with session.interrupts.deferred():  # until somebody holds the results
+            with session.interrupts.deferred():  # until the results have a holder
                 try:
                     outcome = session.run(messages, client.run)
                 except CoordinatorLost as lost:
@@ -100,7 +100,7 @@ def run_in_workers(
     replay_warnings(warnings, lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
-            sessions.forget(session.coordinator)  # it has no workers and can get none
+            sessions.forget(session.coordinator)  # it has no workers and cannot start any
         elif outcome.kind == "error":
             client.release_before(planned.groups[outcome.task][outcome.step].node)
         raise cause_of(outcome, frozen, planned, client.error)
@@ -133,13 +133,13 @@ def _open_results(
             meta = frozen.nodes[node].input_metadata[input_nr]
             if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
                 if ref in opened:
-                    # The session holds a block once per capture, but one lease serves them all.
+                    # The session holds a block once per capture; one lease serves all of these.
                     session.to_release.append(ref)
                 else:
                     opened[ref] = sessions.lease(session, ref, meta)
                 results.append((opened[ref], exclusive))
             else:
-                if is_counted(ref):  # a GPU worker's: copied, because it would die with it
+                if is_counted(ref):  # a GPU worker's block: copied, because it dies with the worker
                     session.to_release.append(ref)
                 results.append((handover.open(ref, meta), True))
     except ProtocolError as error:
@@ -150,7 +150,7 @@ def _open_results(
 def _learn(
     frozen: FrozenGraph, graph: PreparedGraph, handover: Handover, outcome: CompleteGraph
 ) -> None:
-    """Learn what the tasks took, where that teaches something."""
+    """Learn the costs of Nodes from the times of tasks, where that matters."""
     known, took_us = frozen.remembered, sum([ran[2] for ran in outcome.ran])
     is_surprise = known is not None and known.is_surprised_by(took_us)
     if is_surprise:

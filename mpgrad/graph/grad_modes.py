@@ -20,7 +20,7 @@ _mode = _Mode()
 
 
 def is_grad_enabled() -> bool:
-    """True where operations on this thread are recorded."""
+    """True if operations on this thread are recorded."""
     return _mode.enabled
 
 
@@ -30,7 +30,7 @@ def is_inference_mode_enabled() -> bool:
 
 
 def is_multithreading_enabled() -> bool:
-    """False where ``set_multithreading_enabled(False)`` holds on this thread."""
+    """False if ``set_multithreading_enabled(False)`` is in force on this thread."""
     return _mode.multithreading
 
 
@@ -42,7 +42,7 @@ def _maker(kind: type[Any], value: bool) -> MakeContext:
 
 
 class _GradMode(ContextDecorator):
-    """Sets whether operations are recorded, and restores what was before."""
+    """Sets whether operations are recorded, and restores the earlier mode."""
 
     _value: bool
 
@@ -82,7 +82,7 @@ else:
         _value = False
 
         def __new__(cls, function: Any = None) -> Any:
-            # Used as a bare decorator it is called with the function and returns one.
+            # As a bare decorator it is called with the function and returns a function.
             return super().__new__(cls) if function is None else cls()(function)
 
     class enable_grad(no_grad):
@@ -98,7 +98,7 @@ class set_grad_enabled(_GradMode):
     """Sets the mode at once; as a context manager, restores it at the end.
 
     Raises:
-        TypeError: ``mode`` is no bool.
+        TypeError: ``mode`` is not a bool.
     """
 
     def __init__(self, mode: bool) -> None:
@@ -130,9 +130,9 @@ class set_grad_enabled(_GradMode):
 
 
 class InferenceModes:
-    """Attributes: ``entered``: how many blocks of inference mode all threads are in together.
+    """Attributes: ``entered``: the number of blocks of inference mode in all threads together.
 
-    While it is 0, and that is nearly always, a new tensor need not ask which thread it is on.
+    While it is 0, which is nearly always, a new tensor need not look up its thread.
     """
 
     __slots__ = ("_lock", "entered")
@@ -163,7 +163,7 @@ if TYPE_CHECKING:
 else:
 
     class inference_mode(ContextDecorator):
-        """Nothing is recorded inside, and tensors made inside can never be: so they cost less.
+        """Nothing is recorded inside, and tensors made inside never can be: so they are cheaper.
 
         Such an *inference tensor* has no version counter. Outside of the mode it may not be
         changed in place, saved for a backward, or made to require grad; ``clone()`` gives an
@@ -203,7 +203,7 @@ else:
 class set_multithreading_enabled(ContextDecorator):
     """With False, the whole of a backward runs on the calling thread, in this process.
 
-    Acts at once; as a context manager, restores what was before at the end.
+    It acts at once; as a context manager, it restores the earlier setting at the end.
     """
 
     def __init__(self, mode: bool) -> None:

@@ -19,7 +19,7 @@ Self = TypeVar("Self", bound="Module")
 
 
 class IncompatibleKeys(NamedTuple):
-    """What ``load_state_dict(strict=False)`` could not match."""
+    """The keys that ``load_state_dict(strict=False)`` could not match."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -65,7 +65,7 @@ class Module:
         """Call ``hook(module, args)`` before ``forward``.
 
         Args:
-            hook: what it returns (None, a value or a tuple) takes the place of the arguments.
+            hook: its result (None, a value or a tuple) replaces the arguments.
             prepend: call it before the hooks that are there already.
             with_kwargs: it gets the named arguments as a third one, and returns both or None.
         """
@@ -83,7 +83,7 @@ class Module:
         """Call ``hook(module, args, output)`` after ``forward``.
 
         Args:
-            hook: what it returns takes the place of the output, unless it is None.
+            hook: its result replaces the output, unless it is None.
             prepend: call it before the hooks that are there already.
             with_kwargs: it gets the named arguments, too, before the output.
             always_call: changes nothing: a ``forward`` that raises calls no hook.
@@ -184,7 +184,7 @@ class Module:
         return sorted({*super().__dir__(), *(name for table in self._tables() for name in table)})
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Add a Parameter; None says that there could be one (as for ``bias=False``)."""
+        """Add a Parameter; None reserves the name (as for ``bias=False``)."""
         self._check_name(name, self._parameters)
         self._parameters[name] = param
 
@@ -377,7 +377,7 @@ class Module:
     # ------------------------------------------------------------------ display
 
     def extra_repr(self) -> str:
-        """What ``repr`` says in the parentheses."""
+        """The text of ``repr`` in the parentheses."""
         return ""
 
     def __repr__(self) -> str:

@@ -137,14 +137,14 @@ class LBFGS(Optimizer):
         return first_loss
 
     def _memory(self) -> dict[str, Any]:
-        """What earlier iterations left; it stands beside the first parameter."""
+        """The state of earlier iterations, which is stored with the first parameter."""
         kept = self.state.setdefault(self.param_groups[0]["params"][0], {})
         kept.setdefault("func_evals", 0)
         kept.setdefault("n_iter", 0)
         return kept
 
     def _direction(self, kept: dict[str, Any], grad: Tensor, history_size: int) -> Tensor:
-        """Minus the gradient times the inverse Hessian that the memory stands for."""
+        """Minus the gradient times the inverse Hessian that the memory represents."""
         if kept["n_iter"] == 1:
             kept.update(old_dirs=[], old_stps=[], ro=[], H_diag=1.0)
             return -grad

@@ -1,7 +1,8 @@
-"""What forward has put on ctx: whether it may travel to a worker, and how.
+"""The attributes that forward has set on ctx: whether they may be sent to a worker, and how.
 
-It is sent as it is when the backward begins, so it may travel if nobody can change it from then on
-where a backward of this process would see the change, and if backward cannot tell a copy from it.
+They are sent unchanged when the backward begins. So a value may be sent if nothing can change it
+afterwards that a backward in this process would notice, and if backward cannot distinguish it from
+a copy.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from mpgrad.tensors.tensor import Tensor
 
 
 def attributes_reason(attributes: dict[str, Any]) -> str:
-    """Why a ctx with these attributes should stay in the client; empty if it may travel.
+    """Why a ctx with these attributes should stay in the client; empty if it may be sent.
 
-    A copy of a list is as good as the list only where nobody else holds it: a list that the caller
-    shares could be changed by backward, which the caller would then miss.
+    A copy of a list is as good as the list only if nobody else holds it: backward could change a
+    list that the caller shares, and the caller would not see it.
     """
     for name in attributes:
         reason = _item_reason(attributes, name)
@@ -48,9 +49,9 @@ def attributes_reason(attributes: dict[str, Any]) -> str:
 def attributes_words(cls: type[Function], reason: str) -> str:
     """``attributes_reason`` as a sentence, with the remedy."""
     return (
-        f"in {cls.__qualname__}, {reason}. Put what backward needs of it on ctx as arrays, "
+        f"in {cls.__qualname__}, {reason}. Set the values that backward needs on ctx as arrays, "
         "numbers, tuples or a frozen dataclass; or set run_on = "
-        f'"worker" on {cls.__qualname__}, which promises that nobody changes it'
+        f'"worker" on {cls.__qualname__}, which promises that nothing changes it'
     )
 
 
@@ -59,12 +60,12 @@ def _references(container: Any, key: Any) -> int:
     return sys.getrefcount(value)
 
 
-#: What `_references` counts for a value that only its container holds (it differs by interpreter).
+#: The reference count of a value that only its container holds (it differs between interpreters).
 _PRIVATE = _references([[]], 0)
 
 
 def _item_reason(container: Any, key: Any) -> str:
-    """Why ``container[key]`` may not travel; ``container`` itself is known to be private."""
+    """Why ``container[key]`` may not be sent; ``container`` itself is known to be private."""
     kind = type(container[key])
     if kind not in (list, dict):
         return _value_reason(container[key])
@@ -108,7 +109,7 @@ def _is_namedtuple(kind: type) -> bool:
 
 
 def _mapping_reason(value: types.MappingProxyType[Any, Any]) -> str:
-    """A proxy is as constant as the dictionary behind it: nobody else may have that."""
+    """A proxy is constant only if nobody else has the dictionary behind it."""
     behind = gc.get_referents(value)
     if len(behind) != 1 or _references(behind, 0) > _PRIVATE + 1:
         return " of a dictionary that is also held elsewhere, which can change"
@@ -117,7 +118,7 @@ def _mapping_reason(value: types.MappingProxyType[Any, Any]) -> str:
     return next(filter(None, map(_value_reason, value.values())), "")
 
 
-#: Those of SciPy's sparse formats that are a few arrays.
+#: The formats of SciPy's sparse arrays that consist of a few arrays.
 _SPARSE = frozenset({"csr", "csc", "coo", "bsr", "dia"})
 
 
@@ -132,10 +133,10 @@ def _is_sparse(value: Any) -> bool:
 
 
 def classes_in(attributes: dict[str, Any]) -> tuple[type, ...]:
-    """The user's classes among the types of what may travel, each once, in a fixed order.
+    """The user's classes among the types of these attributes, each once, in a fixed order.
 
-    They travel with the Function, by value: so the very class that backward names is that of the
-    values on ctx.
+    They are sent with the Function, by value, so that the class that backward names is the class of
+    the values on ctx.
     """
     found: dict[type, None] = {}
     for value in attributes.values():
@@ -160,18 +161,18 @@ def _collect(value: Any, found: dict[type, None]) -> None:
         _collect(item, found)
 
 
-#: Most of what stands on a ctx.
+#: The types of most attributes of a ctx.
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, np.ndarray, Tensor})
 
 
 def pack_attributes(
     attributes: dict[str, Any], classes: tuple[type, ...], out_of_band: Callable[[Any], None]
 ) -> bytes:
-    """The attributes of a ctx, pickled; classes that travel with its Function stand as numbers.
+    """The attributes of a ctx, pickled; classes that are sent with its Function are numbers.
 
     Args:
-        attributes: what is on the ctx.
-        classes: what ``classes_in`` found.
+        attributes: the attributes.
+        classes: the result of ``classes_in``.
         out_of_band: gets the buffers of arrays.
     """
     if not attributes:
@@ -189,7 +190,7 @@ def pack_attributes(
     return stream.getvalue()
 
 
-#: Nothing in them needs cloudpickle, which takes five times as long.
+#: They do not need cloudpickle, which takes five times as long.
 _SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 

@@ -1,4 +1,4 @@
-"""Survey: what a Function's backward was found to read, and whether all of that is unchanged."""
+"""Survey: what a Function's backward reads, and whether all of that is unchanged."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from mpgrad.shipping.contents import Content
 
 @dataclass
 class Survey:
-    """What was found. The values are as they were; :meth:`is_current` compares them with now.
+    """What was found, with the values of that time; :meth:`is_current` compares them with now.
 
     Attributes:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
         is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
-        module_reads: for each user module read as ``module.NAME``, (module, what was read).
-        whole_modules: ids of user modules that are read in a way that hides what is used.
-        forward_only: ids of functions that need not travel.
-        bindings: (namespace, name, what it was bound to).
-        functions: what could have been replaced in each function.
-        settings: constants that installed modules hold, by module and name: they are brought along.
-        cells: (a closure's variable, what it held).
-        classes: (class, its bases, how many attributes it had).
+        module_reads: for each user module read as ``module.NAME``, (module, the names).
+        whole_modules: ids of user modules that are read in a way that hides which names are used.
+        forward_only: ids of functions that need not be sent.
+        bindings: (namespace, name, the value then).
+        functions: the parts of each function that could be replaced.
+        settings: constants in installed modules, by module and name, which are sent along.
+        cells: (a closure's variable, the value then).
+        classes: (class, its bases, the number of its attributes).
         contents: arrays that are read, and what was in them.
     """
 
@@ -45,7 +45,7 @@ class Survey:
 
     @property
     def can_change_unseen(self) -> bool:
-        """Whether there is more to what it reads than :meth:`is_current` compares."""
+        """Whether it reads more than :meth:`is_current` compares."""
         return len(self.problems) > self.is_inner
 
     def is_content(self, array: Any) -> bool:
@@ -53,7 +53,7 @@ class Survey:
         return any(array is content.array for content in self.contents)
 
     def is_current(self) -> bool:
-        """Whether everything that was read still is what it was (microseconds)."""
+        """Whether everything that was read is unchanged (takes microseconds)."""
         for namespace, name, value in self.bindings:
             now = namespace.get(name, MISSING)
             if now is not value and not same(now, value):
@@ -83,7 +83,7 @@ def attribute_count(cls: type) -> int:
 
 
 class FunctionState(NamedTuple):
-    """What can be replaced in a function without replacing the function."""
+    """The parts of a function that can be replaced without replacing the function."""
 
     function: types.FunctionType
     code: types.CodeType
@@ -93,7 +93,7 @@ class FunctionState(NamedTuple):
 
     @classmethod
     def of(cls, function: types.FunctionType) -> FunctionState:
-        """As it is now."""
+        """The current state."""
         return cls(
             function,
             function.__code__,
@@ -104,7 +104,7 @@ class FunctionState(NamedTuple):
 
 
 def cell_contents(cell: types.CellType) -> Any:
-    """What a closure's variable holds, or MISSING."""
+    """The value of a closure's variable, or MISSING."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -117,7 +117,7 @@ def keyword_defaults(function: types.FunctionType) -> tuple[tuple[str, Any], ...
 
 
 def line_of(function: types.FunctionType, line: int) -> str:
-    """A line of a function, in words."""
+    """A line of a function, in words for a message."""
     return f"{function.__qualname__}() (line {line})"
 
 

@@ -1,9 +1,9 @@
-"""What installed code reads that can be set at run time: settings, caches, what was patched.
+"""State in installed code that can be set at run time: settings, caches, replaced functions.
 
-The code is the same in every process, the values of its globals may not be. NumPy, SciPy, the
-standard library and mpgrad are trusted: what of theirs belongs to one process is listed in
-``process_state``. Of other packages everything that a function reaches by name is looked through.
-What a C library keeps is not seen.
+The code is the same in every process, but the values of its globals may differ. NumPy, SciPy, the
+standard library and mpgrad are trusted: ``process_state`` lists their parts that belong to one
+process. In other packages, everything that a function reaches by name is analysed. The state of C
+libraries is not seen.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mpgrad.shipping.code_reads import Access, code_reads
 from mpgrad.shipping.constants import MISSING, is_constant, is_importable
 from mpgrad.shipping.process_state import is_installed_module, is_installed_namespace
 
-#: The last is what pytest makes of ``assert``.
+#: The last one is pytest's replacement for ``assert``.
 _TRUSTED = frozenset({"numpy", "scipy", "mpgrad", "cupy", "_pytest"}) | sys.stdlib_module_names
-#: Functions and classes that are followed from one that user code names.
+#: The number of functions and classes that are followed from one that user code names.
 FOLLOWED_MAX = 400
 #: Methods that change the container that they belong to.
 _CHANGING = frozenset(
@@ -54,7 +54,7 @@ _DRAWS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 class InstalledGlobal(NamedTuple):
-    """A global of an installed module: its namespace, its name and what it holds now."""
+    """A global of an installed module: its namespace, its name and its value."""
 
     module: str
     namespace: dict[str, Any]
@@ -63,7 +63,7 @@ class InstalledGlobal(NamedTuple):
 
 
 def is_installed_name(value: Any) -> bool:
-    """True where ``value`` is found under its name in an installed module.
+    """True if ``value`` is found under its name in an installed module.
 
     ``functools.wraps`` gives an installed function the name of the user's that it wraps; such a
     function is not one.
@@ -74,15 +74,15 @@ def is_installed_name(value: Any) -> bool:
 
 
 def is_trusted(module: str | None) -> bool:
-    """Whether what this module keeps is known."""
+    """Whether the state of this module is known."""
     return (module or "").partition(".")[0] in _TRUSTED
 
 
 def settings_of(start: FunctionType | type) -> tuple[list[InstalledGlobal], list[str]]:
-    """What ``start``, of an installed package, and all that it reaches by name can read.
+    """The settings that ``start``, of an installed package, and all that it reaches can read.
 
     Returns:
-        Constants, which can be brought along, and why others cannot.
+        Constants, which can be sent along, and the reasons why others cannot.
     """
     settings: dict[tuple[int, str], InstalledGlobal] = {}
     problems: list[str] = []
@@ -113,7 +113,7 @@ def settings_of(start: FunctionType | type) -> tuple[list[InstalledGlobal], list
 
 
 def is_replaced(module: ModuleType, attribute: str, value: Any) -> bool:
-    """Whether user code has put ``value`` in the place of a function or class of ``module``."""
+    """Whether user code has replaced a function or class of ``module`` by ``value``."""
     if value is MISSING or isinstance(value, ModuleType) or is_constant(value):
         return False
     if isinstance(value, FunctionType):
@@ -135,7 +135,7 @@ def _read(
     reader: str,
     read: Callable[[dict[str, Any], str, str], None],
 ) -> None:
-    """Follow ``a.b.c`` through modules, to the first that is none."""
+    """Follow ``a.b.c`` through modules, to the first object that is not a module."""
     name = access.name
     for attribute in access.path:
         module = namespace.get(name)
@@ -146,7 +146,7 @@ def _read(
 
 
 def _is_elsewhere(value: FunctionType | type) -> bool:
-    """Whether it belongs to trusted or to user code, which others look after."""
+    """Whether it belongs to trusted or user code, which is handled elsewhere."""
     module = sys.modules.get(value.__module__ or "")
     if module is None or is_trusted(module.__name__):
         return True
@@ -154,7 +154,7 @@ def _is_elsewhere(value: FunctionType | type) -> bool:
 
 
 def _functions_of(value: FunctionType | type) -> list[FunctionType]:
-    """Itself and what it wraps, or the methods of a class."""
+    """The function and those that it wraps, or the methods of a class."""
     found: list[Any] = [value]
     if isinstance(value, type):
         found = [getattr(member, "__func__", member) for member in vars(value).values()]
@@ -181,7 +181,7 @@ def _why_it_can_change(namespace: dict[str, Any], name: str, value: Any) -> str:
     writer, is_set = _writers(namespace).get(name, ("", False))
     if writer and (is_set or hasattr(kind, "__setitem__") or hasattr(kind, "add")):
         return f"a {noun} that {writer}() can change"
-    # An object with methods that change it, as configurations have.
+    # An object with methods that change it, such as a configuration.
     if not _is_elsewhere(kind):
         for function in _functions_of(kind):
             if function.__name__ not in ("__init__", "__new__") and any(
@@ -192,8 +192,8 @@ def _why_it_can_change(namespace: dict[str, Any], name: str, value: Any) -> str:
 
 
 def _writers(namespace: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    """For each global of a module that its own code may change, a function that does, and whether
-    that sets it: else it is changed in place, if it can be."""
+    """For each global of a module that its own code may change: a function that does, and whether
+    it assigns the name (otherwise it changes the object in place)."""
     found: dict[str, tuple[str, bool]] = {}
     for value in list(namespace.values()):
         if isinstance(value, FunctionType | type) and value.__module__ == namespace["__name__"]:
@@ -206,7 +206,7 @@ def _writers(namespace: dict[str, Any]) -> dict[str, tuple[str, bool]]:
 
 @lru_cache(maxsize=4096)
 def _written(code: CodeType) -> frozenset[tuple[str, bool]]:
-    """Names of globals that a function sets, or that it may change in place."""
+    """Names of globals that a function assigns, or that it may change in place."""
     changes_items = _changes_items(code)
     return frozenset(
         (access.name, access.action == "store")

@@ -1,5 +1,5 @@
-"""Which code is the same in every process, and which parts of it are not: random numbers, the
-environment, identities. Tables and lookups only; knows no Function.
+"""Code that is the same in every process, and the parts of it whose state is not: random numbers,
+the environment, identities. Tables and lookups only; it knows no Function.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _BELONGS_TO_PROCESS = {
     ),
 }
 
-#: These carry their own state, which the caller seeds.
+#: These have their own state, which the caller seeds.
 _HARMLESS = _words(
     "Random Generator RandomState SeedSequence BitGenerator PCG64 PCG64DXSM Philox MT19937 SFC64 "
     "default_rng"
 )
 
-#: mpgrad's own functions that draw from the process's generator.
+#: mpgrad's functions that use the process's random generator.
 _MPGRAD_RANDOM = _words(
     "rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial "
     "poisson dropout Dropout manual_seed seed get_rng_state set_rng_state"
 )
-#: Those that change what only the client has: the ``.grad`` of its leaves, its running backward.
+#: mpgrad's names for state that only the client has: ``.grad`` of its leaves, its running backward.
 _MPGRAD_CLIENT = _words(
     "backward queue_callback Variable detect_anomaly set_detect_anomaly register_multi_grad_hook "
     "current_autograd_node current_graph_task_id current_graph_task_keep_graph "
@@ -64,18 +64,18 @@ _MPGRAD_CLIENT = _words(
     "set_default_dtype get_default_dtype"
 )
 
-#: Attributes of objects that could not be followed, but that nearly always mean this:
-#: randomness, a look behind the scenes, or a change of what only the client has.
+#: Attributes of objects that could not be followed, and that nearly always mean randomness,
+#: introspection, or a change of state that only the client has.
 SUSPECT_ATTRIBUTES = _words(
     "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __dict__ __globals__ __class__ "
     "__code__ __closure__ __bases__ __mro__ __subclasses__ __builtins__ f_globals f_locals "
     "f_back backward queue_callback next_functions grad_fn is_leaf metadata"
 )
 
-#: Attributes of arrays and tensors that code sets on what it has just made.
+#: Attributes that code sets on arrays and tensors that it has just made.
 HARMLESS_STORES = frozenset({"requires_grad", "grad", "shape", "writeable"})
 
-#: Builtins that reach what the survey cannot see, or whose result differs between processes.
+#: Builtins with effects that the analysis cannot see, or with results that depend on the process.
 DYNAMIC_BUILTINS = _words(
     "globals locals vars eval exec compile __import__ setattr delattr dir id hash input breakpoint"
 )
@@ -98,7 +98,7 @@ def _installed_roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
-    # Not pathlib: it would take as long to load as all of this folder.
+    # Not pathlib, which would take as long to load as this whole folder.
     roots.append(os.path.dirname(str(sys.modules["mpgrad"].__file__)))
     return tuple(sorted({os.path.realpath(root) + os.sep for root in roots}))
 
@@ -124,7 +124,7 @@ def is_installed_namespace(namespace: Any) -> bool:
 
 
 def is_installed_module(name: str) -> bool:
-    """The same for a module's name, loaded or not; not where one of mpgrad's stands for it."""
+    """The same for a module's name, loaded or not; False for a module that mpgrad has replaced."""
     module = sys.modules.get(name)
     if module is not None:
         is_alias = module.__name__.startswith("mpgrad.") and not name.startswith("mpgrad.")

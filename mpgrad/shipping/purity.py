@@ -1,9 +1,9 @@
-"""Survey of a Function class: everything that its backward can read, and what could change there.
+"""survey(): everything that a Function's backward can read, and what of it could change.
 
-A wrong gradient from a stale global is the worst thing mpgrad could ship, so the survey is careful:
-what it cannot see counts as a problem. It follows functions, classes, closures, default arguments
-and ``module.NAME``. Installed code (site-packages, the standard library, mpgrad) is the same in
-every process and is not looked into.
+A wrong gradient from a stale global would be the worst fault, so the analysis is careful: what it
+cannot see counts as a problem. It follows functions, classes, closures, default arguments and
+``module.NAME``. Installed code (site-packages, the standard library, mpgrad) is the same in every
+process and is not analysed.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ from mpgrad.shipping.process_state import (
     process_state,
 )
 
-#: Parts of a Function that backward does not need, unless it names them.
+#: Parts of a Function that backward does not need unless it names them.
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
-#: What helps against it.
+#: The remedy for an unordered set.
 _ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 
 
 def survey(cls: type[Function], held: tuple[type, ...] = ()) -> Survey:
-    """Look through ``cls.backward`` and all that it can reach.
+    """Analyse ``cls.backward`` and everything that it can reach.
 
     Args:
         cls: the Function.
-        held: classes of values that its ctx holds.
+        held: the classes of values on its ctx.
     """
     return _Surveyor().run(cls, held)
 
@@ -82,20 +82,20 @@ class _Surveyor:
     def __init__(self) -> None:
         self._found = Survey()
         self._queue: deque[types.FunctionType | type] = deque()
-        #: By id; holds the objects, so that no id is used twice.
+        #: By id; it holds the objects, so that no id is used twice.
         self._seen: dict[int, Any] = {}
         self._names: set[str] = set()
-        #: Functions (by id) whose first parameter is an object of their own: self or ctx.
+        #: Functions (by id) whose first parameter is their own object: self or ctx.
         self._methods: set[int] = set()
-        #: Those (by id) that the standard library has written.
+        #: Functions (by id) that the standard library has generated.
         self._generated: set[int] = set()
-        #: Those of the methods (by id) that get a ctx.
+        #: Functions (by id) that are methods with a ctx.
         self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
         #: Who reads which array, and the function that may change one, if there is any.
         self._arrays: list[str] = []
         self._changing = ""
-        #: The surveyed class with its bases, mixins included: what their forward is for.
+        #: The analysed class with its bases and mixins, whose forward is left out.
         self._lineage: tuple[type, ...] = ()
 
     def run(self, cls: type[Function], held: tuple[type, ...]) -> Survey:
@@ -136,7 +136,7 @@ class _Surveyor:
     # ------------------------------------------------------------------ values
 
     def _visit(self, value: Any, label: str) -> None:
-        """``label`` says who reads what: "f() reads `X`"."""
+        """Analyse a value; ``label`` is the reader in words: "f() reads `X`"."""
         if is_constant(value):
             if has_own_order(value):
                 self._problem(f"{label}, whose order differs in each process; {_ORDER}")
@@ -177,7 +177,7 @@ class _Surveyor:
             self._visit(item, label)
 
     def _cached(self, cached: functools._lru_cache_wrapper[Any], label: str) -> None:
-        """What the cache has kept must be what a worker computes, whose cache is empty."""
+        """A cached result must be what a worker computes, whose cache is empty."""
         self._visit(cached.__wrapped__, label)
         inner = _Surveyor()
         caches = [seen for seen in self._seen.values() if type(seen) is type(cached)]
@@ -189,13 +189,13 @@ class _Surveyor:
         for name, value in bound:
             if is_constant(value) or is_comparable(value):
                 self._problem(
-                    f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so what it "
-                    "has kept may be older than that; pass it as an argument"
+                    f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so its "
+                    "cached results may be older than that; pass it as an argument"
                 )
                 return
 
     def _module(self, module: types.ModuleType, label: str) -> None:
-        """A module used as a value: what is read from it cannot be seen."""
+        """A module used as a value: the names that are read from it are unknown."""
         if is_installed_namespace(vars(module)):
             if process_state(module.__name__, None):
                 self._problem(f"{label}, whose state belongs to one process")
@@ -230,7 +230,7 @@ class _Surveyor:
         if id(function) in self._generated:
             return
         if is_installed_namespace(function.__globals__):
-            return  # a decorator's inner function: only what it wraps is the user's
+            return  # a decorator's inner function: only the wrapped function is the user's
         self._by_value(function.__module__)
         if changes_items(function.__code__):
             self._changing = function.__qualname__
@@ -260,7 +260,7 @@ class _Surveyor:
                 )
 
     def _function_state(self, function: types.FunctionType) -> dict[str, Any]:
-        """Visit what the function carries along; return the variables of its closure."""
+        """Analyse the state of the function; return the variables of its closure."""
         found, code, name = self._found, function.__code__, function.__qualname__
         kwdefaults = function.__kwdefaults__ or {}
         found.functions.append(FunctionState.of(function))
@@ -329,7 +329,7 @@ class _Surveyor:
             self._follow(module, access, f"{where} imports")
 
     def _follow(self, value: Any, access: Access, label: str) -> None:
-        """Walk ``a.b.c`` as far as modules, classes and functions go, and visit what is there."""
+        """Follow ``a.b.c`` through modules, classes and functions, and analyse the value there."""
         name = access.name
         for position, attribute in enumerate(access.path):
             if isinstance(value, types.ModuleType):
@@ -338,7 +338,7 @@ class _Surveyor:
                     return
                 value = self._module_attribute(value, attribute, f"{label} `{name}.{attribute}`")
             else:
-                break  # functions and classes are visited with all their attributes
+                break  # functions and classes are analysed with all their attributes
             name = f"{name}.{attribute}"
             if value is MISSING:
                 return
@@ -350,7 +350,7 @@ class _Surveyor:
     def _follow_installed(
         self, module: types.ModuleType, path: tuple[str, ...], label: str
     ) -> None:
-        """Only look for what belongs to one process: ``np.random.rand``, ``os.environ``."""
+        """Only look for state that belongs to one process: ``np.random.rand``, ``os.environ``."""
         name: str = module.__name__
         for attribute in path:
             if process_state(name, attribute):
@@ -369,7 +369,7 @@ class _Surveyor:
     def _found_installed(
         self, module: types.ModuleType, attribute: str, value: Any, label: str
     ) -> None:
-        """What user code reads of an installed module by name."""
+        """Analyse what user code reads of an installed module by name."""
         self._found.bindings.append((vars(module), attribute, value))
         if is_replaced(module, attribute, value):
             name = getattr(value, "__qualname__", type(value).__qualname__)
@@ -384,7 +384,7 @@ class _Surveyor:
             self._problem(f"{label}, {article(type(value).__name__)}, which can change")
 
     def _installed(self, value: types.FunctionType | type) -> None:
-        """A function or class of an installed package, which reads settings of that."""
+        """A function or class of an installed package, which reads settings of that package."""
         if not is_trusted(value.__module__):
             settings, problems = settings_of(value)
             for text in problems:

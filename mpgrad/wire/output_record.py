@@ -1,4 +1,4 @@
-"""What user code prints, logs or warns on a worker, packed for the client."""
+"""The output of user code on a worker (printed, logged, warned), packed for the client."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def encode_output(output: Output) -> bytes:
 
 
 def show_output(kind: str, data: bytes) -> None:
-    """Print or log in this process what a worker did, saying which worker it was.
+    """Print or log the output of a worker in this process, with the worker's number.
 
-    Without the stream it goes nowhere, as ``print`` does without one.
+    Without the stream it is dropped, as by ``print``.
     """
     output = _decoder.decode(data)
     if isinstance(output, Text):
@@ -80,7 +80,7 @@ def show_output(kind: str, data: bytes) -> None:
 
 
 def text_of(data: bytes) -> str:
-    """What a worker says while it works for nobody: a thread of user code that went on."""
+    """The output of a worker between tasks: of a thread of user code that went on."""
     output = _decoder.decode(data)
     if isinstance(output, Text):
         return _prefixed(output)
@@ -91,14 +91,14 @@ def text_of(data: bytes) -> str:
 
 
 def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> None:
-    """Warn on this thread of what workers warned of; the filters of this process decide.
+    """Repeat the warnings of workers on this thread; the filters of this process decide.
 
     Args:
-        pieces: what came with the kind WARNING.
+        pieces: the outputs of kind WARNING.
         order: the serial position of a task: warnings appear in the order of the serial engine.
 
     Raises:
-        Warning: a filter of the user makes an error of it.
+        Warning: a filter of the user turns it into an error.
     """
     found = [output for piece in pieces if isinstance(output := _decoder.decode(piece), Warned)]
     for warned in sorted(found, key=lambda warned: order(warned.task)):
@@ -110,7 +110,7 @@ def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> Non
 
 
 def _module_of(path: str) -> tuple[str | None, dict[Any, Any]]:
-    """Name of the module that is written in ``path``, and its memory of warnings it has shown."""
+    """Name of the module in file ``path``, and its registry of warnings already shown."""
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == path:
             return name, vars(module).setdefault("__warningregistry__", {})

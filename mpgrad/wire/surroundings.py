@@ -1,8 +1,8 @@
-"""What a Function's backward finds around it and the caller can change at any time: brought along.
+"""Surroundings: process state that a Function's backward may use and the caller may change.
 
-Captured where a backward with Functions is handed over, of the calling thread; taken over by a
-worker before it runs a task with Functions. Unlike ``environment``, which is for a worker's life.
-What belongs to C libraries is not seen: floating-point modes, a time zone, the state of others.
+They are captured on the calling thread when a graph with Functions is handed over, and a worker
+takes them over before it runs a task with Functions. (``environment`` holds for a worker's whole
+life.) The state of C libraries is not included: floating-point modes, a time zone, and so on.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class DecimalContext(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):
-    """All of it is plain data.
+    """The surroundings as plain data.
 
     Attributes:
-        directory: the working directory; None if there is none any more.
+        directory: the working directory; None if it does not exist.
         recursion_limit, int_digits: of the interpreter.
-        decimal: None: never imported.
-        locale: of all categories, in the words of ``locale.setlocale``; None: the same.
-        buffer_size: of ufuncs (elements): it decides how sums of converted arrays are rounded.
-        print_options: of NumPy, but for functions among them.
+        decimal: None if ``decimal`` was never imported.
+        locale: of all categories, as ``locale.setlocale`` returns it; None: unchanged.
+        buffer_size: of ufuncs, in elements: it decides how sums of converted arrays are rounded.
+        print_options: of NumPy, without those that are functions.
     """
 
     directory: str | None
@@ -56,7 +56,7 @@ _last: tuple[Surroundings | None, bytes] = (None, b"")
 
 
 def capture_surroundings() -> bytes:
-    """Those of this thread, encoded."""
+    """The surroundings of this thread, encoded."""
     global _last
     known, data = _last
     found = _surroundings()
@@ -67,11 +67,11 @@ def capture_surroundings() -> bytes:
 
 
 def take_over_surroundings(data: bytes) -> None:
-    """Make this thread's what ``capture_surroundings`` found in another process.
+    """Apply surroundings that ``capture_surroundings`` found in another process.
 
     Raises:
         OSError: the working directory cannot be entered.
-        ProtocolError: the bytes are none.
+        ProtocolError: the bytes are no surroundings.
     """
     try:
         found = _decoder.decode(data)
@@ -99,7 +99,7 @@ def _surroundings() -> Surroundings:
     directory = None
     with contextlib.suppress(OSError):
         directory = os.getcwd()
-    # What was not imported was not changed.
+    # A module that is not imported has unchanged settings.
     decimal, locale = sys.modules.get("decimal"), sys.modules.get("locale")
     return Surroundings(
         directory,
@@ -120,5 +120,5 @@ def _decimal_context(*parts: Any) -> DecimalContext:
 
 _decoder = msgspec.msgpack.Decoder(Surroundings)
 
-#: Print options that are functions, which may not travel.
+#: Print options that are functions, which cannot be sent.
 _FUNCTIONS = ("formatter", "override_repr")

@@ -1,4 +1,4 @@
-"""From a NodeProgram to a Step: opens saved arrays and finds the code that runs on them."""
+"""Rules: makes a NodeStep of a NodeProgram: opens saved arrays and finds the rule's code."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from mpgrad.wire.programs import (
 from mpgrad.workers.executor import Apply, NodeStep
 from mpgrad.workers.worker_memory import WorkerMemory
 
-#: Versions of user code that stay loaded, and the bytes that they came in.
+#: The versions of user code that stay loaded, and their bytes.
 FUNCTIONS_MAX, FUNCTION_BYTES_MAX = 256, 64 << 20
-#: Wirings of Nodes that stay decoded: of a chain of tiny Nodes no two are alike.
+#: The number of decoded wirings that are kept: in a chain of tiny Nodes no two are alike.
 WIRINGS_MAX = 32_768
-#: Descriptions of Functions' ctxs that stay decoded.
+#: The number of decoded descriptions of Functions' contexts that are kept.
 DESCRIPTIONS_MAX = 1024
-#: Plain values that stay decoded, and how long they may be.
+#: The number of decoded plain values that are kept, and their maximum length.
 PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
 
 
 class Rules:
-    """Builds Steps; keeps user code that has been loaded by its content's name."""
+    """Makes NodeSteps; keeps loaded user code by the hash of its content."""
 
     def __init__(self, memory: WorkerMemory) -> None:
         self._memory = memory
@@ -109,7 +109,7 @@ class Rules:
     def _open_several(
         self, entries: tuple[PackedArray | None, ...], scalars: tuple[Any, ...] | None
     ) -> tuple[Any, ...]:
-        """The saved tensors of a variadic input, the scalars among them in their places."""
+        """The saved tensors of a variadic input, with the scalars among them in place."""
         scalars = scalars or (None,) * len(entries)
         return tuple(
             scalar if packed is None else self._memory.open_packed(packed)
@@ -118,8 +118,8 @@ class Rules:
 
 
 def _derived(name: str) -> Operator:
-    """The derivative of an operator as an operator, for ``create_graph``."""
-    # Here and not above: most workers never need it, and it loads the whole engine.
+    """An operator's derivative as an operator, for ``create_graph``."""
+    # Imported here: most workers never need it, and it loads the whole engine.
     from mpgrad.autograd.higher_order.backward_of import find_operator
 
     return find_operator(name)
@@ -134,18 +134,18 @@ def _plain(data: bytes) -> dict[str, Any]:
 
 @functools.lru_cache(PLAINS_MAX)
 def _decoded_plain(data: bytes) -> dict[str, Any]:
-    """Attributes and shapes, which are the same in each step of a training loop; not to change."""
+    """Attributes and shapes, the same in each step of a training loop; do not change them."""
     return dict(decode_plain(data))
 
 
 @functools.lru_cache(DESCRIPTIONS_MAX)
 def _description(data: bytes) -> ContextDescription:
-    """What was known of a Function's ctx beside arrays and attributes."""
+    """The description of a Function's ctx without arrays and attributes."""
     description: ContextDescription = pickle.loads(data)
     return description
 
 
 @functools.lru_cache(WIRINGS_MAX)
 def _wiring(data: bytes) -> Wiring:
-    """What surrounds the rule of a Node."""
+    """The wiring around the rule of a Node."""
     return decode_wiring(data)

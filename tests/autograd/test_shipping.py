@@ -522,7 +522,7 @@ class TestRunOn:
             "import threading\nLOCK = threading.Lock()",
             'run_on = "worker"',
         )
-        with pytest.raises(TypeError, match=r'Custom has run_on = "worker".*pickle.*Keep'):
+        with pytest.raises(TypeError, match=r'Custom has run_on = "worker".*pickle.*Remove'):
             decide(module.Custom)
 
     def test_local_class_that_promises(self):
