@@ -29,6 +29,7 @@ import cloudpickle
 
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import MISSING
+from mpgrad.shipping.contents import is_comparable, reduce_array
 from mpgrad.shipping.findings import Survey
 from mpgrad.shipping.installed_state import is_installed_name
 from mpgrad.shipping.process_state import is_installed_namespace
@@ -216,6 +217,8 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_function(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
+        if is_comparable(obj) and self._found.is_content(obj):
+            return reduce_array(obj)
         if isinstance(obj, functools._lru_cache_wrapper) and not is_installed_name(obj):
             # Without this it would be sent by name.
             parameters = obj.cache_parameters()
