@@ -159,9 +159,7 @@ class SessionPool:
             self._leased.clear()
 
     def abandon(self) -> None:
-        """Forget everything, and touch nothing but the lifeline: this is a forked child."""
-        if self._coordinator is not None:
-            self._coordinator.let_go()
+        """Forget everything, and touch nothing: this is a forked child."""
         self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()
