@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.base.dtype import default_float
-from mpgrad.devices.device_arrays import device_of, moved, on, on_host, usable
+from mpgrad.devices.device_arrays import moved, moved_beside, on_host, on_its_device, usable
 from mpgrad.dispatch.operator_call import call
 from mpgrad.ops.creation import shape_from
 from mpgrad.ops.generators import default_generator, takes_generator
@@ -109,10 +109,9 @@ def fill_exponential(array: Array, rate: float) -> None:
 
 def _write(array: Array, values: Any) -> None:
     """Put values of the host into ``array``, wherever that lies: the draws are the same."""
-    device = device_of(array)
-    with on(device):
+    with on_its_device(array):
         # Without dimensions NumPy draws a number.
-        array[...] = moved(np.asarray(values), device)
+        array[...] = moved_beside(np.asarray(values), array)
 
 
 def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:

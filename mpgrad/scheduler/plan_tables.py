@@ -66,6 +66,11 @@ class NodeTaskSpec(NamedTuple):
     #: in front of what it waits for. What is needed in front of an error still runs after it.
     needed_from: int = NOBODY
 
+    @property
+    def is_for_cpu(self) -> bool:
+        """Whether workers of the CPU run it."""
+        return self.device == ON_CPU and not self.on_client
+
 
 class InnerTarget(NamedTuple):
     """An input of a Node inside its group."""

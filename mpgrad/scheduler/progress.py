@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpgrad.scheduler.critical_path import find_paths
-from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
+from mpgrad.scheduler.graph_spec import NodeSpec
 from mpgrad.scheduler.plan_tables import Member, OutputSpec
 
 
@@ -62,7 +62,7 @@ def publish_early(
 
 def _runs_elsewhere(node: NodeSpec) -> bool:
     """Whether it is no CPU worker's. (What a GPU is asked to do, it has soon been asked.)"""
-    return node.on_client or node.device != ON_CPU
+    return not node.is_for_cpu
 
 
 class _Publisher:
