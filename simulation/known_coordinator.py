@@ -1,4 +1,4 @@
-"""What a Session of a World has around it: the coordinator as it sees it, Ctrl-C, and bad luck."""
+"""The coordinator as a World's Session sees it, its Ctrl-C, and graphs that cannot be made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpgrad.autograd.running.deferred_interrupts import Interrupts
 from simulation.expectations import Wrong
 from simulation.transport import MemoryEndpoint
 
-#: What running tasks are given where the caller no longer wants a graph.
+#: The milliseconds that running tasks have after their graph was cancelled.
 GRACES_MS = (0, 2, 1000)
 
 
@@ -25,7 +25,7 @@ class NotMade(Exception):
 
 
 class KnownCoordinator:
-    """The coordinator process as its sessions see it."""
+    """The coordinator process for its sessions."""
 
     pid = 1
     is_closed = False
@@ -47,7 +47,7 @@ class KnownCoordinator:
 
 
 class DrawnInterrupts(Interrupts):
-    """Says nothing, and leaves running tasks more or less time."""
+    """Prints nothing, and varies the time that running tasks have."""
 
     rng: Random
 

@@ -1,4 +1,4 @@
-"""The log of a World, and as text: one aligned line per entry, short enough to read forty."""
+"""TaskHistory: the log of a World, with one short aligned line per entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mpgrad.launch.event_text import brief, cut
 
 
 class TaskHistory:
-    """Every event and every instruction, in order: microsecond, who, what."""
+    """Every event and every instruction in order: microsecond, process, description."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[float, str, tuple[Any, ...]]] = []

@@ -1,7 +1,7 @@
-"""The simulation's clock and its lanes: who hears what when, decided by one seed.
+"""The simulation's clock and its lanes: one seed decides when each message arrives.
 
-A lane keeps its order, as one direction of a ZeroMQ socket pair does; between lanes any order can
-happen. This file knows frames, not what is in them.
+A lane keeps its order, like one direction of a ZeroMQ socket pair; between lanes any order can
+happen. This file does not look into frames.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-#: A usual hand-over takes this long, plus up to as much again ...
+#: A usual delivery takes this long, plus up to as much again ...
 USUAL_DELAY_US = 20
 #: ... and one in ten up to this long, so that messages of other lanes overtake it.
 SLOW_DELAY_US = 1500
@@ -20,18 +20,18 @@ SLOW_SHARE = 0.1
 
 
 class VirtualTime:
-    """A heap of things to do, each at its microsecond; equal times in the order of asking."""
+    """A heap of actions, each with its microsecond; equal times keep the order of scheduling."""
 
     def __init__(self, rng: Random) -> None:
         self.now: float = 0
         self.rng = rng
         self._asked = 0
-        #: Time, order of asking, whether it is weak, what to do.
+        #: Time, order of scheduling, whether it is weak, the action.
         self._agenda: list[tuple[float, int, bool, Callable[..., None], tuple[Any, ...]]] = []
         self._strong = 0
 
     def seconds(self) -> float:
-        """The time as a shell's clock says it."""
+        """The time for a shell's clock."""
         return self.now / 1e6
 
     def after(self, delay_us: float, action: Callable[..., None], *arguments: Any) -> None:
@@ -44,13 +44,13 @@ class VirtualTime:
         heappush(self._agenda, (time_us, self._asked, False, action, arguments))
 
     def weakly_at(self, time_us: float, action: Callable[..., None], *arguments: Any) -> None:
-        """The same for a shell that only looks whether all is well: if nothing else is left to do,
-        it is not done either."""
+        """The same for a periodic check of a shell: it does not happen if nothing else is
+        scheduled."""
         self._asked += 1
         heappush(self._agenda, (time_us, self._asked, True, action, arguments))
 
     def step(self) -> bool:
-        """Do what comes next; False if nothing does."""
+        """Do the next action; False if there is none."""
         if not self._strong:
             return False
         self.now, _, is_weak, action, arguments = heappop(self._agenda)
@@ -59,7 +59,7 @@ class VirtualTime:
         return True
 
     def hand_over_us(self) -> int:
-        """How long the next message is underway."""
+        """The delivery time of the next message."""
         rng = self.rng.random
         if rng() < SLOW_SHARE:
             return int(SLOW_DELAY_US * rng())

@@ -1,7 +1,7 @@
 """chunk_ends(), in_chunks(): which of a plan's tasks each message of a submission carries.
 
-Workers begin while the client still packs. So first go the tasks that wait for nothing, a few at a
-time until there is one for each worker, then ever more.
+Workers begin while the client still encodes. So the first messages carry the tasks that wait for
+nothing, a few at a time, until there is one for each worker; later messages grow.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -15,15 +15,13 @@ from itertools import pairwise
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, Plan
 
-#: Graphs of at most this many tasks go in one message.
+#: A graph of at most this many tasks goes in one message.
 SMALL_GRAPH = 8
-#: In about so many messages each of many workers gets its first task: packing all of them took
-#: 3.5 ms for 16 workers, while none of them had begun. Each later message is half as long again:
-#: packing twice as much took so long that workers ran out of tasks (``scripts/simulate``, mixture
-#: and simulators on 4 to 32 workers: 89.0 instead of 87.5 % of the bound on average). Two workers
-#: share their cores with the client, which should not send so often: twice as long.
+#: The number of messages after which each of many workers should have a task. Each later message is
+#: half as long again as the one before. With two workers the messages are twice as long: the client
+#: shares their cores and should send less often.
 FIRST_MESSAGES = 2
-#: Tables of NodeTasks in one message; larger graphs go in several.
+#: The largest number of tasks in one message.
 TASKS_PER_MESSAGE = 20_000
 
 
@@ -32,8 +30,8 @@ def chunk_ends(planned: Plan, workers: int, done: int) -> list[int]:
 
     Args:
         planned: the graph.
-        workers: how many wait for it.
-        done: so many tasks have run already; the first message carries their tables, too.
+        workers: the number of workers that wait for it.
+        done: the number of tasks that have already run; the first message carries their tables.
     """
     count = len(planned.tasks)
     if count <= SMALL_GRAPH:
@@ -65,7 +63,7 @@ def in_chunks(
 
 
 def _ready(planned: Plan, workers: int, done: int) -> int:
-    """How many tasks behind ``done`` wait for nothing else: at least 1, at most `workers`."""
+    """The number of tasks after ``done`` that wait for nothing else: between 1 and `workers`."""
     arrived = Counter([task for task, _, _ in planned.seeds])
     for task in planned.tasks[:done]:
         arrived.update([output.task for output in task.outputs])

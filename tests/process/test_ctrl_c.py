@@ -126,8 +126,8 @@ def interrupted(start_script: StartScript, loss: str, begun: int, **times: int) 
 
 
 STOPPING = (
-    "mpgrad: stopping: tasks that are running get {} s, then their workers are replaced "
-    "(Ctrl-C again: at once)"
+    "mpgrad: stopping: running tasks have {} s, then their workers are replaced "
+    "(press Ctrl-C again to stop at once)"
 )
 
 
