@@ -304,24 +304,25 @@ with mg.Engine("process", cpu_workers=6):
 """
 
 
-def test_the_client_killed_while_six_workers_are_busy(
+def test_the_client_killed_while_many_workers_are_busy(
     start_script: StartScript, pipe: Path
 ) -> None:
+    """How many of the six depends on the plan, and so on what a message takes at that moment."""
     # What a writer leaves in a pipe that nobody has open is lost: so open from before to after.
     with os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", 0) as stream:
         client = start_script(BUSY.format(pipe=str(pipe)))
         said = b""
 
-        def all_are_busy() -> bool:
+        def several_are_busy() -> bool:
             nonlocal said
             assert client.poll() is None, "the script has ended"
             said += stream.read() or b""
-            return said.count(b" ") == 6
+            return said.count(b" ") >= 2
 
-        assert wait_until(all_are_busy), said
+        assert wait_until(several_are_busy), said
     busy = set(map(int, said.split()))
     family = descendants(client.pid)
-    assert family > busy
+    assert family > busy and len(family) == 7
     client.kill()
     client.wait()
     assert wait_until(lambda: not any(map(is_alive, family)))
