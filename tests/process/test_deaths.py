@@ -322,7 +322,8 @@ def test_the_client_killed_while_many_workers_are_busy(
         assert wait_until(several_are_busy), said
     busy = set(map(int, said.split()))
     family = descendants(client.pid)
-    assert family > busy and len(family) == 7
+    assert family > busy
+    assert len(family) == 7
     client.kill()
     client.wait()
     assert wait_until(lambda: not any(map(is_alive, family)))
