@@ -220,6 +220,9 @@ HOSTS = "hosts"
 HEARTBEAT_MS = 1_000
 SILENCE_MS_MAX = 5_000
 
+#: The longest wait that poll(2) can express.
+POLL_MS_MAX = 2**31 - 1
+
 #: What CURVE adds to a frame, at most.
 CURVE_BYTES_MAX = 64
 
@@ -318,6 +321,8 @@ class ZmqHostCarrier:
                 raise
 
     def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:
+        if timeout_ms is not None:
+            timeout_ms = min(timeout_ms, POLL_MS_MAX)
         ready = dict(self._poller.poll(timeout_ms))
         if self._wake in ready:
             os.eventfd_read(self._wake)
