@@ -99,6 +99,8 @@ class GroupMember:
         self.damaged = 0
         self._calls: CallsPart | None = None
         self._early_calls: list[tuple[int, RpcMessage, Frames]] = []
+        #: The ranks that can be called no more, and why.
+        self._gone: dict[int, str] = {}
         self._running: dict[tuple[int, int], tuple[GroupTable, Operation]] = {}
         #: The number of the next collective of each group.
         self._next: dict[int, int] = {}
@@ -161,6 +163,8 @@ class GroupMember:
         early, self._early_calls = self._early_calls, []
         for sender, message, frames in early:
             calls.handle(sender, message, frames)
+        for rank, cause in self._gone.items():
+            calls.gone(rank, cause)
 
     def fail(self, why: str) -> None:
         """End everything, with a RuntimeError that says ``why``."""
@@ -204,8 +208,13 @@ class GroupMember:
     def disconnected(self, peer: int, cause: str) -> None:
         """The connection to a rank has ended."""
         self._note(PeerDisconnected(peer, cause))
-        if self._calls is not None:
-            self._calls.gone(peer, cause)
+        self._part(peer, cause)
+
+    def _part(self, rank: int, cause: str) -> None:
+        if rank not in self._gone:
+            self._gone[rank] = cause
+            if self._calls is not None:
+                self._calls.gone(rank, cause)
 
     def expire(self, now: float) -> None:
         """Fail what should have been over."""
@@ -285,8 +294,7 @@ class GroupMember:
         if message.disagreement:
             self._disagree(message.disagreement, tell=None)
         self._note(PeerLeft(sender))
-        if self._calls is not None:
-            self._calls.gone(sender, "it has left the group")
+        self._part(sender, "it has left the group")
         for key in list(self._running):
             self._await(key)
         if any(key[1] == sender and receives for key, receives in self._receives.items()):

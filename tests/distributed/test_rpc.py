@@ -36,7 +36,10 @@ def die():
 def add(a, b):
     return a + b
 
-done = threading.Event()
+begun, done = threading.Event(), threading.Event()
+
+def begin():
+    begun.set()
 
 def end():
     done.set()
@@ -44,6 +47,8 @@ def end():
 rank = int(os.environ["RANK"])
 rpc.init_rpc(f"worker{rank}")
 if rank != 1:
+    rpc.rpc_sync(2 - rank, begin)
+    begun.wait()
     for function in (die, die):
         try:
             rpc.rpc_sync("worker1", function)
@@ -58,6 +63,21 @@ if rank != 1:
         print(error.rank)
 else:
     rpc.shutdown()
+"""
+
+NEVER_READY = """
+import os
+import mpgrad as mg
+import mpgrad.distributed as dist
+import mpgrad.distributed.rpc as rpc
+
+dist.init_process_group()
+if dist.get_rank() == 1:
+    os._exit(0)
+try:
+    rpc.init_rpc(f"worker{dist.get_rank()}")
+except mg.errors.HostLost as error:
+    print(error.rank, str(error).startswith("init_rpc: rank 1 is lost"))
 """
 
 TWICE = """
@@ -88,6 +108,14 @@ def test_case(ran: Ran, name: str) -> None:
 def test_calls_of_a_dead_process_fail_and_others_go_on(tmp_path: Path) -> None:
     ran = run_ranks(tmp_path, LOST, 3)
     assert ran.lines == {rank: ["1 True", "1 True", "3", "1"] for rank in (0, 2)}, ran.errors
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_process_that_dies_before_it_is_ready_is_named(tmp_path: Path) -> None:
+    ran = run_ranks(tmp_path, NEVER_READY, 3)
+    assert ran.code == 0, ran.errors
+    assert ran.lines == {rank: ["1 True"] for rank in (0, 2)}
 
 
 @pytest.mark.process

@@ -75,6 +75,7 @@ def init_rpc(
     Raises:
         RuntimeError: RPC is initialized already, or the name is another process's, too.
         RendezvousTimeout: not all processes came.
+        HostLost: one has died meanwhile.
         ValueError: something is missing or wrong.
     """
     if current.service is not None:

@@ -109,17 +109,20 @@ class RpcService:
     # ------------------------------------------------------------------ who is there
 
     def infos(self) -> list[WorkerInfo]:
-        """All processes, by rank."""
+        """All processes, by rank.
+
+        Raises:
+            HostLost: one has died before it was ready.
+        """
+        for rank, cause in self._lost.items():
+            if rank not in self._ready:
+                raise HostLost(rank, cause, "init_rpc")
         return [WorkerInfo(self._ready[rank].name, rank) for rank in range(self.ranks)]
 
     def _note_ready(self, rank: int, message: RpcReady) -> None:
         self._ready[rank] = message
         if len(self._ready) == self.ranks:
             self.all_ready.set()
-
-    def loss(self, rank: int) -> str | None:
-        """Why a rank can be called no more."""
-        return self._lost.get(rank)
 
     # ------------------------------------------------------------------ calls of this process
 
@@ -256,7 +259,9 @@ class RpcService:
 
     def gone(self, rank: int, cause: str) -> None:
         """A rank has died or left: calls of it fail, and it holds nothing any more."""
-        self._lost.setdefault(rank, cause)
+        self._lost[rank] = cause
+        if rank not in self._ready:
+            self.all_ready.set()  # it never will be
         for number, pending in list(self._pending.items()):
             if pending.to == rank:
                 del self._pending[number]
