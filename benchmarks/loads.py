@@ -19,9 +19,11 @@ from benchmarks.rounds import CaseResult, Contender, timed
 
 #: How far from what the name says a load may be.
 TOLERANCE = 0.1
-#: Of ``spin``, the first time; tries that are compared; the pause after each, so that they do not
-#: all lie in one slow moment; and how often all of it is done again if a second look differs.
-_LOOPS, _TRIES, _PAUSE_S, _LOOKS = 50_000, 15, 0.02, 5
+#: Of ``spin``, the first time; how long one try takes, as long as all branches of the longest case:
+#: a processor that has just begun is faster; tries that are compared; the pause after each, so that
+#: they do not all lie in one slow moment; and how often all of it is done again if a second look
+#: differs.
+_LOOPS, _TRY_S, _TRIES, _PAUSE_S, _LOOKS = 50_000, 0.3, 7, 0.02, 5
 #: The row of the loops without anything else.
 ALONE = "the loops alone"
 
@@ -71,12 +73,12 @@ def alone(loops: int, branches: int, repeats: int) -> Contender:
 
 
 def _seconds(loops: int) -> float:
-    """Short ones run many times in a row, as branches do: after a pause, caches are cold."""
-    repeats = max(1, _LOOPS // loops)
-    start = time.perf_counter()
-    for _ in range(repeats):
+    """They run many times in a row, as branches do: after a pause, caches are cold."""
+    repeats, start = 0, time.perf_counter()
+    while (took := time.perf_counter() - start) < _TRY_S:
         spin(loops)
-    return (time.perf_counter() - start) / repeats
+        repeats += 1
+    return took / repeats
 
 
 def loops_for(milliseconds: float, seconds: Seconds = _seconds) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 import mpgrad as mg
 from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
 from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.profiler import unpack_times
+from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.roots import gradient_edge
 from mpgrad.base.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.engine.handover import Handover
@@ -247,7 +247,7 @@ def _start_us(runner: TaskRunner, dispatch: DispatchNodeTask) -> float:
     reply, _ = runner.run(dispatch)
     if not isinstance(reply, NodeTaskDone) or reply.times is None:
         raise RuntimeError(f"the calibration's task failed: {reply!r}")
-    return (unpack_times(reply.times)[0] - began) * 1e6
+    return (unpack_times(reply.times).nodes[0] - began) * 1e6
 
 
 def _memory_us_per_mb() -> tuple[float, float, float]:

@@ -42,17 +42,16 @@ _INTRODUCTION = """\
 # Simulated scaling
 
 `scripts/simulate --write docs/scaling.md` writes this page. **These figures are simulated, not
-measured**: the machine has two cores. Client, coordinator and workers are the real state machines
-of `mpgrad.scheduler` with real plans, and every message passes the real codec. Only time is
-computed.
+measured**: the machine has two cores. Coordinator, supervisor, workers and session are the engine's
+own, with real plans, and every message passes the real codec. Only time is computed.
 
 * mpgrad records the graphs in real forward passes. Each Node takes its time in `local` mode on
   this machine: the shortest of five backwards, after two backwards that map the pages of the
   results. All other costs are also the shortest of several measurements, because the speed of
   this machine changes by a factor of 1.8 within seconds.
-* The simulation measures the time of the coordinator's state machine for each event while it runs
-  it. It leaves out the first backward, and Python's garbage collector, which would walk the
-  recorded models.
+* The simulation measures the time of the coordinator's state machine and of its journal for each
+  event while it runs them. It leaves out the first backward, and Python's garbage collector, which
+  would walk the recorded models.
 * The next section but one compares simulated with measured times of two workers, the largest
   number for this machine.
 * **Not confirmed on real hardware**: this simulation, with these graphs, served to choose the

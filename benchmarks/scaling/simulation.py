@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from benchmarks.scaling.clock import Clock, Cores
 from benchmarks.scaling.costs import ClientCosts, Costs
-from benchmarks.scaling.processes import SESSION, ClientLoop, CoordinatorLoop, WorkerLoop
+from benchmarks.scaling.processes import ClientProcess, CoordinatorProcess
 from benchmarks.scaling.task_times import Bound, TaskTimes, Work, bound
-from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
@@ -75,42 +74,23 @@ def simulate(
     """
     planned = plan(spec, workers=workers) if planned is None else planned
     times = TaskTimes(spec, planned, work)
-    clock, shared = Clock(), Cores(cores)
-    coordinator = CoordinatorLoop(clock, costs, shared)
-    writers: dict[tuple[int, int], str] = {}
-    loops = [WorkerLoop(clock, costs, shared, f"w{slot}.1", coordinator) for slot in range(workers)]
-    for worker in loops:
-        worker.times, worker.writers = times, writers
-        coordinator.peers[worker.peer] = worker
-        coordinator.core.handle_event(ev.WorkerJoined(worker.peer))
-    session = ClientLoop(
-        clock,
-        costs,
-        shared,
-        coordinator,
-        planned,
-        times,
-        workers,
-        client=client,
-        backwards=backwards,
-    )
-    coordinator.peers[SESSION] = session
-    coordinator.core.handle_event(ev.SessionOpened(SESSION))
+    clock = Clock(costs, Cores(cores))
+    coordinator = CoordinatorProcess(clock, workers, times)
 
     def warm_up() -> None:
-        for worker in loops:
-            worker.is_warm = True
-        for loop in (coordinator, *loops):
-            loop.busy_us = 0.0
-        for worker in loops:
-            worker.computing_us = 0.0
+        coordinator.busy_us = 0.0
+        for worker in coordinator.workers:
+            worker.is_warm, worker.computing_us = True, 0.0
         if len(session.took_us) == 1:
             coordinator.seconds.clear()
             coordinator.events.clear()
 
-    session.after_each = warm_up
-    session.begin()
-    clock.run()
+    session = ClientProcess(
+        coordinator, planned, client=client, backwards=backwards, after_each=warm_up
+    )
+    clock.at(0.0, session.begin, session.turn)
+    while clock.step():
+        pass
     if len(session.took_us) != backwards:
         raise RuntimeError("the simulated backward never ended")
     total, dispatched = session.took_us[-1], len(planned.tasks)
@@ -122,7 +102,7 @@ def simulate(
         session.took_us[0],
         coordinator.busy_us / total,
         coordinator.busy_us / dispatched,
-        sum(worker.computing_us for worker in loops) / workers / total,
+        sum(worker.computing_us for worker in coordinator.workers) / workers / total,
         {
             name: coordinator.seconds[name] / count * 1e6
             for name, count in coordinator.events.items()

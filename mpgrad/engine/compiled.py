@@ -24,7 +24,7 @@ from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.running.validate_outputs import add_notes, described, validate_output
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.column_parts import count_parts
-from mpgrad.base.generated_code import compiled, forget
+from mpgrad.base.generated_code import compiled, forget, listed
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.graph.node import InputMetadata
@@ -188,8 +188,8 @@ class _Source:
         captured = ["None"] * len(frozen.spec.captures)
         seeds = [f"seed{number}" for number in range(len(frozen.spec.seeds))]
         self._write("def backward(nodes, seeds, keeps, times):", indent="")
-        self._write(f"{_listed([f'n{at}' for at in range(len(frozen.nodes))])} = nodes")
-        self._write(f"{_listed(seeds)} = seeds")
+        self._write(f"{listed([f'n{at}' for at in range(len(frozen.nodes))])} = nodes")
+        self._write(f"{listed(seeds)} = seeds")
         for seed, target in zip(seeds, frozen.spec.seeds, strict=True):
             self._flow(seed, target)
         for self._at in frozen.spec.order:
@@ -275,7 +275,7 @@ class _Source:
                 for name, meta in zip(inputs, node.input_metadata, strict=True)
             ]
             needs = tuple([meta is not None for meta in expected])
-            unpacked = _listed([result or "_" for result in results])
+            unpacked = listed([result or "_" for result in results])
             self._write(f"{unpacked} = {this}.apply(xp, [{', '.join(grads)}], {needs})")
         for nr in computed:
             meta, form = expected[nr], f"form{self._at}_{nr}"
@@ -339,8 +339,3 @@ def are_plain_formulas(
         return count_parts(meta.shape, first.shape[-1]) == 1
     asked = {name for nr in computed for name in operator.asked_by(nr)}
     return not asked & {"grads", "needs", "index", "results"}
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The inside of a tuple."""
-    return ", ".join(names) + ("," if len(names) == 1 else "")

@@ -15,7 +15,12 @@ T = TypeVar("T")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(given)
     code: int = options.perform(options)
     return code
 
@@ -40,6 +45,11 @@ def _parser() -> argparse.ArgumentParser:
         type=_argument(config.parse_gpus),
         metavar="all|0,1|none",
         help="GPUs to use (default: MPGRAD_GPUS, else auto)",
+    )
+    run.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="profile the whole script, and write a page about it to FILE (see mg.profiler.report)",
     )
     _add_ranks(run)
     run.add_argument("script", help="a Python file")
@@ -66,7 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(perform=_replay)
 
-    doctor = commands.add_parser("doctor", help="say whether worker processes can run here")
+    doctor = commands.add_parser(
+        "doctor", help="say whether worker processes can run here, and measure how fast"
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
     return parser
 
@@ -117,7 +130,7 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 def _doctor(options: argparse.Namespace) -> int:
     from mpgrad.launch import doctor
 
-    return doctor.main()
+    return doctor.main(as_json=options.json)
 
 
 def _run_compat(options: argparse.Namespace) -> int:
@@ -139,7 +152,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.nproc_per_node is None:
         if options.nnodes > 1:
             return script.refusal("--nnodes needs --nproc-per-node")
-        return script.launch(options.script, options.arguments, **chosen)
+        return script.launch(options.script, options.arguments, profile=options.profile, **chosen)
+    if options.profile is not None:
+        return script.refusal("--profile is for one process: leave out --nproc-per-node")
     if options.nnodes > 1 and not (options.master_addr and options.master_port):
         return script.refusal("--nnodes needs --master-addr and --master-port, equal on all hosts")
     if options.nnodes > 1 and config.group_key_file() is None:

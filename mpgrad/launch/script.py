@@ -26,6 +26,7 @@ def launch(
     *,
     cpu_workers: int | None = None,
     gpus: str | tuple[int, ...] | None = None,
+    profile: str | None = None,
 ) -> int:
     """Start an engine in process mode, run ``script``, close the engine.
 
@@ -34,6 +35,7 @@ def launch(
         arguments: the script's ``sys.argv[1:]``.
         cpu_workers: number of CPU workers; None leaves it to the engine.
         gpus: which GPUs; None leaves it to the engine.
+        profile: the file for a page about what ran; None: none.
 
     Returns:
         The exit code that ``python script.py`` would have had.
@@ -51,7 +53,20 @@ def launch(
             stack.enter_context(mpgrad.Engine(mode="process", **chosen))
         except (ValueError, RuntimeError) as error:
             return refusal(str(error))
+        if profile is not None:
+            unwritable = _why_unwritable(profile)
+            if unwritable:
+                return refusal(unwritable)
+            prof = mpgrad.profiler.profile()
+            stack.callback(_write_report, profile, prof)
+            prof.start()
         return run(script, arguments)
+
+
+def _write_report(path: str, prof: mpgrad.profiler.profile) -> None:
+    prof.stop()
+    mpgrad.profiler.report(path, prof)
+    print(f"mpgrad run: the profile is in {path}", file=sys.stderr)
 
 
 def launch_for_torch(script: str, arguments: Sequence[str]) -> int:
@@ -114,7 +129,15 @@ def why_unreadable(script: str) -> str | None:
         return f"cannot read {script!r}: {error.strerror}"
 
 
+def _why_unwritable(path: str) -> str | None:
+    try:
+        with open(path, "ab"):
+            return None
+    except OSError as error:
+        return f"cannot write {path!r}: {error.strerror}"
+
+
 def refusal(message: str) -> int:
-    """Say why nothing is run; the exit code."""
+    """Print why nothing runs; the exit code."""
     print(f"mpgrad run: {message}", file=sys.stderr)
     return MISUSED

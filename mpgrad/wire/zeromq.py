@@ -2,13 +2,13 @@
 
 Inside a host: ROUTER at the coordinator, DEALER elsewhere. Between hosts: see ZmqHostCarrier.
 
-Settings and why: LINGER=0, or closing would wait for dead peers; ROUTER_MANDATORY=1, or messages to
-the dead vanish silently; no high-water mark, because credits bound what is under way; one identity
-per incarnation, because a ROUTER refuses a newcomer under the name of a connection that it is still
-tearing down.
+Settings: LINGER=0, because closing would wait for dead peers; ROUTER_MANDATORY=1, because messages
+to dead peers would vanish silently; no high-water mark, because credits bound the frames in flight;
+one identity per incarnation, because a ROUTER refuses a new connection under the name of one that
+it is still closing.
 
-The identity of a peer is its name and its proof. What a stranger sends is counted and thrown away
-unread.
+The identity of a peer is its name and its proof. Frames without a valid proof are counted and
+dropped unread.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from mpgrad.wire.transport import ROUTER_LANES, Arrival, Received
 if TYPE_CHECKING:
     from mpgrad.wire.endpoint import Endpoint
 
-#: zmq.POLLIN as a plain number: it is asked for a few times per message.
+#: zmq.POLLIN as a plain number: each message needs it a few times.
 _READABLE = int(zmq.POLLIN)
 
 #: Milliseconds between attempts to connect.
 RECONNECT_MS = 5
 
-#: Identities that stay computed; to compute one takes two microseconds.
+#: The number of cached identities; one takes two microseconds to compute.
 IDENTITIES_MAX = 4096
 
 
@@ -69,7 +69,7 @@ class ZmqRouter:
         for lane in ROUTER_LANES:
             socket = _socket(self._context, zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            # The kernel says who connects: processes of another user are not heard.
+            # The kernel names the user of each connection: processes of other users are refused.
             socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
             socket.bind(address(endpoint.name, lane))
             # Without POLLIN the poller waits for POLLOUT too, and spins.
@@ -94,7 +94,7 @@ class ZmqRouter:
 
     def _drain(self, lane: str, socket: zmq.Socket[bytes]) -> list[Arrival]:
         arrivals: list[Arrival] = []
-        # Asking for the state costs less than an exception at the end of every drain.
+        # Reading the state costs less than an exception at the end.
         while int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
             identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
             peer = self._verified_peer(lane, identity)
@@ -134,7 +134,7 @@ class ZmqDealer:
         for lane in lanes:
             socket = _socket(self._context, zmq.DEALER)
             socket.routing_id = identity_of(endpoint.token, lane, peer)
-            # Whoever is up before the coordinator has bound its sockets tries again soon.
+            # A worker that starts before the coordinator has bound its sockets soon tries again.
             socket.reconnect_ivl = RECONNECT_MS
             socket.connect(address(endpoint.name, lane))
             self._poller.register(socket, zmq.POLLIN)
@@ -173,7 +173,7 @@ class _Contexts:
         self._lock = threading.Lock()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._borrowed = 0
-        #: Contexts of the parent process: a forked child must not touch them.
+        #: Contexts of the parent process, which a forked child must not touch.
         self._of_parents: list[zmq.Context[zmq.Socket[bytes]]] = []
 
     def borrow(self) -> zmq.Context[zmq.Socket[bytes]]:
