@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpgrad.distributed.rpc.arguments import packed, unpacked
+from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.scheduler.hosts.remote_values import (
     ConfirmFork,
     DropValue,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.group_member import Frames
 from mpgrad.distributed.member_thread import MemberThread
-from mpgrad.distributed.rpc.arguments import packed, unpacked
+from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.distributed.rpc.calling_threads import CallingThreads
 from mpgrad.errors import HostLost
 from mpgrad.scheduler.hosts.remote_values import (
