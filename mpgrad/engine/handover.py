@@ -74,7 +74,7 @@ class Handover(PackedArrays):
         self._frozen, self._graph, self._code = frozen, graph, code
         #: Whether workers report when each Node ran: in all tasks, or where it helps to learn.
         self.is_timed = self.learns = False
-        #: Which Functions the workers shall tell of.
+        #: Decides for which Functions the workers report arguments and results.
         self.spot_checks: SpotChecks | None = None
         self._numpy_errors = _changed_numpy_errors()
         self._surroundings = b""

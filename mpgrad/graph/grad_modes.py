@@ -60,7 +60,8 @@ class _GradMode(ContextDecorator):
 if TYPE_CHECKING:
 
     class _Recording(Protocol):
-        """As the classes below: without a function an instance of them, else the function."""
+        """The type of the classes below: a call without a function returns an instance, a call
+        with a function returns the decorated function."""
 
         @overload
         def __call__(self) -> _GradMode: ...

@@ -131,7 +131,7 @@ def containers_in(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed_containers(attributes: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Those that backward has changed since ``containers_in``, as they are now."""
+    """The current content of the containers that backward has changed since ``containers_in``."""
     return {
         name: attributes[name]
         for name, old in before.items()
@@ -151,7 +151,7 @@ def _copied(value: Any) -> Any:
 
 
 def _holds(value: Any, old: Any) -> bool:
-    """Whether ``value`` holds the very objects that ``old`` does, in the same order."""
+    """Whether ``value`` holds the same objects as ``old`` in the same order, by identity."""
     if type(value) is not type(old) or type(value) not in _CHANGED:
         return value is old
     if len(value) != len(old):

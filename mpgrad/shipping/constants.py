@@ -43,7 +43,7 @@ _IMMUTABLE_TYPES = frozenset(
         Size,
     }
 )
-#: Constants of these types are one object in each process.
+#: Each process has exactly one object for a constant of these types.
 _SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), DType, type(CPU)})
 #: Equal values of these types are interchangeable; a float needs its bits compared.
 _EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range, DType, Size})
@@ -64,7 +64,8 @@ def is_constant(value: Any) -> bool:
 
 
 def is_copied(value: Any) -> bool:
-    """Whether a constant that travels is another object there, which ``is`` tells from it."""
+    """Whether a worker gets a copy of ``value``, a constant, which ``is`` distinguishes from other
+    equal objects there."""
     is_single = type(value) in _SINGLE or isinstance(value, np.dtype)
     return not is_single and is_constant(value)
 

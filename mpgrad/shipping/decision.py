@@ -107,13 +107,14 @@ def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
 
 
 def what_changed(cls: type[Function], held: tuple[type, ...] = ()) -> str:
-    """What of the things that a class was found to read has changed, in words; empty: nothing."""
+    """The name of one thing that the class reads and that has changed since the decision; empty if
+    nothing has changed."""
     entry = _entries.get((cls, *held))
     return "" if entry is None else entry.survey.what_changed()
 
 
 def names_read(cls: type[Function], held: tuple[type, ...] = ()) -> list[str]:
-    """What the backward of a class that was decided on reads beside its arguments, by name."""
+    """The names that the class's backward reads besides its arguments; empty before a decision."""
     entry = _entries.get((cls, *held))
     if entry is None:
         return []
@@ -168,8 +169,8 @@ def _reason(cls: type[Function], problem: str) -> str:
 
 
 def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
-    """The class, or that and the classes that its ctx holds; behind it the settings of installed
-    modules and the aliases in them, if there are any."""
+    """Pickle the class, with the classes that its ctx holds if there are any. The settings and the
+    aliases of installed modules follow in a second pickle if there are any."""
     both = found.settings, found.aliases
     settings = pickle.dumps(both, protocol=5) if any(both) else b""
     module = sys.modules.get(cls.__module__)

@@ -23,8 +23,9 @@ class Survey:
         forward_only: ids of functions that need not travel.
         bindings: (namespace, name, what it was bound to).
         functions: what could have been replaced in each function.
-        settings: constants that installed modules hold, by module and name: they are brought along.
-        aliases: names of what installed modules hold under another name.
+        settings: constants of installed modules, by module and name; they travel with the class.
+        aliases: functions that an installed module holds under another name than their own: their
+            own names, by module and name.
         cells: (a closure's variable, what it held).
         classes: (class, its bases, how many attributes it had).
     """
@@ -48,11 +49,11 @@ class Survey:
         return len(self.problems) > self.is_inner
 
     def is_current(self) -> bool:
-        """Whether everything that was read still is what it was (microseconds)."""
+        """Whether everything that was read is unchanged. The call takes microseconds."""
         return not self.what_changed()
 
     def what_changed(self) -> str:
-        """What is not as it was, in words; empty: all of it is."""
+        """The name of the first thing that has changed; empty if nothing has changed."""
         for namespace, name, value in self.bindings:
             now = namespace.get(name, MISSING)
             if now is not value and not same(now, value):

@@ -52,7 +52,7 @@ from mpgrad.shipping.process_state import (
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
 #: Methods of cached functions.
 _OF_CACHES = frozenset({"cache_info", "cache_clear"})
-#: What helps against it.
+#: The remedy for code that depends on the order of a set.
 _ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 
 
@@ -187,7 +187,7 @@ class _Surveyor:
             self._problem(f"{label}, a module, in a way that hides which of its names are used")
 
     def _is_harmless_object(self, value: Any, label: str) -> bool:
-        """Methods and functions written in C; what installed code has made."""
+        """Whether ``value`` is a method, a function in C, or an object made by installed code."""
         if isinstance(value, types.BuiltinFunctionType | types.MethodType):
             owner = value.__self__
             if owner is not None and not isinstance(owner, types.ModuleType | type):

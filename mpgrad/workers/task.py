@@ -58,6 +58,8 @@ class TaskRunner:
         #: The last surroundings of user code.
         self._surroundings = b""
         self._failed_step = 0
+        #: Whether the last task has run user code.
+        self.has_run_function = False
         self._dispatch: DispatchNodeTask | None = None
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[NodeTaskDone | NodeTaskFailed, Any]:
@@ -86,6 +88,7 @@ class TaskRunner:
         publication: Publication | None = None
         try:
             program = decode_program(self._memory.read_bytes(*dispatch.payload))
+            self.has_run_function = bool(program.surroundings)
             steps = [self._rules.step(node) for node in program.nodes]
             if program.checks_nan:
                 for step in steps:
