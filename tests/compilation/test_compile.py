@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -401,6 +402,24 @@ def test_inside_other_modes_it_runs_as_without_it() -> None:
     assert packed
     with pytest.warns(UserWarning, match="Anomaly"), mg.autograd.detect_anomaly():
         run(x).sum().backward()
+
+
+def test_what_was_computed_while_tracing_is_let_go() -> None:
+    weight = nn.Parameter(_x(7, 123))
+
+    @mg.compile
+    def step(x: mg.Tensor) -> mg.Tensor:
+        weight.grad = None
+        loss = (x @ weight).exp().square().sum()
+        loss.backward()
+        return loss.detach()
+
+    step(_x(5, 7))
+    step(_x(5, 7))
+    gc.collect()
+    assert _variants(step) > 0
+    tensors = [t for t in gc.get_objects() if type(t) is mg.Tensor]
+    assert [t.shape for t in tensors if tuple(t.shape) == (5, 123)] == []
 
 
 def test_from_several_threads() -> None:
