@@ -238,9 +238,14 @@ class Places:
         cls = type(value)
         self._pending.append((cls, cls.__name__, parent))
         own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):
+            # An attribute that comes later stands before one of the class.
+            self._note(f"the attributes of {label}", own, len(own), parent, "length")
         if isinstance(value, Module):
             is_theirs = not _is_installed(cls)
             assert own is not None
+            if value._hooks is not None:
+                self._note(f"{label}._hooks", value, value._hooks, parent, "unknown")
             for key in own:
                 if key != "_non_persistent":
                     name = key if is_theirs and key not in _TABLES else ""

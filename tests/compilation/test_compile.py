@@ -13,7 +13,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
+from mpgrad.base.generated_code import compiled
 from mpgrad.compilation.compile import VARIANTS_MAX
+from mpgrad.compilation.traced_call import OperatorTracer
 from mpgrad.errors import CompilationError, PerformanceWarning
 from mpgrad.nn import functional as F
 
@@ -207,6 +209,25 @@ def test_hooks_that_come_later_are_called() -> None:
         step()
     assert len(seen) == 1
     handle.remove()
+
+
+def test_hooks_of_modules_and_attributes_that_come_later() -> None:
+    class Scaled(nn.Module):
+        scale = 2.0
+
+        def forward(self, x: mg.Tensor) -> mg.Tensor:
+            return x * self.scale
+
+    model, seen = Scaled(), []
+    run = mg.compile(model)
+    assert (run(_x()) == _x() * 2).all()
+    model.scale = 3.0
+    assert (run(_x()) == _x() * 3).all()
+    model.register_forward_hook(lambda *given: seen.append(given))
+    with pytest.warns(PerformanceWarning, match="_hooks"):
+        run(_x())
+    run(_x())
+    assert len(seen) == 2
 
 
 def test_shapes_up_to_a_limit_then_as_without_it_said_once() -> None:
@@ -437,6 +458,35 @@ def test_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert found == [expected] * 60
+
+
+def test_a_trace_that_another_thread_disturbs_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = nn.Parameter(_x())
+    expected = (weight * 2).detach().numpy().tobytes()
+    found: list[bytes] = []
+
+    def work() -> None:
+        found.append((weight * 2).detach().numpy().tobytes())
+
+    # In a file of the package's: the test's own code would be watched as the user's.
+    known = {"done": OperatorTracer.done, "Thread": threading.Thread, "work": work, "found": found}
+    source = (
+        "def disturbed(self, *given):\n"
+        "    if not found:\n"
+        "        thread = Thread(target=work)\n"
+        "        thread.start()\n"
+        "        thread.join()\n"
+        "    done(self, *given)\n"
+    )
+    monkeypatch.setattr(
+        OperatorTracer, "done", compiled("disturbed", source, known, "call disturbed")
+    )
+    run = mg.compile(lambda: weight.detach() + 1 + weight)
+    for _ in range(3):
+        assert (run() == weight.detach() + 1 + weight).all()
+    assert found == [expected]
+    assert _variants(run) == 1, run.compilation.reason
+    assert "multiply(" not in run.compilation.source()  # the other thread's
 
 
 def test_results_are_new_tensors_in_each_run() -> None:
