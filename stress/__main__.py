@@ -13,6 +13,7 @@ from stress.chaos import CHAOS
 from stress.deep import DEEP
 from stress.functions import FUNCTIONS
 from stress.fuzz import FUZZ
+from stress.hostile import HOSTILE
 from stress.oom import OOM
 from stress.operators import OPERATORS
 from stress.page import write_row
@@ -22,7 +23,7 @@ from stress.soak import SOAK
 from stress.storm import STORM
 from stress.wide import WIDE
 
-RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS)
+RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS, HOSTILE)
 #: How long forms differ from the defaults, which are for a first look.
 LONG = {
     "chaos": ["--kills", "1000", "--minutes", "20"],

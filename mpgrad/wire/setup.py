@@ -170,6 +170,14 @@ def begin_child() -> None:
     # If the client ignores SIGCHLD, no exit status of a child would be known here.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+    os.register_at_fork(after_in_child=_take_signals)
+
+
+def _take_signals() -> None:
+    """A process that user code forks in a worker is ended by signals, as in the client."""
+    for number in _HANDLED_BY_CLIENT:
+        if signal.getsignal(number) is _leave_to_client:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _leave_to_client(number: int, frame: FrameType | None) -> None:

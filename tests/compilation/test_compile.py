@@ -322,6 +322,18 @@ def test_values_that_python_changes_are_noticed() -> None:
     assert counter["calls"] == len(seen) == 4
 
 
+def test_a_method_that_is_called_as_a_function_of_numpy_is() -> None:
+    def rows(x: mg.Tensor) -> mg.Tensor:
+        found = [x[0] * np.float32(2)]
+        found.append(x[1] * 2)
+        return mg.stack(found)
+
+    run = mg.compile(rows)
+    for _ in range(2):
+        assert (run(_x()) == _x()[:2] * 2).all()
+    assert _variants(run) == 1, run.compilation.reason
+
+
 def test_an_unknown_object_is_named() -> None:
     numbers = iter(range(100))
     run = mg.compile(lambda x: x * next(numbers))

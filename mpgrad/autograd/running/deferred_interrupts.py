@@ -142,7 +142,9 @@ class Interrupts:
     def _strike(self) -> None:
         """Call the pending handlers that may interrupt, in order, also after one that raises."""
         for pending in list(self._pending):
-            if not self._is_stopping or _is_ctrl_c(pending):
+            # A handler may run a backward, in which those behind it strike.
+            is_due = any(other is pending for other in self._pending)
+            if is_due and (not self._is_stopping or _is_ctrl_c(pending)):
                 self._pending.remove(pending)
                 try:
                     if isinstance(pending, KeyboardInterrupt):
