@@ -40,7 +40,7 @@ from mpgrad.tensors.hooks_in_force import HOOKS
 
 #: Cases of one function that are compiled; further ones run as without ``compile``.
 VARIANTS_MAX = 8
-#: Calls in a row that may differ because an optimizer made its state.
+#: Traced calls that may be lost: an optimizer made its state, another thread used the tensors.
 _WARM_UPS_MAX = 3
 
 #: While a call is traced, its Tensors hold other arrays: one call at a time.
@@ -156,10 +156,16 @@ class CompiledFunction:
             found = run(args, kwargs)
             if found is not MISS:
                 return found
-        if self.reason or not _is_plain_here():
+        if self.reason or TRACING.program() is not None:
             return self.function(*args, **kwargs)
-        with _tracing:
-            return self._traced(args, kwargs)
+        with _tracing:  # another thread may have traced such a call meanwhile
+            for run in self._runs:
+                found = run(args, kwargs)
+                if found is not MISS:
+                    return found
+            if not self.reason and _is_plain_here():
+                return self._traced(args, kwargs)
+        return self.function(*args, **kwargs)
 
     def source(self) -> str:
         """The source of all cases, for people to read; or why there is none."""
@@ -194,8 +200,9 @@ class CompiledFunction:
         conditions = _conditions_here(program)
         watch = Watch(program)
         result = self._run(program, outside, watch, args, kwargs)
-        if program.made_state and self._warm_ups < _WARM_UPS_MAX:
+        if (program.made_state or program.is_disturbed) and self._warm_ups < _WARM_UPS_MAX:
             self._warm_ups += 1
+            outside.leave()
             release(program)
             return result
         try:

@@ -271,6 +271,8 @@ class Places:
         if isinstance(value, Module):
             is_theirs = not _is_installed(cls)
             assert own is not None
+            if value._hooks is not None:
+                self._note(f"{label}._hooks", value, value._hooks, parent, "unknown")
             for key in own:
                 if key != "_non_persistent":
                     name = key if is_theirs and key not in _TABLES else ""
@@ -331,7 +333,8 @@ def _is_atom(value: Any) -> bool:
     """Whether identity says all."""
     if type(getattr(value, "__self__", None)).__module__.startswith("numpy.random"):
         return False  # a method of a generator
-    kinds = (Enum, np.dtype, np.ufunc, Generator, types.BuiltinFunctionType)
+    numpys = (np.dtype, np.ufunc, type(np.append))  # a name of the user's may be one of NumPy's
+    kinds = (Enum, Generator, types.BuiltinFunctionType, *numpys)
     return is_constant(value) or isinstance(value, kinds)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -67,6 +68,7 @@ class CallProgram(ArrayProgram):
         self._outside = outside
         self.strict = 0
         self.reason = ""
+        self._thread, self.is_disturbed = threading.get_ident(), False
         self.namespace = TracedNamespace(self, cpu, is_fixed=True)
         self.calls: list[Called] = []
         #: Nodes whose saved tensors a backward has used up.
@@ -98,7 +100,7 @@ class CallProgram(ArrayProgram):
         Raises:
             CompilationError: with ``fullgraph``.
         """
-        if self.is_given_up:
+        if self.is_given_up or threading.get_ident() != self._thread:
             return
         self.reason = f"{reason} ({place_in_user_code()})"
         self.is_given_up = True
@@ -110,6 +112,9 @@ class CallProgram(ArrayProgram):
         release(self)
 
     def write(self, line: str) -> None:
+        if threading.get_ident() != self._thread and not self.is_given_up:
+            self.is_given_up = self.is_disturbed = True
+            self.reason = "another thread used its tensors while it was traced"
         super().write(self.indent + line)
 
     # ------------------------------------------------------------------ tensors

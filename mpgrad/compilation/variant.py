@@ -82,6 +82,8 @@ class Variant:
         place = f"compiled {id(self):#x} of {name}"
         self.run: Any = compiled("run", self.source, program.known, place)
         weakref.finalize(self, forget, place)
+        # What the traced call computed is not kept.
+        del self._program, self._outside, self._names, self._recorded
 
     # ------------------------------------------------------------------ what the call returned
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.devices.device_arrays import address
 from mpgrad.tensors.tensor import Tensor
 
@@ -37,6 +38,8 @@ def stride(self: Tensor, dim: int | None = None) -> Any:
 
 def data_ptr(self: Tensor) -> int:
     """The address of the first element, on its device."""
+    if type(self._array) is ArrayProxy:
+        self._array._program.read("data_ptr()")
     return address(self._array)
 
 

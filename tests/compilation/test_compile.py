@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
+from mpgrad.base.generated_code import compiled
 from mpgrad.compilation.compile import VARIANTS_MAX
+from mpgrad.compilation.traced_call import OperatorTracer
 from mpgrad.errors import CompilationError, PerformanceWarning
 from mpgrad.nn import functional as F
 
@@ -208,6 +211,25 @@ def test_hooks_that_come_later_are_called() -> None:
     handle.remove()
 
 
+def test_hooks_of_modules_and_attributes_that_come_later() -> None:
+    class Scaled(nn.Module):
+        scale = 2.0
+
+        def forward(self, x: mg.Tensor) -> mg.Tensor:
+            return x * self.scale
+
+    model, seen = Scaled(), []
+    run = mg.compile(model)
+    assert (run(_x()) == _x() * 2).all()
+    model.scale = 3.0
+    assert (run(_x()) == _x() * 3).all()
+    model.register_forward_hook(lambda *given: seen.append(given))
+    with pytest.warns(PerformanceWarning, match="_hooks"):
+        run(_x())
+    run(_x())
+    assert len(seen) == 2
+
+
 def test_shapes_up_to_a_limit_then_as_without_it_said_once() -> None:
     run = mg.compile(lambda x: x * 2)
     with warnings.catch_warnings():
@@ -298,6 +320,18 @@ def test_values_that_python_changes_are_noticed() -> None:
     for _ in range(3):
         step(_x())
     assert counter["calls"] == len(seen) == 4
+
+
+def test_a_method_that_is_called_as_a_function_of_numpy_is() -> None:
+    def rows(x: mg.Tensor) -> mg.Tensor:
+        found = [x[0] * np.float32(2)]
+        found.append(x[1] * 2)
+        return mg.stack(found)
+
+    run = mg.compile(rows)
+    for _ in range(2):
+        assert (run(_x()) == _x()[:2] * 2).all()
+    assert _variants(run) == 1, run.compilation.reason
 
 
 def test_an_unknown_object_is_named() -> None:
@@ -403,6 +437,24 @@ def test_inside_other_modes_it_runs_as_without_it() -> None:
         run(x).sum().backward()
 
 
+def test_what_was_computed_while_tracing_is_let_go() -> None:
+    weight = nn.Parameter(_x(7, 123))
+
+    @mg.compile
+    def step(x: mg.Tensor) -> mg.Tensor:
+        weight.grad = None
+        loss = (x @ weight).exp().square().sum()
+        loss.backward()
+        return loss.detach()
+
+    step(_x(5, 7))
+    step(_x(5, 7))
+    gc.collect()
+    assert _variants(step) > 0
+    tensors = [t for t in gc.get_objects() if type(t) is mg.Tensor]
+    assert [t.shape for t in tensors if tuple(t.shape) == (5, 123)] == []
+
+
 def test_from_several_threads() -> None:
     model = nn.Linear(4, 3)
     run = mg.compile(model)
@@ -418,6 +470,35 @@ def test_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert found == [expected] * 60
+
+
+def test_a_trace_that_another_thread_disturbs_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = nn.Parameter(_x())
+    expected = (weight * 2).detach().numpy().tobytes()
+    found: list[bytes] = []
+
+    def work() -> None:
+        found.append((weight * 2).detach().numpy().tobytes())
+
+    # In a file of the package's: the test's own code would be watched as the user's.
+    known = {"done": OperatorTracer.done, "Thread": threading.Thread, "work": work, "found": found}
+    source = (
+        "def disturbed(self, *given):\n"
+        "    if not found:\n"
+        "        thread = Thread(target=work)\n"
+        "        thread.start()\n"
+        "        thread.join()\n"
+        "    done(self, *given)\n"
+    )
+    monkeypatch.setattr(
+        OperatorTracer, "done", compiled("disturbed", source, known, "call disturbed")
+    )
+    run = mg.compile(lambda: weight.detach() + 1 + weight)
+    for _ in range(3):
+        assert (run() == weight.detach() + 1 + weight).all()
+    assert found == [expected]
+    assert _variants(run) == 1, run.compilation.reason
+    assert "multiply(" not in run.compilation.source()  # the other thread's
 
 
 def test_results_are_new_tensors_in_each_run() -> None:

@@ -386,7 +386,14 @@ def _attention() -> Any:
     return step, [model], BATCHES
 
 
-@pytest.mark.parametrize("name", CASES)
+#: The rest takes seconds.
+QUICK = {"sgd", "adam", "dropout", "norm", "cnn", "views", "in_place", "random", "custom_function"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES],
+)
 def test_a_compiled_function_gives_the_same_bits(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mg.errors.PerformanceWarning)
