@@ -24,6 +24,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.shm.free_list import FreeListStatistics
+from mpgrad.shm.status_board import BoardFigures
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.journal import AllocatorRecorder
@@ -37,6 +38,8 @@ OUTPUT_KEPT_BYTES = 16 * 1024
 #: Seconds between two full collections while there is work. There are hardly any cycles, but
 #: nothing else empties the interpreter's free lists. A collection takes a few milliseconds.
 COLLECT_EVERY_S = 30.0
+#: Seconds between two looks at the figures for ``mpgrad top`` while graphs run.
+REPORT_EVERY_S = 0.1
 
 
 class EngineArena(BlockAllocator, Protocol):
@@ -85,6 +88,7 @@ class Coordinator:
         self._watchdog = Watchdog(setup.task_timeout_s)
         self._deadlines = Deadlines()
         self._collect_at_s = clock() + COLLECT_EVERY_S
+        self._report_at_s = 0.0
         self._stopping = False
 
     def begin(
@@ -122,6 +126,23 @@ class Coordinator:
         self._watch(bool(received.arrivals))
         for peer in self._router.flush():
             self._on_unreachable(peer)
+        # Once nothing is left to do there may be no other turn for long.
+        if not self.state.graphs or self._clock() >= self._report_at_s:
+            self._report()
+
+    def _report(self) -> None:
+        state, arena = self.state, self._arena.statistics()
+        figures = BoardFigures(
+            len(self._sessions),
+            len(state.graphs),
+            len(state.ready),
+            sum([len(member.flights) for member in state.membership.members.values()]),
+            sum([graph.remaining for graph in state.graphs.values()]),
+            arena.used_bytes,
+            arena.limit_bytes,
+        )
+        self._supervisor.report(figures)
+        self._report_at_s = self._clock() + REPORT_EVERY_S
 
     def wait_ms(self) -> int | None:
         """How long the loop may sleep without an event; None: forever."""

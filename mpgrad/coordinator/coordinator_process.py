@@ -46,7 +46,7 @@ def main(descriptor: int) -> None:
     )  # fmt: skip
     for shared in shared_fds:
         if shared >= 0:
-            os.set_inheritable(shared, False)  # workers are given what they need by name
+            os.set_inheritable(shared, False)  # each worker's start names what it inherits
     _go_on_without_client(setup.lifeline_fd)
     _allow_descriptors()
     board = StatusBoard.create()
@@ -76,9 +76,11 @@ def main(descriptor: int) -> None:
 
 
 def _go_on_without_client(lifeline_fd: int) -> None:
-    """Have the kernel continue this process (SIGCONT) when the client's end of the pipe closes: one
-    that is stopped then could not see it, and would stay for ever with its workers."""
-    with contextlib.suppress(OSError):  # a kernel without signals of pipes
+    """Have the kernel continue this process (SIGCONT) when the client's end of the pipe closes.
+
+    A stopped process would not notice the end of the client, and would stay with its workers.
+    """
+    with contextlib.suppress(OSError):  # a kernel without signals for pipes
         fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGCONT)
         flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from mpgrad.base.handles import WORKER_DEVICE_ARENA
 from mpgrad.scheduler.events import WorkerDied, WorkerUnavailable
 from mpgrad.scheduler.graph_spec import ON_CPU
-from mpgrad.shm.status_board import StatusBoard
+from mpgrad.shm.status_board import BoardFigures, StatusBoard
 
 if TYPE_CHECKING:
     from mpgrad.coordinator.reaper import End
@@ -159,6 +159,11 @@ class Supervisor:
     def pids(self) -> tuple[int, ...]:
         workers = sorted(self._by_pidfd.values(), key=lambda worker: worker.slot)
         return tuple(worker.child.pid for worker in workers)
+
+    def report(self, figures: BoardFigures) -> None:
+        """Write on the board what there is to do; ``mpgrad top`` reads it."""
+        pids = {worker.slot: worker.child.pid for worker in self._by_pidfd.values()}
+        self._board.report(figures, [pids.get(slot, 0) for slot in range(self.slots)])
 
     def is_current(self, peer: str) -> bool:
         """Whether ``peer`` names a living incarnation."""

@@ -115,7 +115,7 @@ class Execution:
                     self._spot_checks,
                 )
             except SavedTensorsUnreadable:
-                # No user code has run yet: where there is some, such Nodes were looked for.
+                # No user code has run: a graph with user code was searched for such Nodes before.
                 placed, graph = self.preparation.without_unreadable(placed)
             except CoordinatorLost as lost:
                 if not recovery.allows(lost):

@@ -139,7 +139,7 @@ def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
 
 
 def _change_contexts(told: list[bytes], placed: Placed) -> None:
-    """What backward has changed in place on its ctx a later backward finds there."""
+    """Apply to each ctx the changes that its backward made in place on a worker."""
     for data in told:
         changed = decode_as(data, ContextChanged)
         node: Any = placed.frozen.nodes[changed.node]

@@ -75,7 +75,7 @@ class Session:
         self._answers: list[Any] = []
         #: The reason why the coordinator refuses this session, once it says so.
         self._refusal: str | None = None
-        #: By graph what workers said that is not shown at once.
+        #: By graph, the output of workers that is not shown at once.
         self._kept: dict[int, list[do.ForwardOutput]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
@@ -255,7 +255,8 @@ class Session:
             show_output(output.kind, output.data)
 
     def kept_of(self, graph: int) -> list[do.ForwardOutput]:
-        """Warnings of ``graph``, and what is known of its Functions; asked once it has ended."""
+        """Remove and return the kept output of ``graph``, after its end: warnings, and reports on
+        its Functions."""
         return self._kept.pop(graph, [])
 
     # ------------------------------------------------------------------ everything else

@@ -76,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(perform=_replay)
 
+    top = commands.add_parser("top", help="show what the engines of this user do")
+    top.add_argument("--once", action="store_true", help="look once, and end")
+    top.add_argument("--json", action="store_true", help="a JSON document for each look")
+    top.set_defaults(perform=_top)
+
     doctor = commands.add_parser(
         "doctor", help="say whether worker processes can run here, and measure how fast"
     )
@@ -131,6 +136,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from mpgrad.launch import doctor
 
     return doctor.main(as_json=options.json)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from mpgrad.launch import top_command
+
+    return top_command.main(once=options.once, as_json=options.json)
 
 
 def _run_compat(options: argparse.Namespace) -> int:

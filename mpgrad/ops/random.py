@@ -9,7 +9,7 @@ import numpy as np
 
 from mpgrad.backends.array_program import value_check
 from mpgrad.base.dtype import default_float
-from mpgrad.devices.device_arrays import device_of, moved, on, on_host, usable
+from mpgrad.devices.device_arrays import moved, moved_beside, on_host, on_its_device, usable
 from mpgrad.dispatch.operator_call import call
 from mpgrad.ops.creation import shape_from
 from mpgrad.ops.generators import default_generator, takes_generator
@@ -68,10 +68,10 @@ def fill_bernoulli(array: Array, probability: Any) -> None:
 
 @value_check
 def check_probability(probability: Any) -> None:
-    """Raise if a number of ``probability`` is none.
+    """Check the elements of ``probability``.
 
     Raises:
-        RuntimeError: that is so.
+        RuntimeError: an element is outside [0, 1].
     """
     if not np.all((np.asarray(probability) >= 0) & (np.asarray(probability) <= 1)):
         raise RuntimeError(f"bernoulli expects p to be in [0, 1], but got p={probability}")
@@ -120,11 +120,10 @@ def fill_exponential(array: Array, rate: float) -> None:
 
 def _write(array: Array, values: Any) -> None:
     """Copy values from the host into ``array`` on any device: the draws are the same."""
-    device = device_of(array)
-    with on(device):
+    with on_its_device(array):
         # Without dimensions NumPy draws a number.
         drawn = values if isinstance(values, np.ndarray) else np.asarray(values)
-        array[...] = moved(drawn, device)
+        array[...] = moved_beside(drawn, array)
 
 
 def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:

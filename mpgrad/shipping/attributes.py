@@ -21,7 +21,13 @@ import cloudpickle
 import numpy as np
 
 from mpgrad.autograd.function import Function
-from mpgrad.shipping.constants import has_own_order, is_constant, is_enum_member
+from mpgrad.shipping.constants import (
+    field_values,
+    has_own_order,
+    is_constant,
+    is_enum_member,
+    is_frozen_dataclass,
+)
 from mpgrad.shipping.findings import article
 from mpgrad.shipping.installed_state import is_installed_name, is_trusted
 from mpgrad.shipping.loading import thaw
@@ -88,8 +94,8 @@ def _value_reason(value: Any) -> str:
         return _value_reason((value.start, value.stop, value.step))
     if kind is tuple or _is_namedtuple(kind):
         return next(filter(None, map(_value_reason, value)), "")
-    if _is_frozen_dataclass(value):
-        return next(filter(None, map(_value_reason, vars(value).values())), "")
+    if is_frozen_dataclass(value):
+        return next(filter(None, map(_value_reason, field_values(value))), "")
     if kind is types.MappingProxyType:
         return _mapping_reason(value)
     if is_enum_member(value) or _is_sparse(value):
@@ -101,15 +107,6 @@ def _value_reason(value: Any) -> str:
 
 def _is_namedtuple(kind: type) -> bool:
     return kind.__bases__ == (tuple,) and "_fields" in vars(kind)
-
-
-def _is_frozen_dataclass(value: Any) -> bool:
-    """Whether it is an instance of a frozen dataclass with nothing but its fields."""
-    kind = type(value)
-    parameters = vars(kind).get("__dataclass_params__")
-    if parameters is None or not parameters.frozen or not hasattr(value, "__dict__"):
-        return False
-    return vars(value).keys() <= kind.__dataclass_fields__.keys()
 
 
 def _mapping_reason(value: types.MappingProxyType[Any, Any]) -> str:
@@ -131,7 +128,7 @@ def containers_in(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed_containers(attributes: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Those that backward has changed since ``containers_in``, as they are now."""
+    """The current content of the containers that backward has changed since ``containers_in``."""
     return {
         name: attributes[name]
         for name, old in before.items()
@@ -151,7 +148,7 @@ def _copied(value: Any) -> Any:
 
 
 def _holds(value: Any, old: Any) -> bool:
-    """Whether ``value`` holds the very objects that ``old`` does, in the same order."""
+    """Whether ``value`` holds the same objects as ``old`` in the same order, by identity."""
     if type(value) is not type(old) or type(value) not in _CHANGED:
         return value is old
     if len(value) != len(old):
@@ -199,7 +196,7 @@ def _collect(value: Any, found: dict[type, None]) -> None:
     elif _is_namedtuple(kind) or "__dataclass_fields__" in vars(kind) or isinstance(value, Enum):
         if not is_installed_name(kind):
             found[kind] = None
-        inner = value if isinstance(value, tuple) else vars(value).values()
+        inner = value if isinstance(value, tuple) else field_values(value)
     for item in inner:
         _collect(item, found)
 

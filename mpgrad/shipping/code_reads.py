@@ -21,8 +21,8 @@ class Access(NamedTuple):
         name: the variable's name, or the module's (leading dots: a relative import).
         path: attributes looked up on it, in order.
         action: ``"load"``; ``"alias"``: only stored in a local variable, whose uses are reported
-            with the same source; ``"member"``: asked whether it holds something; ``"identity"``:
-            compared by ``is``; ``"store"``: assigned or deleted; ``"computed"``: an attribute whose
+            with the same source; ``"member"``: the right operand of ``in``; ``"identity"``: an
+            operand of ``is``; ``"store"``: assigned or deleted; ``"computed"``: an attribute whose
             name is computed at run time.
         line: in the source file.
     """
@@ -124,7 +124,7 @@ class _Scan:
         #: The local variable on top of the stack, if one is.
         self._local = ""
         self._top: list[_Origin] = []
-        #: What was there before.
+        #: The value below it on the stack.
         self._below: list[_Origin] = []
         self._imported: _Origin | None = None
         #: The progress of a `getattr(object, "name"[, constant])`: None outside of one.

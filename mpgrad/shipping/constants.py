@@ -9,6 +9,7 @@ import re
 import struct
 import sys
 import types
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -43,7 +44,7 @@ _IMMUTABLE_TYPES = frozenset(
         Size,
     }
 )
-#: Constants of these types are one object in each process.
+#: Each process has exactly one object for a constant of these types.
 _SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), DType, type(CPU)})
 #: Equal values of these types are interchangeable; a float needs its bits compared.
 _EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range, DType, Size})
@@ -64,7 +65,8 @@ def is_constant(value: Any) -> bool:
 
 
 def is_copied(value: Any) -> bool:
-    """Whether a constant that travels is another object there, which ``is`` tells from it."""
+    """Whether a worker gets a copy of ``value``, a constant, which ``is`` distinguishes from other
+    equal objects there."""
     is_single = type(value) in _SINGLE or isinstance(value, np.dtype)
     return not is_single and is_constant(value)
 
@@ -122,3 +124,28 @@ def is_enum_member(value: Any) -> bool:
     if not isinstance(value, Enum) or not is_constant(value._value_):
         return False
     return all(name.startswith("_") for name in vars(value))
+
+
+def is_frozen_dataclass(value: Any) -> bool:
+    """Whether ``value`` is an instance of one that has nothing but its fields."""
+    kind = type(value)
+    parameters = vars(kind).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
+        return False
+    if hasattr(value, "__dict__"):
+        return vars(value).keys() <= kind.__dataclass_fields__.keys()
+    return all(hasattr(value, name) for name in kind.__dataclass_fields__)
+
+
+def field_values(value: Any) -> list[Any]:
+    """What a dataclass, or another object with attributes, holds."""
+    if hasattr(value, "__dict__"):
+        return list(vars(value).values())
+    return [getattr(value, name) for name in getattr(value, "__dataclass_fields__", ())]
+
+
+def parts_of(value: Any) -> Iterable[Any] | None:
+    """What is in a tuple, a frozenset or a frozen dataclass; None for everything else."""
+    if isinstance(value, tuple | frozenset):
+        return value
+    return field_values(value) if is_frozen_dataclass(value) else None

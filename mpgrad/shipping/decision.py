@@ -29,6 +29,7 @@ import cloudpickle
 
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import MISSING
+from mpgrad.shipping.contents import is_comparable, reduce_array
 from mpgrad.shipping.findings import Survey
 from mpgrad.shipping.installed_state import is_installed_name
 from mpgrad.shipping.process_state import is_installed_namespace
@@ -107,13 +108,14 @@ def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
 
 
 def what_changed(cls: type[Function], held: tuple[type, ...] = ()) -> str:
-    """What of the things that a class was found to read has changed, in words; empty: nothing."""
+    """The name of one thing that the class reads and that has changed since the decision; empty if
+    nothing has changed."""
     entry = _entries.get((cls, *held))
     return "" if entry is None else entry.survey.what_changed()
 
 
 def names_read(cls: type[Function], held: tuple[type, ...] = ()) -> list[str]:
-    """What the backward of a class that was decided on reads beside its arguments, by name."""
+    """The names that the class's backward reads besides its arguments; empty before a decision."""
     entry = _entries.get((cls, *held))
     if entry is None:
         return []
@@ -168,8 +170,8 @@ def _reason(cls: type[Function], problem: str) -> str:
 
 
 def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
-    """The class, or that and the classes that its ctx holds; behind it the settings of installed
-    modules and the aliases in them, if there are any."""
+    """Pickle the class, with the classes that its ctx holds if there are any. The settings and the
+    aliases of installed modules follow in a second pickle if there are any."""
     both = found.settings, found.aliases
     settings = pickle.dumps(both, protocol=5) if any(both) else b""
     module = sys.modules.get(cls.__module__)
@@ -215,6 +217,8 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_function(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
+        if is_comparable(obj) and self._found.is_content(obj):
+            return reduce_array(obj)
         if isinstance(obj, functools._lru_cache_wrapper) and not is_installed_name(obj):
             # Without this it would be sent by name.
             parameters = obj.cache_parameters()

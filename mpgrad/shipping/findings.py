@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mpgrad.shipping.constants import MISSING, same
+from mpgrad.shipping.contents import ArrayContent
 
 
 @dataclass
@@ -18,15 +19,17 @@ class Survey:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
         is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
-        module_reads: for each user module read as ``module.NAME``, (module, what was read).
-        whole_modules: ids of user modules that are read in a way that hides what is used.
-        forward_only: ids of functions that need not travel.
-        bindings: (namespace, name, what it was bound to).
-        functions: what could have been replaced in each function.
-        settings: constants that installed modules hold, by module and name: they are brought along.
-        aliases: names of what installed modules hold under another name.
-        cells: (a closure's variable, what it held).
-        classes: (class, its bases, how many attributes it had).
+        module_reads: for each user module read as ``module.NAME``, (module, the names).
+        whole_modules: ids of user modules that are read in a way that hides which names are used.
+        forward_only: ids of functions that need not be sent.
+        bindings: (namespace, name, the value then).
+        functions: the parts of each function that could be replaced.
+        settings: constants in installed modules, by module and name, which are sent along.
+        aliases: functions that an installed module holds under another name than their own: their
+            own names, by module and name.
+        cells: (a closure's variable, the value then).
+        classes: (class, its bases, the number of its attributes).
+        contents: arrays that are read, and what was in them.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -41,18 +44,23 @@ class Survey:
     aliases: dict[tuple[str, str], str] = field(default_factory=dict)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
+    contents: list[ArrayContent] = field(default_factory=list)
 
     @property
     def can_change_unseen(self) -> bool:
         """Whether it reads more than :meth:`is_current` compares."""
         return len(self.problems) > self.is_inner
 
+    def is_content(self, array: Any) -> bool:
+        """Whether ``array`` is one of those whose content is compared."""
+        return any(array is content.array for content in self.contents)
+
     def is_current(self) -> bool:
-        """Whether everything that was read still is what it was (microseconds)."""
+        """Whether everything that was read is unchanged. The call takes microseconds."""
         return not self.what_changed()
 
     def what_changed(self) -> str:
-        """What is not as it was, in words; empty: all of it is."""
+        """The name of the first thing that has changed; empty if nothing has changed."""
         for namespace, name, value in self.bindings:
             now = namespace.get(name, MISSING)
             if now is not value and not same(now, value):
@@ -70,9 +78,17 @@ class Survey:
             if now is not value and not same(now, value):
                 return "a variable of a closure"
         for cls, bases, size in self.classes:
-            if cls.__bases__ != bases or len(vars(cls)) != size:
+            if cls.__bases__ != bases or attribute_count(cls) != size:
                 return cls.__qualname__
+        for content in self.contents:
+            if not content.is_current():
+                return "an array"
         return ""
+
+
+def attribute_count(cls: type) -> int:
+    """How many attributes a class has of its own; without what pickle notes in it."""
+    return len(vars(cls)) - ("__slotnames__" in vars(cls))
 
 
 class FunctionState(NamedTuple):

@@ -81,13 +81,13 @@ def is_installed_name(value: Any) -> bool:
 
 
 def is_installed_object(value: Any) -> bool:
-    """Whether another process has an object like this one: loggers, descriptors, and callables that
-    installed code has made."""
+    """Whether every process has an equal object: a logger, a descriptor, or a callable made by
+    installed code."""
     if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
         return True
     kind = type(value)
     if kind.__module__ == "dataclasses" or kind.__name__ == "_tuplegetter":
-        return True  # stands for a default that is missing; a field of a namedtuple
+        return True  # the marker of a missing default; a field of a namedtuple
     module = sys.modules.get(getattr(kind, "__module__", ""))
     if module is None or not is_installed_namespace(vars(module)) or not callable(value):
         return False
@@ -149,7 +149,7 @@ def patchable_members(cls: type) -> list[tuple[str, FunctionType]]:
 
 
 def is_replaced(module: ModuleType | type, attribute: str, value: Any) -> bool:
-    """Whether user code has put ``value`` in the place of what a module or class had there."""
+    """Whether user code has replaced the attribute of a module or class by ``value``."""
     if value is MISSING or isinstance(value, ModuleType) or is_constant(value):
         return False
     if isinstance(value, FunctionType):
@@ -260,4 +260,16 @@ def _changes_items(code: CodeType) -> bool:
     return any(
         instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
         for instruction in dis.get_instructions(code)
+    )
+
+
+def is_installed_callable(value: Any) -> bool:
+    """Whether ``value`` is an installed function written in C, which another process finds."""
+    module = sys.modules.get(getattr(type(value), "__module__", ""))
+    if module is None or not is_installed_namespace(vars(module)) or not callable(value):
+        return False
+    home = getattr(value, "__module__", None)
+    # numpy's ufuncs have no __module__, but pickle by name.
+    return type(value).__name__ == "ufunc" or (
+        isinstance(home, str) and is_installed_module(home) and is_importable(value)
     )

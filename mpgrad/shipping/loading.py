@@ -51,10 +51,10 @@ def load_all(blob: bytes) -> Loaded:
 
 
 def _require_aliases(cls: type[Function], aliases: dict[tuple[str, str], str]) -> None:
-    """Make sure that installed modules hold what they hold where the class comes from.
+    """Check that installed modules hold the same functions here as in the calling process.
 
     Raises:
-        RuntimeError: user code there has put another function in the place of one.
+        RuntimeError: user code in the calling process has replaced one of them.
     """
     for (name, attribute), expected in aliases.items():
         module = sys.modules.get(name) or importlib.import_module(name)
@@ -62,13 +62,13 @@ def _require_aliases(cls: type[Function], aliases: dict[tuple[str, str], str]) -
         if own != expected:
             raise RuntimeError(
                 f"{cls.__qualname__} reads {name}.{attribute}, which has been replaced by "
-                f"{expected} in the calling process, and not in its workers; set "
+                f"{expected} in the calling process, but not in its workers; set "
                 f'run_on = "client" on {cls.__qualname__}'
             )
 
 
 def load_attributes(data: bytes, buffers: Sequence[Any], held: tuple[type, ...]) -> dict[str, Any]:
-    """What ``pack_attributes`` has packed."""
+    """The attributes that ``pack_attributes`` has packed."""
     if not data:
         return {}
     unpickler = _Unpickler(io.BytesIO(data), buffers=buffers)

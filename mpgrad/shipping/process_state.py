@@ -27,8 +27,9 @@ _PURE = _words(
     "hashlib heapq hmac html itertools json keyword locale lzma math numbers operator pprint re "
     "reprlib statistics string struct textwrap token types typing unicodedata uuid zlib"
 )
-#: Other modules of it -> attributes for which that is true, or whose effect the client shows. All
-#: else in the standard library belongs to one process: files, threads, signals, the clock's zone.
+#: Other modules of the standard library -> attributes for which the same holds, or whose effect the
+#: client shows. The rest of the standard library depends on the process: files, threads, signals,
+#: the time zone.
 _PURE_PARTS = {
     "io": _words("BytesIO StringIO TextIOWrapper SEEK_SET SEEK_CUR SEEK_END"),
     "logging": _words(
@@ -72,7 +73,7 @@ _BELONGS_TO_PROCESS = {
     ),
     "numpy.ctypeslib": _EVERYTHING,
     "numpy.lib.format": _EVERYTHING,
-    # Those that draw where nobody seeds them; and settings of C code.
+    # Functions that draw random numbers without a seed, and settings of C code.
     "scipy.cluster.vq": _words("kmeans kmeans2"),
     "scipy.fft": _words("set_global_backend set_workers register_backend"),
     "scipy.integrate": _words("qmc_quad"),
@@ -152,13 +153,14 @@ def process_state(module: str, attribute: str | None) -> bool:
 
 
 def is_mixed(module: str) -> bool:
-    """Whether some of what is in ``module`` belongs to one process, so that it matters what code
-    does with the module as a value."""
+    """Whether some attributes of ``module`` depend on the process and others do not, so that the
+    answer depends on what the code reads from the module."""
     return _public(module) in _PURE_PARTS
 
 
 def _public(module: str) -> str:
-    """Where users find what a private part of ``module`` makes: `_operator`, `scipy.io._netcdf`."""
+    """The public module of a private one: `operator` for `_operator`, `scipy.io` for
+    `scipy.io._netcdf`."""
     if module.startswith("_"):
         public = module.lstrip("_")
         return public if module not in _PURE and public in sys.stdlib_module_names else module

@@ -25,8 +25,17 @@ from mpgrad.shipping.constants import (
     is_constant,
     is_copied,
     is_enum_member,
+    parts_of,
 )
-from mpgrad.shipping.findings import FunctionState, Survey, article, cell_contents, line_of
+from mpgrad.shipping.contents import ArrayContent, changes_items, is_comparable
+from mpgrad.shipping.findings import (
+    FunctionState,
+    Survey,
+    article,
+    attribute_count,
+    cell_contents,
+    line_of,
+)
 from mpgrad.shipping.generated_members import (
     IGNORED,
     OF_NAMEDTUPLE,
@@ -52,7 +61,7 @@ from mpgrad.shipping.process_state import (
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
 #: Methods of cached functions.
 _OF_CACHES = frozenset({"cache_info", "cache_clear"})
-#: What helps against it.
+#: The remedy for code that depends on the order of a set.
 _ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 
 
@@ -81,6 +90,9 @@ class _Surveyor:
         #: Functions (by id) that are methods with a ctx.
         self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
+        #: Who reads which array, and the function that may change one, if there is any.
+        self._arrays: list[str] = []
+        self._changing = ""
         #: The analysed class with its bases and mixins, whose forward is left out.
         self._lineage: tuple[type, ...] = ()
 
@@ -104,6 +116,8 @@ class _Surveyor:
         else:
             functions = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
             self._found.forward_only = functions - self._seen.keys()
+        if self._arrays and self._changing:
+            self._problem(f"{self._arrays[0]}, an array, which {self._changing}() may change")
         return self._found
 
     def _drain(self) -> None:
@@ -137,10 +151,13 @@ class _Surveyor:
         elif isinstance(value, property):
             for part in (value.fget, value.fset, value.fdel):
                 self._visit(part, label)
-        elif isinstance(value, tuple | frozenset):
+        elif (parts := parts_of(value)) is not None:
             self._visit(type(value), label)
-            for item in value:
+            for item in parts:
                 self._visit(item, f"{label} (inside a {type(value).__name__})")
+        elif is_comparable(value):
+            self._found.contents.append(ArrayContent.of(value))
+            self._arrays.append(label)
         elif isinstance(value, functools.partial):
             self._partial(value, label)
         elif isinstance(value, functools._lru_cache_wrapper):
@@ -170,7 +187,7 @@ class _Surveyor:
         bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
         bound += [("a variable of its closure", value) for _, value in inner._found.cells]
         for name, value in bound:
-            if is_constant(value):
+            if is_constant(value) or is_comparable(value):
                 self._problem(
                     f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so its "
                     "cached results may be older than that; pass it as an argument"
@@ -187,7 +204,7 @@ class _Surveyor:
             self._problem(f"{label}, a module, in a way that hides which of its names are used")
 
     def _is_harmless_object(self, value: Any, label: str) -> bool:
-        """Methods and functions written in C; what installed code has made."""
+        """Loggers, descriptors, methods, functions in C, and objects made by installed code."""
         if isinstance(value, types.BuiltinFunctionType | types.MethodType):
             owner = value.__self__
             if owner is not None and not isinstance(owner, types.ModuleType | type):
@@ -213,6 +230,8 @@ class _Surveyor:
         if is_installed_namespace(function.__globals__):
             return  # a decorator's inner function: only the wrapped function is the user's
         self._by_value(function.__module__)
+        if changes_items(function.__code__):
+            self._changing = function.__qualname__
         reads = code_reads(function.__code__)
         for access in reads.accesses:
             self._access(access, function, free)
@@ -356,7 +375,7 @@ class _Surveyor:
             self._installed.visit(cls)
             return
         self._by_value(cls.__module__)
-        self._found.classes.append((cls, cls.__bases__, len(vars(cls))))
+        self._found.classes.append((cls, cls.__bases__, attribute_count(cls)))
         for base in (*cls.__bases__, type(cls)):
             self._visit(base, cls.__name__)
         attributes = vars(cls)

@@ -8,12 +8,34 @@ writing; it then names a task that is not in flight. This module does not load N
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from mpgrad.shm.segment import Segment
 
 _ROW = struct.Struct("<QQQ")
+#: Behind that, in the same row: the worker's process, which the coordinator writes.
+_PID, _PID_AT = struct.Struct("<Q"), 32
 ROW_BYTES = 64
 SLOTS_MAX = 1024
+#: Behind the rows: the coordinator's figures.
+_FIGURES, _FIGURES_AT = struct.Struct("<QQQQQQQ"), ROW_BYTES * SLOTS_MAX
+#: What a segment of a board is called.
+NAME = "board"
+
+
+class BoardFigures(NamedTuple):
+    """What the coordinator has to do, and the engine's arena in bytes."""
+
+    sessions: int
+    graphs: int
+    #: Tasks that wait for a worker; that a process has; and all that are not done, with those that
+    #: wait for others.
+    ready: int
+    dispatched: int
+    remaining: int
+    arena_used: int
+    arena_limit: int
 
 
 class StatusBoard:
@@ -25,7 +47,7 @@ class StatusBoard:
 
     @classmethod
     def create(cls) -> StatusBoard:
-        return cls(Segment.create(ROW_BYTES * SLOTS_MAX, "board"))
+        return cls(Segment.create(_FIGURES_AT + ROW_BYTES, NAME))
 
     @classmethod
     def attach(cls, descriptor: int) -> StatusBoard:
@@ -48,5 +70,33 @@ class StatusBoard:
         graph, task, attempt = _ROW.unpack_from(self._buffer, slot * ROW_BYTES)
         return (graph, task, attempt) if attempt else None
 
+    def report(self, figures: BoardFigures, pids: Sequence[int]) -> None:
+        """The coordinator says what there is to do, and by slot which process works (0: none)."""
+        _FIGURES.pack_into(self._buffer, _FIGURES_AT, *figures)
+        for slot, pid in enumerate(pids):
+            _PID.pack_into(self._buffer, slot * ROW_BYTES + _PID_AT, pid)
+
     def close(self) -> None:
         self._segment.close()
+
+
+def figures_in(board: bytes) -> BoardFigures:
+    """The coordinator's figures on a copy of a board; they may be torn.
+
+    Raises:
+        LookupError: it is the board of another version of mpgrad.
+    """
+    if len(board) < _FIGURES_AT + _FIGURES.size:
+        raise LookupError("a board of another version of mpgrad")
+    return BoardFigures._make(_FIGURES.unpack_from(board, _FIGURES_AT))
+
+
+def workers_in(board: bytes) -> dict[int, tuple[int, int, int] | None]:
+    """On a copy of a board: by process what each worker runs: graph, task, attempt."""
+    found: dict[int, tuple[int, int, int] | None] = {}
+    for at in range(0, _FIGURES_AT, ROW_BYTES):
+        (pid,) = _PID.unpack_from(board, at + _PID_AT)
+        if pid:
+            row = _ROW.unpack_from(board, at)
+            found[pid] = row if row[2] else None
+    return found

@@ -57,7 +57,7 @@ class watched:
 
 
 def is_watched() -> bool:
-    """Whether somebody wants to know what is changed in place."""
+    """Whether a ``watched`` block is active in any thread."""
     return bool(_watchers)
 
 

@@ -65,7 +65,7 @@ class FunctionRule(msgspec.Struct, frozen=True, array_like=True, tag=1):
     buffers: tuple[PackedArray, ...]
     #: The number of its Node in the graph.
     node: int = -1
-    #: Whether the client wants to know what it got and gave.
+    #: Whether the worker sends a FunctionRun with the arguments and the results.
     is_told: bool = False
 
 

@@ -21,7 +21,7 @@ from mpgrad.errors import ProtocolError
 
 
 class DecimalContext(msgspec.Struct, frozen=True, array_like=True):
-    """The arguments of a ``decimal.Context``, but for its flags; its traps by name."""
+    """The arguments of a ``decimal.Context`` without its flags; the traps are names."""
 
     prec: int
     rounding: str
@@ -33,7 +33,7 @@ class DecimalContext(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WarningFilter(msgspec.Struct, frozen=True, array_like=True):
-    """One of ``warnings.filters``: patterns as text, the class by module and name."""
+    """One entry of ``warnings.filters``: patterns are text, the class is a module and a name."""
 
     action: str
     message: str | None
@@ -48,12 +48,13 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         directory: the working directory; None if it does not exist.
         recursion_limit, int_digits: of the interpreter.
-        decimal: None: never imported.
-        locale: of all categories, in the words of ``locale.setlocale``; None: the same.
+        decimal: the context; None if ``decimal`` is not imported.
+        locale: of all categories, as ``locale.setlocale`` gives it; None if ``locale`` is not
+            imported.
         buffer_size: of ufuncs (elements): it decides how sums of converted arrays are rounded.
-        print_options: of NumPy, but for functions among them.
-        special_errors: what ``scipy.special`` does about them; None: never imported.
-        filters: of warnings, where one of them makes an error of some; else none.
+        print_options: of NumPy, without those that are functions.
+        special_errors: ``scipy.special.geterr()``; None if ``scipy.special`` is not imported.
+        filters: of warnings, if one of them turns warnings into errors; else empty.
     """
 
     directory: str | None
@@ -82,9 +83,8 @@ def capture_surroundings() -> bytes:
 
 
 def name_of_change(before: bytes, now: bytes) -> str:
-    """What differs between two of ``capture_surroundings``, in words; empty: nothing that matters.
-
-    What has only been imported meanwhile is as it was.
+    """The name of a difference between two results of ``capture_surroundings``; empty if there is
+    none. A module that was imported in between and has its initial settings is no difference.
     """
     first, second = _decoder.decode(before), _decoder.decode(now)
     fresh = {"decimal": _FRESH_DECIMAL, "special_errors": None, "locale": second.locale}
@@ -130,7 +130,7 @@ def take_over_surroundings(data: bytes) -> None:
     np.setbufsize(found.buffer_size)
     np.set_printoptions(**found.print_options)
     if found.special_errors is not None:
-        # Where the worker has not imported it, it does what SciPy does by itself: nothing.
+        # Without an import scipy.special ignores errors, so the worker need not import it.
         is_plain = set(found.special_errors.values()) == {"ignore"}
         if not is_plain or "scipy.special" in sys.modules:
             from scipy import special
@@ -161,7 +161,7 @@ def _surroundings() -> Surroundings:
 
 def _filters() -> tuple[WarningFilter, ...]:
     if not any(action == "error" for action, *_ in warnings.filters):
-        return ()  # which of them are shown is found out in the client
+        return ()  # the client decides which warnings it shows
     return tuple(
         [
             WarningFilter(
@@ -177,13 +177,13 @@ def _text(pattern: Any) -> str | None:
 
 
 def _set_filters(filters: tuple[WarningFilter, ...]) -> None:
-    """Every warning is passed on, but where the caller's filters make an error of it."""
+    """Pass on every warning, except those that the caller's filters turn into errors."""
     warnings.resetwarnings()
     warnings.simplefilter("always")
     for found in reversed(filters):
         module, name = found.category
         kind = getattr(sys.modules.get(module), name, None)
-        if isinstance(kind, type):  # else it is the user's, who raises it by itself
+        if isinstance(kind, type):  # a user's class may be missing here: its code loads later
             warnings.filters.insert(  # type: ignore[attr-defined]
                 0,
                 (
@@ -202,7 +202,7 @@ def _decimal_context(*parts: Any) -> DecimalContext:
     return DecimalContext(prec, rounding, e_min, e_max, capitals, clamp, names)
 
 
-#: What a process has that has not imported ``decimal``.
+#: The context of a process that has just imported ``decimal``.
 _FRESH_DECIMAL = DecimalContext(
     28, "ROUND_HALF_EVEN", -999999, 999999, 1, 0,
     ("InvalidOperation", "DivisionByZero", "Overflow"),

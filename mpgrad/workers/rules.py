@@ -50,11 +50,11 @@ PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
 
 
 class Rules:
-    """Builds Steps; keeps user code that has been loaded by its content's name.
+    """Builds Steps, and keeps loaded user code by its ``code_id``.
 
     Args:
-        memory: what arrays are opened in.
-        tell: ``tell(kind, output)`` passes on to the client what it wants to know of a Function.
+        memory: opens the arrays.
+        tell: ``tell(kind, output)`` sends a report on a Function to the client.
     """
 
     def __init__(self, memory: WorkerMemory, tell: Callable[[str, Output], None]) -> None:
@@ -96,9 +96,10 @@ class Rules:
                 establish(loaded.settings)
             context = self._context(rule, loaded.held)
             ctx = context.rebuild(loaded.function)
-            # Nobody else holds them, unless ``run_on`` promises that it makes no difference.
+            # No other object refers to the containers, unless the class sets ``run_on``: then it
+            # promises that the client does not need their changes.
             watched = {} if loaded.function.run_on else containers_in(context.attributes)
-            # Contents now: backward may change them in place.
+            # The contents are copied now, because backward may change them in place.
             inputs = tuple(map(content_of, grads)) if rule.is_told else ()
             results = run_function_backward(loaded.function, ctx, grads, needs)
             if rule.is_told:

@@ -60,7 +60,8 @@ FOREIGN = {
     "ray": "distributed/*",
     "torch": "",
     # The product is not to lean on what is beside it, nor on what only that needs.
-    **dict.fromkeys(("benchmarks", "examples", "stress", "tests", "psutil", "rich"), ""),
+    "rich": "launch/top_command.py",
+    **dict.fromkeys(("benchmarks", "examples", "stress", "tests", "psutil"), ""),
 }
 
 #: What the scheduler's purity allows (see CONTRIBUTING.md).

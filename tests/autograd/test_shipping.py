@@ -112,6 +112,24 @@ def code_id(cls):
 
 PURE = {
     "constant": ("value = SCALE", "SCALE = 3.0"),
+    "array": ("value = W[1]", "W = np.arange(3.0)"),
+    "array by column": ("value = W.sum(0)[1]", "W = np.asfortranarray(np.ones((3, 2)))"),
+    "array inside a tuple": ("value = T[0][0]", "T = (np.ones(1),)"),
+    "array in a default": ("value = helper()", "def helper(w=np.ones(2)): return w[0]"),
+    "frozen dataclass": (
+        "value = BOX.v * BOX.table[1]",
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Box:\n    v: float\n"
+        "    table: np.ndarray\nBOX = Box(2.0, np.arange(3.0))",
+    ),
+    "frozen dataclass with slots": (
+        "value = BOX.v",
+        "import dataclasses\n@dataclasses.dataclass(frozen=True, slots=True)\nclass Box:\n"
+        "    v: float = 2.0\nBOX = Box()",
+    ),
+    "named tuple": (
+        "value = POINT.x",
+        "import typing\nclass Point(typing.NamedTuple):\n    x: float = 2.0\nPOINT = Point()",
+    ),
     "tuple": ("value = SCALES[1] + len(OTHERS)", "SCALES = (1.0, 2.0)\nOTHERS = frozenset({1})"),
     "numpy": ("value = np.linalg.norm(np.array([3.0, 4.0])) + np.pi", ""),
     "numpy function by name": ("value = dot([1.0, 2.0], [3.0, 4.0])", "from numpy import dot"),
@@ -196,7 +214,36 @@ IMPURE = {
     "sets attributes of ctx": ("ctx.seen = 1\nvalue = ctx.seen", "", "sets ctx.seen"),
     "list": ("value = SCALES[0]", "SCALES = [1.0]", "`SCALES`, a list"),
     "dict": ("value = CONFIG['k']", "CONFIG = {'k': 1.0}", "`CONFIG`, a dict"),
-    "array": ("value = W[0]", "W = np.ones(1)", "`W`, a ndarray"),
+    "large array": ("value = W[0]", "W = np.ones(1 << 18)", "`W`, a ndarray"),
+    "array of objects": ("value = W[0]", "W = np.array([None, 1.0])", "`W`, a ndarray"),
+    "array with gaps": ("value = W[0]", "W = np.ones(4)[::2]", "`W`, a ndarray"),
+    "array that is written": (
+        "W[0] += 1\nvalue = W[0]",
+        "W = np.ones(1)",
+        "`W`, an array, which Custom.backward() may change",
+    ),
+    "array that a helper fills": (
+        "fill(W)\nvalue = W[0]",
+        "W = np.ones(1)\ndef fill(w): np.add(w, 1, out=w)",
+        "an array, which fill() may change",
+    ),
+    "array that is sorted": ("W.sort()\nvalue = W[0]", "W = np.ones(2)", "an array, which"),
+    "cached function of an array": (
+        "value = total()",
+        "W = np.ones(2)\n@functools.lru_cache\ndef total(): return W.sum()",
+        "total() is cached and reads `W`",
+    ),
+    "dataclass that is not frozen": (
+        "value = BOX.v",
+        "import dataclasses\n@dataclasses.dataclass\nclass Box:\n    v: float = 1.0\nBOX = Box()",
+        "`BOX`, a Box",
+    ),
+    "frozen dataclass with a list": (
+        "value = BOX.v[0]",
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Box:\n    v: list\n"
+        "BOX = Box([1.0])",
+        "inside a Box",
+    ),
     "tuple with a list": ("value = T[0][0]", "T = ([1.0],)", "inside a tuple"),
     "object": ("value = BOX.v", "class Box: v = 1.0\nBOX = Box()", "`BOX`, a Box"),
     "generator object": ("value = RNG.normal()", "RNG = np.random.default_rng(0)", "a Generator"),
@@ -414,6 +461,40 @@ class TestRunOnWorker:
         before = code_id(module.Custom)
         monkeypatch.setattr(shipping, "_dump", None)
         assert code_id(module.Custom) == before
+
+
+class TestArrays:
+    """Arrays of the surroundings, compared before each backward."""
+
+    def test_a_change_in_place_is_seen(self, custom):
+        module = custom("value = W[0]", "W = np.ones(3)")
+        before = code_id(module.Custom)
+        assert code_id(module.Custom) == before
+        module.W[0] = 2.0
+        assert on_worker(module.Custom) == gradient(module.Custom) == [2.0, 2.0]
+        assert code_id(module.Custom) != before
+        module.W = module.W.astype(np.float32)  # the same values
+        assert code_id(module.Custom) != before
+
+    def test_the_sign_of_zero_and_nan_are_seen(self, custom):
+        module = custom("value = W[0]", "W = np.array([0.0, np.nan])")
+        before = code_id(module.Custom)
+        assert code_id(module.Custom) == before
+        module.W[0] = -0.0
+        assert code_id(module.Custom) != before
+
+    @pytest.mark.parametrize("order", ["C", "F"])
+    def test_a_worker_has_the_layout_and_cannot_write(self, custom, order):
+        module = custom(
+            f"assert W.flags.{order.lower()}_contiguous and not W.flags.writeable\nvalue = W[1, 0]",
+            f"W = np.array([[1.0, 2.0], [3.0, 4.0]], order={order!r})",
+        )
+        assert on_worker(module.Custom) == [3.0, 3.0]
+
+    def test_what_the_survey_overlooks_is_an_error_in_a_worker(self, custom):
+        module = custom("w = W\nw += 1\nvalue = w[0]", "W = np.ones(1)")
+        with pytest.raises(ValueError, match="read-only"):
+            on_worker(module.Custom)
 
 
 class TestImpure:

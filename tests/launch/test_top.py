@@ -1,0 +1,113 @@
+"""``mpgrad top``: what it finds out about an engine of this very process, and of none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import mpgrad as mg
+from mpgrad.launch import top_command
+from mpgrad.launch.engine_processes import running_engines
+from mpgrad.shm.status_board import BoardFigures, StatusBoard, figures_in, workers_in
+from tests.leftovers import wait_until
+
+
+class Waits(mg.Function):
+    """Its backward waits until a pipe has an end: not before the test lets it go."""
+
+    @staticmethod
+    def forward(ctx, x, path):
+        ctx.path = path
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        with open(ctx.path) as pipe:
+            pipe.read()
+        return grad, None
+
+
+def test_the_board_holds_figures_and_workers() -> None:
+    board = StatusBoard.create()
+    figures = BoardFigures(1, 2, 3, 4, 5, 6, 1 << 40)
+    board.begin(1, 7, 8, 1)
+    board.report(figures, [100, 101, 0, 103])
+    copy = bytes(board._buffer)
+    assert figures_in(copy) == figures
+    assert workers_in(copy) == {100: None, 101: (7, 8, 1), 103: None}
+    board.close()
+
+
+@pytest.mark.process
+def test_an_engine_at_work_is_seen(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    x = mg.ones(2, requires_grad=True)
+    with mg.Engine("process", cpu_workers=2) as engine:
+        loss = Waits.apply(x, str(path)).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        writer = os.open(path, os.O_WRONLY)  # the worker has it open now
+        try:
+
+            def seen() -> bool:
+                mine = [e for e in running_engines() if e.client.pid == os.getpid()]
+                return bool(mine) and mine[0].figures.dispatched == 1
+
+            assert wait_until(seen)
+            assert top_command.main(once=True, as_json=True) == 0
+            found = json.loads(capsys.readouterr().out)["engines"]
+            (mine,) = [one for one in found if one["client"]["pid"] == os.getpid()]
+            assert mine["coordinator"]["pid"] == engine.coordinator_pid
+            assert [worker["pid"] for worker in mine["workers"]] == engine.worker_pids()
+            assert [worker["running"] for worker in mine["workers"]].count(None) == 1
+            assert (mine["graphs"], mine["ready"], mine["dispatched"]) == (1, 0, 1)
+            assert mine["remaining"] >= 1
+            assert mine["arena_limit"] > mine["arena_used"] >= 0
+            assert top_command.main(once=True, as_json=False) == 0
+            assert f"engine of {os.getpid()}:" in capsys.readouterr().out
+        finally:
+            os.close(writer)
+            thread.join()
+
+        def idle() -> bool:
+            (mine,) = [e for e in running_engines() if e.client.pid == os.getpid()]
+            return mine.figures[1:5] == (0, 0, 0, 0)
+
+        assert wait_until(idle)
+        for _ in range(3):  # short ones
+            (x * 2).sum().backward()
+        assert wait_until(idle)
+    assert [e for e in running_engines() if e.client.pid == os.getpid()] == []
+
+
+def test_without_engines_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top_command, "running_engines", list)
+    assert top_command.main(once=True, as_json=False) == 0
+    assert capsys.readouterr().out == "no engine runs (of this user)\n"
+    assert top_command.main(once=True, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"engines": []}
+
+
+def test_the_live_view_says_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top_command, "running_engines", list)
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    assert top_command.main(once=False, as_json=False) == 2
+    assert "mpgrad[top]" in capsys.readouterr().err
+
+
+def test_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mpgrad", "top", "--once", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "engines" in json.loads(done.stdout)
