@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -158,7 +159,7 @@ class _Process:
         lib = importlib.import_module("settings_for_fuzz")
         os.chdir(self.directory)
         for entry in Path(self.directory).iterdir():
-            entry.rmdir() if entry.is_dir() else entry.unlink()
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         Path("f").write_text("some text")
         np.save("a.npy", [1.0])
         Path("sub").mkdir()

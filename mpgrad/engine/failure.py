@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.base import machine
 from mpgrad.errors import (
     EngineClosed,
     InvariantViolated,
@@ -40,7 +41,8 @@ def cause_of(
         return error
     if outcome.kind == "memory":
         requested, used, limit = map(int, outcome.error.split())
-        exhausted = SharedMemoryExhausted(requested, used, limit, "engine arena")
+        small = " (kept small by `ulimit -v` or `ulimit -f`)" if machine.mappable_bytes() else ""
+        exhausted = SharedMemoryExhausted(requested, used, limit, f"engine arena{small}")
         exhausted.add_note(f"{_names(frozen, planned, outcome.task)}. No .grad was changed.")
         return exhausted
     text = outcome.error.decode(errors="replace")

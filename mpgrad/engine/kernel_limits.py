@@ -56,6 +56,27 @@ def require_hard_limit(cpu_workers: int) -> None:
         )
 
 
+def require_real_threads() -> None:
+    """Make sure that nobody has put something else in the place of threads and processes.
+
+    Raises:
+        RuntimeError: gevent has; the message says how to leave it out.
+    """
+    import subprocess  # here, since workers start nothing
+
+    patched = [
+        name
+        for name, value in (("thread", threading.get_ident), ("subprocess", subprocess.Popen))
+        if (value.__module__ or "").partition(".")[0] == "gevent"
+    ]
+    if patched:
+        raise RuntimeError(
+            f"gevent has patched {' and '.join(patched)}: worker processes cannot be started and "
+            "waited for. Call gevent.monkey.patch_all(thread=False, subprocess=False), or use "
+            'Engine(mode="local")'
+        )
+
+
 def require_pidfds() -> None:
     """Make sure that the kernel reports the death of other processes by descriptors.
 
@@ -90,8 +111,9 @@ def require_processes(count: int) -> None:
         raise BlockingIOError(
             errno.EAGAIN,
             f"{os.strerror(errno.EAGAIN)}: an engine with {count} child processes needs {needed} "
-            f"more processes and threads, and the system allows {len(threads)} (`ulimit -u` and "
-            'the cgroup\'s pids.max say how many); Engine(mode="local") needs none',
+            f"more processes and threads, and the system allows {len(threads)} (`ulimit -u`, the "
+            "cgroup's pids.max and, for the stacks of threads, `ulimit -v` say how many); "
+            'Engine(mode="local") needs none',
         ) from None
     finally:
         release.set()

@@ -22,6 +22,7 @@ from mpgrad.engine.kernel_limits import (
     require_hard_limit,
     require_pidfds,
     require_processes,
+    require_real_threads,
 )
 from mpgrad.engine.options import EngineOptions
 from mpgrad.shm.arena import client_arena
@@ -53,6 +54,7 @@ class CoordinatorProcess:
         self._why_killed: str | None = None
         #: The engine was closed: a thread that still waits for an answer gets an error.
         self.is_closed = False
+        require_real_threads()
         require_descriptors(FOR_ENGINE, "an engine")
         require_hard_limit(options.cpu_workers)
         require_pidfds()

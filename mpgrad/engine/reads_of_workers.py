@@ -43,15 +43,12 @@ class ReadsOfWorkers:
         if self._last is None:
             self._last = self._find_last()
         here = self._positions[node]
-        for (function, *held), position in self._last.items():
-            if position <= here or function.run_on is not None:
-                continue
-            changed = what_changed(function, tuple(held))
-            if not changed and self._surroundings != (now := capture_surroundings()):
-                changed = name_of_change(self._surroundings, now)
-            if not changed and self._numpy_errors != np.geterr():
-                changed = "what NumPy does about floating-point errors (np.seterr)"
-            if changed:
+        later = [key for key, position in self._last.items() if position > here]
+        if not later:
+            return
+        around = self._change_around()
+        for function, *held in later:
+            if changed := what_changed(function, tuple(held)) or around:
                 raise RuntimeError(
                     f"{self._frozen.spec.nodes[node].name} ran in this process and has changed "
                     f"{changed}, which {function.__qualname__} reads behind it, on a worker that "
@@ -59,11 +56,20 @@ class ReadsOfWorkers:
                     f"{function.__qualname__}"
                 )
 
+    def _change_around(self) -> str:
+        """What has changed of what is brought along for all Functions, in words."""
+        now = capture_surroundings()
+        changed = "" if now == self._surroundings else name_of_change(self._surroundings, now)
+        if not changed and self._numpy_errors != np.geterr():
+            changed = "what NumPy does about floating-point errors (np.seterr)"
+        return changed
+
     def _find_last(self) -> dict[tuple[Any, ...], int]:
         self._positions = {at: position for position, at in enumerate(self._frozen.spec.order)}
         nodes: Any = self._frozen.nodes
         last: dict[tuple[Any, ...], int] = {}
         for at, code in self._code.items():
-            key = (nodes[at].function, *code.held)
-            last[key] = max(last.get(key, -1), self._positions[at])
+            if nodes[at].function.run_on is None:  # else that is the user's promise
+                key = (nodes[at].function, *code.held)
+                last[key] = max(last.get(key, -1), self._positions[at])
         return last

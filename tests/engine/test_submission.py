@@ -13,6 +13,7 @@ from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.placement import place
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.scheduler import chunks
 from mpgrad.scheduler.chunks import SMALL_GRAPH, TASKS_PER_MESSAGE
@@ -31,7 +32,7 @@ def sent(
     graph = PreparedGraph(frozen.spec, planned)
     handover = Handover(frozen, graph, {})
     arena = client_arena()
-    client = ClientWorker(frozen, graph, handover, arena, nullcontext, 1)  # type: ignore[arg-type]
+    client = ClientWorker(place(frozen), graph, handover, arena, nullcontext, 1)  # type: ignore[arg-type]
     ahead = client.run_ahead() if planned.opens_alone else None
     first, *rest = handover.messages("c1.1", 7, 0, workers, ahead)
     return first, rest  # type: ignore[return-value]

@@ -63,7 +63,8 @@ class KillPoint(NamedTuple):
     phase: str
     #: From 1.
     nth: int
-    sent: int = signal.SIGKILL
+    #: A signal, or what is done in place of sending one: "FORK", "CLOSE".
+    sent: int | str = signal.SIGKILL
 
 
 def dying(points: str) -> dict[str, str]:
@@ -121,6 +122,8 @@ def _point(word: str) -> KillPoint | None:
         raise ValueError(f"{word!r}: the phases of {process} are {', '.join(PHASES[process])}")
     if not nth.isdecimal() or int(nth) < 1:
         raise ValueError(f"{word!r}: expected a whole number of at least 1 after {phase}")
+    if name in _DEEDS:
+        return KillPoint(process, phase, int(nth), name)
     name = f"SIG{name.upper().removeprefix('SIG') or 'KILL'}"
     if name not in signal.Signals.__members__:
         raise ValueError(f"{word!r}: {name} is no signal")
@@ -129,7 +132,22 @@ def _point(word: str) -> KillPoint | None:
 
 def strike(point: KillPoint) -> None:
     """Send this process the signal of ``point``; SIGKILL does not return."""
-    os.kill(os.getpid(), point.sent)
+    if isinstance(point.sent, str):
+        _DEEDS[point.sent]()
+    else:
+        os.kill(os.getpid(), point.sent)
+
+
+def _fork() -> None:
+    """A child that ends at once, as ``subprocess`` and others make them."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+#: What user code may do to a process beside sending it signals.
+_DEEDS = {"FORK": _fork, "CLOSE": lambda: os.closerange(3, 256)}
 
 
 class Passages:

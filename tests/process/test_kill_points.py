@@ -116,6 +116,23 @@ def test_a_worker_dies(
     assert doomed_engine.statistics().failed == 0
 
 
+@pytest.mark.parametrize(
+    ("deed", "deaths"),
+    [("FORK", 0), ("TERM", 0), ("USR1", 0), ("SEGV", len(IN_A_TASK)), ("CLOSE", len(IN_A_TASK))],
+)
+def test_signals_forks_and_closed_descriptors(
+    monkeypatch: pytest.MonkeyPatch, undisturbed: bytes, deed: str, deaths: int
+) -> None:
+    """In each phase of a task; what does not end a worker changes nothing."""
+    points = ", ".join(f"worker:{phase}:2:{deed}" for phase in IN_A_TASK)
+    kill_at(monkeypatch, points)
+    with mg.Engine("process", cpu_workers=2) as engine:
+        for _ in IN_A_TASK:
+            assert gradient() == undisturbed
+        assert wait_until(lambda: engine.statistics().restarts >= deaths)
+        assert engine.statistics().restarts == deaths
+
+
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_worker_dies_before_it_is_ready(
     monkeypatch: pytest.MonkeyPatch, undisturbed: bytes, nth: int

@@ -16,7 +16,7 @@ from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from simulation import __main__ as testing
-from stress import chaos, deep, killer, operators, simulation, soak
+from stress import chaos, deep, functions, hostile, killer, operators, simulation, soak
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
 from stress.fuzz_worker import fuzz_worker
@@ -293,3 +293,75 @@ def test_operators_notices(
     if wrong == "crash":
         assert asked == [(0, 9), (3, 6)]
         assert "1 crashes: call 2 (exit status -11)" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_functions_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["functions", "--programs", "25", "--seed", "7"]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith("functions: PASSED: 25 programs, ")
+    assert " 0 Functions run by workers" not in verdict
+    assert "; 0 silent differences; " in verdict
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_many_functions() -> None:
+    assert main(["functions", "--programs", "1000", "--seed", "8", "--check", "sample"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (["aa", "1"], ""),
+        (["ab", "1"], "another gradient"),
+        (["aa", "2"], "another state"),
+        (["error", "ValueError", "no"], ""),
+        (None, "no result of workers"),
+    ],
+)
+def test_functions_notices(
+    there: list[str] | None,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def results(mode: str, *_: object) -> dict[int, Any]:
+        steps = ["aa", "1"] if mode == "local" else there
+        return {} if steps is None else {0: {"kinds": [], "result": [steps], "sent": 1}}
+
+    monkeypatch.setattr(functions, "_results", results)
+    assert main(["functions", "--programs", "1", "--seed", "8"]) == (1 if words else 0)
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_hostile_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hostile", "--cases", "raises a frozen"]) == 0
+    assert "hostile: PASSED: 1 cases, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_all_that_is_hostile() -> None:
+    assert main(["hostile"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "case", "words"),
+    [
+        ("gradient\n" * 3, hostile.Case(), ""),
+        ("gradient\nwrong [1.0]\ngradient\n", hostile.Case(), "step 1: wrong"),
+        ("gradient\nerror ValueError no\ngradient\n", hostile.Case(), "step 1: error"),
+        ("error ValueError no\n" * 3, hostile.Case(error="LookupError"), "does not say why"),
+        ("gradient\n" * 3, hostile.Case(error="LookupError"), "no error"),
+        ("error A\n" * 3, hostile.Case(error="A", last=True), "the last step"),
+        ("gradient\n", hostile.Case(), "1 steps"),
+        ("gradient\n" * 3, hostile.Case(status=-9), "exit status 0"),
+    ],
+)
+def test_hostile_notices(output: str, case: hostile.Case, words: str) -> None:
+    found = hostile._judge(case, output.encode(), 0)
+    assert (words in found) if words else not found
