@@ -134,7 +134,7 @@ def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[st
     else:
         try:
             raw = operator.forward(xp, *arrays, **attributes)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, IndexError) as error:
             raise refusal(operator.name, arrays, error) from error
     return recorded(operator, inputs, attributes, raw)
 
@@ -216,7 +216,7 @@ def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
                 return Tensor(compute(cuda_namespace(), *_gathered(arrays, device)))
     try:
         return Tensor(np.asarray(compute(cpu, *arrays)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
         raise refusal(compute.__name__, arrays, error) from error
 
 
