@@ -1,4 +1,4 @@
-"""A child of the run ``operators``: calls operators with odd arguments, and says what came of it.
+"""A child of the run ``operators``: calls operators with odd arguments, and counts the outcomes.
 
     python -m stress.operator_calls SEED FIRST CALLS [--beside-torch] [--in-process]
 
@@ -49,9 +49,9 @@ STUCK_S = 60
 MEMORY = 4 << 30
 #: Stands behind the number of a call that PyTorch performs.
 BESIDE = "beside"
-#: Of the calls with gradients that return, each so-manieth is repeated in workers.
+#: One in this many calls with gradients is repeated in workers.
 EVERY = 10
-#: Functions that change the process, draw numbers, or leave memory as it is.
+#: Functions that change the process, draw numbers, or return uninitialised memory.
 LEFT_OUT = frozenset(
     {"manual_seed", "set_rng_state", "get_rng_state", "empty", "empty_like", "rand", "randn"}
     | {"rand_like", "randn_like", "randint", "randint_like", "randperm", "bernoulli", "normal"}
@@ -75,7 +75,7 @@ LEFT_OUT = frozenset(
         "get_default_dtype",
     }
 )
-#: Words of NumPy's that a user of mpgrad should not have to read.
+#: Messages of NumPy that a user of mpgrad should not see.
 BARE = (
     *(
         "operands could not be broadcast",
@@ -89,7 +89,7 @@ BARE = (
 
 
 def functions(library: Any) -> dict[str, Callable[..., Any]]:
-    """What is called, by its path below the library."""
+    """The functions to call, by their path below the library."""
     found = {}
     for name, home in vars(mg)["_HOME"].items():
         if home.startswith("mpgrad.ops.") and name not in LEFT_OUT:
@@ -137,7 +137,7 @@ def copied(array: Any) -> Any:
 
 
 def argument(chance: random.Random, name: str, annotation: str) -> Any:
-    """Something for a parameter: an array stands for a Tensor."""
+    """A value for a parameter: an array stands for a Tensor."""
     odd = chance.random() < 0.08
     if "Sequence[Tensor]" in annotation or name in ("tensors", "arrays"):
         return [array(chance) for _ in range(chance.randrange(4))]
@@ -155,7 +155,7 @@ def argument(chance: random.Random, name: str, annotation: str) -> Any:
 
 
 def calls(seed: int, first: int, count: int) -> Iterator[tuple[int, str, list[Any]]]:
-    """Number, operator and positional arguments of each call; they depend on both alone."""
+    """Number, operator and positional arguments of each call, which depend on seed and number."""
     known = functions(mg)
     signatures = {name: _parameters(function) for name, function in known.items()}
     names = sorted(known)
@@ -187,7 +187,7 @@ def _parameters(function: Any) -> list[tuple[str, str, bool]]:
 
 
 def tensors(library: Any, value: Any, *, grad: bool) -> Any:
-    """``value`` with Tensors of the library in place of arrays."""
+    """``value`` with Tensors of the library instead of arrays."""
     if isinstance(value, np.ndarray):
         tensor = library.from_numpy(copied(value))
         return tensor.requires_grad_() if grad and value.dtype.kind in "fc" else tensor
@@ -229,7 +229,7 @@ def _arrays(given: list[Any]) -> list[Any]:
 
 
 def words(name: str, given: list[Any]) -> str:
-    """A call as a reader would write it."""
+    """A call in the form of source code."""
     parts = [
         f"{v.dtype}{list(v.shape)}" if isinstance(v, np.ndarray) else repr(v)[:60] for v in given
     ]
@@ -295,7 +295,7 @@ def _bits(value: Any) -> Any:
 
 
 def _beside(found: Any, given: list[Any], run: Callable[[list[Any]], Any]) -> str:
-    """How a call differs from PyTorch's; empty: it does not."""
+    """The difference between a call and PyTorch's; empty if there is none."""
     beside = run(given)
     if isinstance(beside, Exception):
         if not isinstance(found, Exception):

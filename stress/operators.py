@@ -15,13 +15,13 @@ import time
 from stress.operator_calls import BESIDE
 from stress.run import Run, Verdict, count, progress_bar, seed_of
 
-#: Calls of one child: a crash costs the tally of those before it.
+#: The number of calls of one child: a crash loses the tally of the calls before it.
 OF_A_CHILD = 5000
-#: Seconds after which a child is taken for stuck; it needs a tenth of it.
+#: Seconds after which a child counts as stuck; it normally needs a tenth of this.
 STUCK_S = 1800
 #: What a child's tensors may take in shared memory.
 ARENA = "1G"
-#: Notes of each kind that are printed.
+#: The number of notes of each kind that are printed.
 PRINTED = 40
 
 

@@ -70,7 +70,7 @@ class Matrices:
         return np.ascontiguousarray(q), np.ascontiguousarray(r)
 
     def eliminated(self, x: Array) -> Array:
-        """Both triangles of ``L U`` of square matrices in one, without exchanging rows."""
+        """Both triangles of ``L U`` of square matrices in one, without row exchanges."""
         return eliminated(self, x)
 
 

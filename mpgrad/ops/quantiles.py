@@ -71,7 +71,7 @@ def nanquantile(
     *,
     interpolation: str = "linear",
 ) -> Tensor:
-    """``quantile`` of what is not NaN."""
+    """``quantile`` without NaNs."""
     return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)
 
 
@@ -145,7 +145,7 @@ def _ranked(x: Tensor, q: Tensor | None, fractions: Any, way: str, skip: bool) -
 
 
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The middle of what is not NaN, of two the smaller one; see ``median``."""
+    """The middle element without NaNs, the smaller one of two; see ``median``."""
     if dim is None and input._array.size == 0:
         return input.new_full((), math.nan)
     if dim is None:
@@ -206,7 +206,7 @@ def cov(
 
     Args:
         input: (variables, observations), or one variable.
-        correction: what the number of observations is lessened by.
+        correction: subtracted from the number of observations.
         fweights: how often each observation counts, whole numbers.
         aweights: how much it counts.
 
