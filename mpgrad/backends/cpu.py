@@ -152,6 +152,7 @@ class CpuBackend(cpu_matrices.Matrices):
     arccosh = _unary(np.arccosh)
     arctanh = _unary(np.arctanh)
     arctan2 = _binary(np.arctan2)
+    hypot = _binary(np.hypot)
     logaddexp = _binary(np.logaddexp)
     sinh = _unary(np.sinh)
     cosh = _unary(np.cosh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpgrad.ops import (
     activation,
+    activation_variants,
     arithmetic,
     choices,
     complex_numbers,
@@ -20,13 +21,16 @@ from mpgrad.ops import (
     matrices,
     normalization,
     norms,
+    order_statistics,
     overwriting,
+    piecewise,
     pooling,
     products,
     promotion,
     reduction,
     rounding,
     shape,
+    signs,
     special,
     transcendental,
 )
@@ -34,6 +38,7 @@ from mpgrad.ops import (
 #: The modules that register operators.
 FAMILIES = (
     activation,
+    activation_variants,
     arithmetic,
     choices,
     complex_numbers,
@@ -50,13 +55,16 @@ FAMILIES = (
     matrices,
     normalization,
     norms,
+    order_statistics,
     overwriting,
+    piecewise,
     pooling,
     products,
     promotion,
     reduction,
     rounding,
     shape,
+    signs,
     special,
     transcendental,
 )

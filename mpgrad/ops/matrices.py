@@ -7,6 +7,7 @@ forward and reverse mode algorithmic differentiation" (2008).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ import numpy as np
 
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
+from mpgrad.ops.arithmetic import add
+from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import eq
 from mpgrad.ops.complex_numbers import adjoint
 from mpgrad.ops.creation import eye
 from mpgrad.ops.linalg import matmul
@@ -201,7 +205,10 @@ def logdet(input: Tensor) -> Tensor:
         RuntimeError: they are not square.
     """
     sign, logarithm = slogdet(input)
-    return logarithm + log(sign)
+    if input.dtype.kind == "c":
+        return add(logarithm, log(sign))
+    # With a gradient of zeros where it is NaN, as in PyTorch.
+    return where(eq(sign, -1), math.nan, logarithm)  # type: ignore[no-any-return]
 
 
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
@@ -229,7 +236,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
         return matrix_power(inv(A), -n)
     if n == 0:
         one = eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        return clone(broadcast_to(one, A.shape))
+        return clone(A).copy_(broadcast_to(one, A.shape))  # type: ignore[no-any-return]
     half = matrix_power(A, n // 2) if n > 1 else None
     if half is None:
         return clone(A)

@@ -10,6 +10,7 @@ from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import Formula, operator
 from mpgrad.ops.promotion import (
     as_tensor_operand,
+    cast,
     floating,
     operands,
     refuse_complex,
@@ -184,7 +185,7 @@ def _arccosh_grad(xp: Any, grad: Any, input: Any) -> Any:
     less, more = xp.subtract(input, 1), xp.add(input, 1)
     if input.dtype.kind == "c":  # the root of the product would be on the wrong branch
         return xp.divide(grad, xp.multiply(xp.sqrt(less), xp.sqrt(more)))
-    return xp.divide(grad, xp.sqrt(xp.multiply(less, more)))
+    return xp.divide(grad, xp.sqrt(xp.add(xp.multiply(less, more), 0.0)))  # -0.0 becomes 0.0
 
 
 arccosh = _elementwise(
@@ -308,7 +309,8 @@ def xlogy(input: Any, other: Any) -> Tensor:
     """``input * log(other)``, and 0 where ``input`` is 0 (NaN where ``other`` is NaN)."""
     a, b = operands(input, other, float_result=True)
     refuse_complex("xlogy", a, b)
-    return call(_xlogy, as_tensor_operand(a), as_tensor_operand(b))
+    dtype = next(x.dtype for x in (a, b) if isinstance(x, Tensor))
+    return call(_xlogy, *(cast(as_tensor_operand(x), dtype) for x in (a, b)))
 
 
 _relu = operator(

@@ -19,6 +19,7 @@ from mpgrad.ops import (
     reduction,
     scattering,
     selection,
+    transcendental,
 )
 from mpgrad.ops.promotion import check_cast
 from mpgrad.ops.shape import clone
@@ -57,7 +58,8 @@ _FORMS_OF_VALUES = (
     (arithmetic, "true_divide"),
     (comparison, "eq ne gt ge lt le logical_and logical_not logical_or logical_xor"),
     (comparison, "not_equal greater greater_equal less less_equal"),
-    (piecewise, "deg2rad erfc float_power frac hypot logit nan_to_num rad2deg xlogy"),
+    (piecewise, "deg2rad erfc float_power frac hypot logit nan_to_num rad2deg"),
+    (transcendental, "xlogy"),
     (products, "cumprod"),
 )
 
