@@ -59,6 +59,8 @@ class Engine:
         journal: when the coordinator writes its last events to a file for ``mpgrad
             replay``: after internal "errors", "always" (also when they end), or "off". Default:
             MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR is its directory.
+        progress: whether a backward in workers that takes longer than half a second shows how far
+            it is: on stderr if that is a terminal, in a notebook under the cell.
 
     Raises:
         ValueError: an argument is out of range.
@@ -75,9 +77,18 @@ class Engine:
         recover: str = "worker",
         task_timeout: float | None = None,
         journal: str | None = None,
+        progress: bool = False,
     ) -> None:
         self._options = EngineOptions.checked(
-            mode, cpu_workers, gpus, shm_limit, blas_threads, recover, task_timeout, journal
+            mode,
+            cpu_workers,
+            gpus,
+            shm_limit,
+            blas_threads,
+            recover,
+            task_timeout,
+            journal,
+            progress,
         )
         self._made: Execution | None = None
         self._making = threading.Lock()
@@ -242,6 +253,8 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _unused: weakref.WeakSet[Engine] = weakref.WeakSet()
 #: Engines that are inside their `with` block, innermost last; shared by all threads.
 _stack: list[Engine] = []
+#: What ``set_engine`` was given.
+_set: Engine | None = None
 _default: Engine | None = None
 _default_lock = threading.Lock()
 
@@ -252,6 +265,9 @@ def current_engine() -> Engine:
     global _default
     if _stack:
         return _stack[-1]
+    chosen = _set
+    if chosen is not None and not chosen._is_closed:
+        return chosen
     if _unused:
         _warn_of_unused()
     with _default_lock:
@@ -285,14 +301,13 @@ def set_engine(engine: Engine | None) -> None:
         TypeError: it is no Engine.
         EngineClosed: it is closed.
     """
-    global _default
+    global _set
     if engine is not None:
         if not isinstance(engine, Engine):
             raise TypeError(f"set_engine() wants an Engine or None, not {type(engine).__name__}")
         engine._check_open()
         _unused.discard(engine)
-    with _default_lock:
-        _default = engine
+    _set = engine
 
 
 def _close_all() -> None:

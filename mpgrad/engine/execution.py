@@ -99,7 +99,7 @@ class Execution:
             while True:
                 try:
                     return run_in_workers(
-                        placed, graph, self.sessions, self._counters, self._options.blas_threads
+                        placed, graph, self.sessions, self._counters, self._options
                     )
                 except SavedTensorsUnreadable:
                     # No user code has run yet: `place` looks for such Nodes if there is any.

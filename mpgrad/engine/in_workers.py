@@ -21,8 +21,10 @@ from mpgrad.engine.engine_statistics import Counters
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.learning import learn, that_ran
+from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.progress_display import progress_shown
 from mpgrad.engine.session import Session
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.errors import CoordinatorLost, ProtocolError
@@ -41,7 +43,7 @@ def run_in_workers(
     graph: PreparedGraph,
     sessions: SessionPool,
     counters: Counters,
-    blas_threads: int,
+    options: EngineOptions,
 ) -> list[tuple[Any, bool]]:
     """Run a graph. Thread-safe: each calling thread borrows a session of its own.
 
@@ -50,7 +52,7 @@ def run_in_workers(
         graph: its plan.
         sessions: the sessions with the processes.
         counters: count the result.
-        blas_threads: the number of threads for the tasks in this process.
+        options: of the engine.
 
     Returns:
         As ``run_local``.
@@ -71,18 +73,18 @@ def run_in_workers(
             handover.is_timed, handover.learns = recording is not None, graph.learns()
             client = ClientWorker(
                 frozen, graph, handover, coordinator.arena, session.interrupts.user_code,
-                blas_threads,
+                options.blas_threads,
             )  # fmt: skip
             # A cheap task that all others wait for runs in this process.
             ahead = client.run_ahead() if planned.opens_alone else None
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
             profiled = None if recording is None else _Profiled(recording, session, planned)
-            if profiled is not None:
-                messages = profiled.watched(messages)
+            messages = messages if profiled is None else profiled.watched(messages)
             with session.interrupts.deferred():  # until the results have a holder
                 try:
-                    outcome = session.run(messages, client.run)
+                    with progress_shown(options, coordinator.pid, len(planned.tasks)):
+                        outcome = session.run(messages, client.run)
                 except CoordinatorLost as lost:
                     lost.has_run_user_code = client.has_begun
                     raise

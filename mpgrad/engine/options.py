@@ -30,6 +30,7 @@ class EngineOptions:
     recover: str
     task_timeout_s: float | None
     journal: str
+    progress: bool
 
     @classmethod
     def checked(
@@ -42,6 +43,7 @@ class EngineOptions:
         recover: str,
         task_timeout_s: float | None,
         journal: str | None,
+        progress: bool = False,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -68,6 +70,7 @@ class EngineOptions:
             _choice(
                 "journal", config.journal() if journal is None else journal, config.JOURNAL_MODES
             ),
+            bool(progress),
         )
         if mode == "process" and sys.platform != "linux":
             raise RuntimeError(
