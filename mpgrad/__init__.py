@@ -150,6 +150,7 @@ _SUBMODULES = (
     "backends",
     "cuda",
     "data",
+    "distributed",
     "distributions",
     "errors",
     "fft",

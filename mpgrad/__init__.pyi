@@ -9,6 +9,7 @@ from mpgrad import autograd as autograd
 from mpgrad import backends as backends
 from mpgrad import cuda as cuda
 from mpgrad import data as data
+from mpgrad import distributed as distributed
 from mpgrad import distributions as distributions
 from mpgrad import errors as errors
 from mpgrad import fft as fft

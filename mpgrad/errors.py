@@ -38,6 +38,38 @@ class CoordinatorLost(MpgradError):
     has_run_user_code = False
 
 
+class ResultsDiffer(MpgradError):
+    """A Function gave another gradient on a worker than here; see ``Engine(check=...)``."""
+
+
+class HostLost(MpgradError):
+    """A rank of a process group died, cannot be reached, or left while others waited for it.
+
+    Attributes:
+        rank: the lost rank.
+        cause: the reason, as far as it is known.
+    """
+
+    def __init__(self, rank: int, cause: str, during: str = "") -> None:
+        self.rank, self.cause, self.during = rank, cause, during
+        what = f"{during}: " if during else ""
+        super().__init__(
+            f"{what}rank {rank} is lost: {cause}. The group cannot go on: end it with "
+            "destroy_process_group(), and start all ranks again."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.rank, self.cause, self.during))
+
+
+class RendezvousTimeout(MpgradError, TimeoutError):
+    """Some ranks of a process group did not come in time; the text names them."""
+
+
+class CollectiveTimeout(MpgradError, TimeoutError):
+    """A collective took longer than the group's timeout; the text names the ranks it waited for."""
+
+
 class EngineClosed(MpgradError):
     """The engine was used after ``close()`` or outside its ``with`` block."""
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from mpgrad.engine.blas import blas_limit
 from stress.chaos import CHAOS
 from stress.deep import DEEP
+from stress.functions import FUNCTIONS
 from stress.fuzz import FUZZ
+from stress.hostile import HOSTILE
 from stress.oom import OOM
 from stress.operators import OPERATORS
 from stress.page import write_row
@@ -21,9 +23,12 @@ from stress.soak import SOAK
 from stress.storm import STORM
 from stress.wide import WIDE
 
-RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS)
-#: The options of the long forms; the defaults are for a short run.
-LONG = {"chaos": ["--kills", "1000", "--minutes", "20"]}
+RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS, HOSTILE)
+#: How long forms differ from the defaults, which are for a first look.
+LONG = {
+    "chaos": ["--kills", "1000", "--minutes", "20"],
+    "functions": ["--programs", "10000"],
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,6 +27,7 @@ from mpgrad.base.exits import describe_exit
 from mpgrad.base.handles import Block
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
@@ -79,7 +80,8 @@ class WorkerStage:
         is_fused = self._chance.random() < 0.5
         prepared = PreparedGraph(frozen.spec, plan(frozen.spec, workers=2, fuse=is_fused))
         handover = Handover(frozen, prepared, {})
-        client = ClientWorker(frozen, prepared, handover, self._arena, contextlib.nullcontext, 1)
+        placed = Placed(frozen, {}, {}, {})
+        client = ClientWorker(placed, prepared, handover, self._arena, contextlib.nullcontext, 1)
         ahead = client.run_ahead() if prepared.plan.opens_alone else None
         self._graphs += 1
         messages = [*handover.messages(SESSION, self._graphs, 0, 2, ahead)]

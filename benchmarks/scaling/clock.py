@@ -1,7 +1,7 @@
 """Clock and Process: computed time, and a transport on which every step takes some of it.
 
-The engine's shells do here what they do elsewhere. For what they send, take and compute the process
-pays whose turn it is.
+The engine's shells run unchanged. The process that is running pays for everything that it sends,
+receives and computes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from mpgrad.wire.transport import Received
 from simulation.transport import MemoryDealer, MemoryRouter
 from simulation.virtual_time import VirtualTime
 
-#: Frames whose gradients stay counted: each is paid for by who sends and by who takes it.
+#: The number of frames whose gradients stay counted: sender and receiver both pay for them.
 FRAMES_KNOWN = 4096
 
 
 class Cores:
-    """Processors that all processes share; what one process needs, it takes from a computing one.
+    """Processors that all processes share; a process that needs one slows a computing one down.
 
     Args:
-        count: how many; None: each process has its own.
+        count: the number of processors; None: each process has its own.
     """
 
     def __init__(self, count: int | None) -> None:
         self._count = count
-        #: By who computes: how much later than planned it will be done.
+        #: By computing process: its delay.
         self._late_us: dict[Hashable, float] = {}
 
     def begin(self, process: Hashable) -> None:
@@ -38,14 +38,14 @@ class Cores:
         self._late_us[process] = 0.0
 
     def end(self, process: Hashable) -> float:
-        """``process`` would be done now; how much longer it takes, and if so, it still computes."""
+        """End ``process``, or return the additional time for which it still computes."""
         late_us = self._late_us.pop(process)
         if late_us > 0.0:
             self._late_us[process] = 0.0
         return late_us
 
     def take(self, microseconds: float) -> None:
-        """A process that does not compute is busy for so long."""
+        """A process that does not compute is busy for this long."""
         if self._count is not None and len(self._late_us) >= self._count:
             slowed = min(self._late_us, key=lambda process: self._late_us[process])
             self._late_us[slowed] += microseconds
@@ -57,19 +57,19 @@ class Clock(VirtualTime):
     def __init__(self, costs: Costs, cores: Cores) -> None:
         super().__init__(Random(0))  # nothing is drawn
         self.costs, self.cores = costs, cores
-        #: What the process whose turn it is has spent since it began.
+        #: The time that the running process has spent since it began.
         self.spent_us = 0.0
 
     @property
     def here_us(self) -> float:
-        """The time as the process sees it whose turn it is."""
+        """The time as the running process sees it."""
         return self.now + self.spent_us
 
     def seconds(self) -> float:
         return self.here_us / 1e6
 
     def pay(self, microseconds: float) -> None:
-        """The process whose turn it is needs so long for something."""
+        """The running process needs this long for something."""
         self.spent_us += microseconds
 
     def pay_coding(self, frames: Sequence[bytes]) -> None:
@@ -79,7 +79,7 @@ class Clock(VirtualTime):
 
 
 class Process:
-    """Asleep until something comes, then busy with one turn after another until nothing is left."""
+    """Sleeps until a message arrives, then runs turn after turn until nothing is left."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -87,11 +87,11 @@ class Process:
         self._is_asleep, self._has_mail = True, False
 
     def turn(self) -> None:
-        """Take what has come, and deal with it."""
+        """Receive messages, and handle them."""
         raise NotImplementedError
 
     def begin(self, action: Callable[..., None], *arguments: Any) -> None:
-        """``action(*arguments)`` takes the time that it pays for; then the process goes on."""
+        """``action(*arguments)`` takes the time that it pays for; then the process continues."""
         self._is_asleep = False
         self.clock.spent_us = 0.0
         action(*arguments)
@@ -99,14 +99,14 @@ class Process:
         self.clock.at(self.clock.here_us, self.go_on)
 
     def go_on(self) -> None:
-        """Look once more, then sleep."""
+        """Look for messages once more, then sleep."""
         if self._has_mail:
             self.begin(self.turn)
         else:
             self._is_asleep = True
 
     def on_arrival(self) -> None:
-        """Something could be read from now on."""
+        """A message can be read from now on."""
         self._has_mail = True
         if self._is_asleep:
             self._is_asleep = False
@@ -115,7 +115,7 @@ class Process:
             self.clock.at(self.clock.now + waking_us, self.begin, self.turn)
 
     def take(self, frames: Sequence[bytes]) -> None:
-        """It receives and decodes all that has come."""
+        """It receives and decodes all messages that have arrived."""
         self._has_mail = False
         costs = self.clock.costs.messages
         self.clock.pay(costs.poll_us + costs.receive_us * len(frames))
@@ -127,7 +127,7 @@ class TimedLane:
 
     def __init__(self, clock: Clock, deliver: Callable[[bytes], None]) -> None:
         self._clock, self._deliver = clock, deliver
-        #: When what was sent last arrives: none overtakes another.
+        #: The arrival of the last message: no message overtakes another.
         self._arrives_us = 0.0
 
     def send(self, frames: Sequence[bytes]) -> None:
@@ -140,7 +140,7 @@ class TimedLane:
             self._clock.at(self._arrives_us, self._deliver, frame)
 
     def cut(self) -> None:
-        """Nobody dies here."""
+        """Do nothing: no process dies here."""
 
 
 class TimedRouter(MemoryRouter):
@@ -181,7 +181,7 @@ class TimedDealer(MemoryDealer):
 
 @lru_cache(FRAMES_KNOWN)
 def inline_bytes(frame: bytes) -> int:
-    """Bytes of the gradients that travel inside a message, wherever they stand in it."""
+    """The bytes of the gradients inside a message."""
     total, left = 0, [decode(frame)]
     while left:
         field: Any = left.pop()

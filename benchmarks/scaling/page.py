@@ -12,29 +12,29 @@ from benchmarks.scaling.experiments import GPU_BATCH
 from benchmarks.scaling.simulation import Outcome
 from benchmarks.scaling.validation import TIMED, Check
 
-#: What is asked of the mixture and of the simulators at so many workers.
+#: The target of the mixture and of the simulators at this many workers.
 ASKED_SHARE, ASKED_WORKERS = 0.9, 16
 ASKED_OF = ("mixture", "simulators")
-#: A coordinator that is busy for more of the time than this makes others wait.
+#: A coordinator that is busy for a larger share of the time delays others.
 FULL = 0.9
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7")
 
 
 @dataclass
 class Results:
-    """All that one run found."""
+    """All results of one run."""
 
     machine: dict[str, str]
     costs: Costs
     about: dict[str, str] = field(default_factory=dict)
     cpu: dict[str, list[Outcome]] = field(default_factory=dict)
     gpu: dict[str, list[Outcome]] = field(default_factory=dict)
-    #: By the length of the Nodes in microseconds, and whether they may be put together.
+    #: By the length of the Nodes in microseconds, and whether they may be fused.
     saturation: dict[tuple[float, bool], list[Outcome]] = field(default_factory=dict)
     seconds: float = 0.0
-    #: Shares of the bound with ASKED_WORKERS, each with a calibration and a recording of its own.
+    #: Shares of the bound with ASKED_WORKERS, each with a new calibration and recording.
     asked: dict[str, list[float]] = field(default_factory=dict)
-    #: Two real workers beside two simulated ones.
+    #: Two real workers compared with two simulated ones.
     checks: list[Check] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""simulate(): a graph's backward on a machine that is not there."""
+"""simulate(): a graph's backward on a simulated machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 
-#: A training loop's backwards: the first one, when every page is new, and one long after it.
+#: Backwards of a training loop: the first one, when every page is new, and a much later one.
 BACKWARDS = 2
-#: The same where the coordinator's core is timed (the first one does not count, it is slower), and
-#: how often that is done.
+#: The same if the coordinator's core is timed (the first run is slower and does not count), and
+#: the number of runs.
 TIMED_BACKWARDS, TIMINGS = 3, 3
 
 
 class Outcome(NamedTuple):
-    """One backward of a training loop that has been running for a while."""
+    """One backward late in a training loop."""
 
     workers: int
     tasks: int
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     makespan_us: float
     #: The first backward, when every page is new to every process.
     first_us: float
-    #: Share of the makespan in which the coordinator was busy, and what it spent on one task.
+    #: Share of the makespan in which the coordinator was busy, and its time per task.
     coordinator_load: float
     coordinator_us_per_task: float
     #: Share of the makespan in which workers computed, on average.
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Against one process that does nothing but the rules."""
+        """Relative to one process that only runs the rules."""
         return self.bound.work_us / self.makespan_us
 
     @property
@@ -63,14 +63,14 @@ def simulate(
     """Run ``backwards`` backwards of ``spec`` on ``workers`` workers.
 
     Args:
-        spec: with the costs that the planner believes.
-        work: what the Nodes really take.
+        spec: with the planner's costs.
+        work: the real times of the Nodes.
         costs: of messages and processes.
-        workers: how many.
-        client: what the client needs for this graph.
+        workers: the number of workers.
+        client: the client's times for this graph.
         planned: another plan than the engine's.
-        backwards: how many before and with the one that counts.
-        cores: processors that all processes share; default: each has one of its own.
+        backwards: the number of backwards, the last of which counts.
+        cores: processors that all processes share; default: each has its own.
     """
     planned = plan(spec, workers=workers) if planned is None else planned
     times = TaskTimes(spec, planned, work)
@@ -120,9 +120,9 @@ def simulate_measured(
     planned: Plan | None = None,
     cores: int | None = None,
 ) -> Outcome:
-    """As :func:`simulate`, with the time that the coordinator's core needs on this very graph.
+    """As :func:`simulate`, with the time of the coordinator's core for this very graph.
 
-    Runs before it count what the core needs per event; the least counts, see ``recording``.
+    Earlier runs measure the core's time per event; the smallest counts, see ``recording``.
     """
     planned = plan(spec, workers=workers) if planned is None else planned
     core_us: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""startup: what an import costs, and how long until two workers are ready."""
+"""startup: the cost of an import, and the time until two workers are ready."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ that has imported its library until two worker processes have said that they are
 two plain processes that import NumPy and say so through a pipe. All files are in the page cache."""
 
 _ROOT = Path(__file__).resolve().parents[2]
-#: NumPy was compiled when it was installed; a checkout is compiled by its first import, if it may.
+#: NumPy is compiled when it is installed; a checkout is compiled by its first import, if possible.
 _WITH_BYTECODE = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 MPGRAD = "mpgrad"
 NUMPY = "NumPy"

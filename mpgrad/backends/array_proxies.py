@@ -70,6 +70,8 @@ class NumberProxy:
     """A Python number that is read anew in each run: a learning rate, a count of steps."""
 
     __slots__ = ("_name", "_program", "_value")
+    #: For ``isinstance``, as above.
+    __class__ = property(lambda self: type(self._value))
 
     def __init__(self, program: Any, value: Any, name: str) -> None:
         self._program, self._value, self._name = program, value, name

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.array_program import ArrayProgram
-from mpgrad.backends.array_proxies import ArrayProxy
+from mpgrad.backends.array_program import TRACING, ArrayProgram, plain
+from mpgrad.backends.array_proxies import ArrayProxy, NumberProxy
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.broadcasting import stretched_axes
 from mpgrad.backends.cpu import LARGE_BYTES, CpuBackend, complete_key
@@ -80,14 +80,26 @@ class TracedNamespace:
     def _gives(self, expression: str, expected: Any, args: Any) -> bool:
         """Whether ``expression`` gives the bits of ``expected``, in its layout."""
         names = {a._name: a._value for a in _arrays(args)}
-        found = eval(expression, {**self._program.known, **names})
-        return (
-            type(found) is np.ndarray
-            and found.dtype == expected.dtype
-            and found.shape == expected.shape
-            and found.strides == expected.strides
-            and found.tobytes() == expected.tobytes()
-        )
+        return _same_bits(eval(expression, self._program.known, names), expected)
+
+    def checked(self, formula: Any, operands: Any, *, blockwise: bool = False) -> Any:
+        """``formula(self, *operands)``, if it gives the same bits for real arrays.
+
+        It could have asked what its operands are, and taken them for something else.
+        """
+
+        def run(xp: Any, *operands: Any) -> Any:
+            return xp.blockwise(formula, *operands) if blockwise else formula(xp, *operands)
+
+        found = run(self, *operands)
+        if self._program.is_given_up:
+            return found
+        wanted = TRACING.paused(run, (self._xp, *operands), {})
+        several = type(wanted) in (tuple, list)
+        pairs = zip(wanted, found, strict=True) if several else [(wanted, found)]
+        if not all(_same_bits(plain(theirs), ours) for ours, theirs in pairs):
+            self._program.read("a formula that asks what its operands are")
+        return found
 
     # ------------------------------------------------------------------ what is no single call
 
@@ -139,10 +151,22 @@ class TracedNamespace:
         return self._program.bound(function, function.__name__)
 
 
-def _arrays(values: Any) -> list[ArrayProxy]:
-    found: list[ArrayProxy] = []
+def _same_bits(found: Any, expected: Any) -> bool:
+    if type(expected) is not np.ndarray:
+        return found is expected
+    return (
+        type(found) is np.ndarray
+        and found.dtype == expected.dtype
+        and found.shape == expected.shape
+        and found.strides == expected.strides
+        and found.tobytes() == expected.tobytes()
+    )
+
+
+def _arrays(values: Any) -> list[ArrayProxy | NumberProxy]:
+    found: list[ArrayProxy | NumberProxy] = []
     for value in values:
-        if type(value) is ArrayProxy:
+        if type(value) in (ArrayProxy, NumberProxy):
             found.append(value)
         elif type(value) in (tuple, list):
             found += _arrays(value)

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
 JOURNAL_MODES = ("errors", "always", "off")
+CHECKS = ("off", "sample", "all")
 CUPY = "mpgrad.devices.cuda_cupy:CupyDriver"
 
 
@@ -111,6 +112,14 @@ def parse_journal_mode(text: str) -> str:
     return mode
 
 
+def parse_check(text: str) -> str:
+    """``off``, ``sample`` or ``all``."""
+    check = text.lower()
+    if check not in CHECKS:
+        raise ValueError(f"expected one of {', '.join(CHECKS)}")
+    return check
+
+
 def parse_function(text: str) -> str:
     """``module:function``, for ``pkgutil.resolve_name``."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
@@ -123,8 +132,8 @@ def parse_cuda_driver(text: str) -> str:
     return CUPY if text.lower() == "cupy" else parse_function(text)
 
 
-def parse_directory(text: str) -> str:
-    """A directory; ``~`` is the user's home."""
+def parse_path(text: str) -> str:
+    """A path; ``~`` is the user's home."""
     return os.path.abspath(os.path.expanduser(text))
 
 
@@ -160,6 +169,15 @@ SHM_LIMIT: Setting[int | None] = Setting(
     "The maximum number of bytes in a shared-memory arena.",
     "from memory and cgroup limit",
 )
+CHECK: Setting[str] = Setting(
+    "MPGRAD_CHECK",
+    "sample",
+    parse_check,
+    "`off`, `sample`, `all`",
+    "Which Functions that a worker has run are run again in this process, and must give the same "
+    "bits: none; one in 1000, but for those with `run_on`; every one.",
+    "`sample`",
+)
 DEBUG: Setting[int] = Setting(
     "MPGRAD_DEBUG",
     0,
@@ -191,10 +209,20 @@ JOURNAL: Setting[str] = Setting(
 JOURNAL_DIR: Setting[str | None] = Setting(
     "MPGRAD_JOURNAL_DIR",
     None,
-    parse_directory,
+    parse_path,
     "a directory",
     "The directory of these files.",
     "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
+)
+
+GROUP_KEY_FILE: Setting[str | None] = Setting(
+    "MPGRAD_GROUP_KEY_FILE",
+    None,
+    parse_path,
+    "a file of at least 16 random bytes",
+    "The key by which the ranks of a process group know each other, and with which they encrypt. "
+    "`mpgrad run` makes one for ranks on one host.",
+    "none",
 )
 
 CUDA_DRIVER: Setting[str] = Setting(
@@ -213,9 +241,11 @@ SETTINGS: tuple[Setting[Any], ...] = (
     CPU_WORKERS,
     GPUS,
     SHM_LIMIT,
+    CHECK,
     DEBUG,
     JOURNAL,
     JOURNAL_DIR,
+    GROUP_KEY_FILE,
     TEST_HOOK,
     CUDA_DRIVER,
 )
@@ -241,6 +271,11 @@ def shm_limit() -> int | None:
     return SHM_LIMIT.get()
 
 
+def check() -> str:
+    """MPGRAD_CHECK: ``off``, ``sample`` or ``all``."""
+    return CHECK.get()
+
+
 def debug() -> int:
     """MPGRAD_DEBUG, 0 to 3."""
     return DEBUG.get()
@@ -264,7 +299,12 @@ def journal() -> str:
 def journal_directory() -> str:
     """MPGRAD_JOURNAL_DIR, else the XDG base directory for state."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return JOURNAL_DIR.get() or parse_directory(os.path.join(state, "mpgrad"))
+    return JOURNAL_DIR.get() or parse_path(os.path.join(state, "mpgrad"))
+
+
+def group_key_file() -> str | None:
+    """MPGRAD_GROUP_KEY_FILE, None while unset."""
+    return GROUP_KEY_FILE.get()
 
 
 def default_cpu_workers() -> int:

@@ -24,6 +24,7 @@ def attach(
     first: str | None = None,
     not_for: Collection[str] = (),
     finish: str | None = None,
+    called: str | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and ``__dir__`` of a lazy package.
 
@@ -34,13 +35,14 @@ def attach(
         first: a module to import before any other module ...
         not_for: ... except these.
         finish: a module whose ``public(value, name)`` returns the public value, for the others.
+        called: the name of the package in errors; its own name by default.
     """
     module = sys.modules[package]
     module.__class__ = _guarded(frozenset(home))
 
     def __getattr__(name: str) -> Any:
         if name not in home and name not in submodules:
-            raise missing(package, name)
+            raise missing(called or package, name)
         target = home.get(name) or f"{package}.{name}"
         value = _load(target, first if target not in not_for else None)
         if name in home:

@@ -16,7 +16,6 @@ _PLACES = (
     ("accelerator", "mpgrad.compat.accelerator"),
     ("backends", "mpgrad.compat.backends"),
     ("backends.{cudnn cuda mkl mkldnn mps openmp}", "mpgrad.compat.backends"),
-    ("distributed", "mpgrad.compat.distributed"),
     ("jit", "mpgrad.compat.jit"),
     ("cuda", "mpgrad.compat.cuda mpgrad.cuda"),
     ("multiprocessing", "multiprocessing"),

@@ -331,6 +331,8 @@ def _condition(program: CallProgram, place: ReadPlace) -> str | None:
     holder = program.bound(place.holder, "o")
     if place.how == "keys":
         return f"list({holder}) == {program.bound(place.value, 'keys')}"
+    if place.how == "absent":
+        return f"{holder}.keys().isdisjoint({program.bound(place.value, 'absent')})"
     if place.how == "length":
         return f"len({holder}) == {place.value}"
     value = program.bound(place.value, "v")

@@ -7,6 +7,7 @@ cell) is compared in every call, by value where that is constant, else by identi
 
 from __future__ import annotations
 
+import builtins
 import functools
 import sys
 import sysconfig
@@ -55,7 +56,8 @@ class ReadPlace(NamedTuple):
         name: what the code has to name so that it reads this; "" if it is read with its parent.
         parent: the index of the place that leads here; -1 for a root.
         how: "same": compared by value; "is": by identity; "keys": the value is the list of the
-            holder's keys; "length"; "unknown": cannot be compared.
+            holder's keys; "length"; "absent": the holder has none of the keys in the value;
+            "unknown": cannot be compared.
     """
 
     label: str
@@ -193,13 +195,26 @@ class Places:
             return
         self.codes.update(codes_in(code))
         names = set(names_in(code))
-        self._visit_dict(function.__globals__, "", parent, by_name=True, names=names)
+        label, table = function.__name__, function.__globals__
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._note(label, function, getattr(function, part), parent, "is", f".{part}")
+        self._visit_dict(table, "", parent, by_name=True, names=names)
+        absent = frozenset(names - table.keys())
+        self._note(f"the globals of {label}", table, absent, parent, "absent")
+        self._visit_dict(vars(builtins), "", parent, by_name=True, names=set(absent))
+        self._visit_dict(sys.modules, "", parent, by_name=True, names=set(absent))
+        found = [table[name] for name in names & table.keys()]
+        found += [sys.modules[name] for name in absent & sys.modules.keys()]
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
             except ValueError:
                 continue
             self._add(name, ".cell_contents", cell, value, name, parent)
+            found.append(value)
+        for value in found:
+            if isinstance(value, types.ModuleType) and _is_installed(value):
+                self._visit_library(value, names, parent)
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults is not None:
                 self._pending.append((defaults, f"the defaults of {function.__name__}", parent))
@@ -222,22 +237,37 @@ class Places:
                 name = key if by_name else ""
                 self._add(f"{dot}{key}", f"[{key!r}]", table, table[key], name, parent)
 
+    def _visit_library(self, module: types.ModuleType, names: set[str], parent: int) -> None:
+        """The names of an installed module that the code uses: a test may have replaced them."""
+        table = vars(module)
+        for key in sorted(names & table.keys()):
+            label, value = f"{module.__name__}.{key}", table[key]
+            if _is_ours(type(value)):
+                self._note(label, table, value, parent, "is", f"[{key!r}]")
+            else:
+                self._add(label, f"[{key!r}]", table, value, key, parent)
+
     def _visit_class(self, cls: type, label: str, parent: int) -> None:
         for base in cls.__mro__:
             if _is_installed(base):
                 continue
             members = dict(vars(base))
+            self._note(f"the names in {label}", vars(base), list(members), parent, "keys")
             for name, member in members.items():
+                expression = f".__dict__[{name!r}]"
                 if isinstance(member, types.FunctionType | staticmethod | classmethod | property):
+                    self._note(f"{label}.{name}", base, member, parent, "is", expression)
                     self._pending.append((member, f"{base.__name__}.{name}", parent))
                 elif not name.startswith("__") and not _is_descriptor(member):
-                    expression = f".__dict__[{name!r}]"
                     self._add(f"{label}.{name}", expression, base, member, name, parent)
 
     def _visit_object(self, value: Any, label: str, parent: int) -> None:
         cls = type(value)
+        self._note(f"the class of {label}", value, cls, parent, "is", ".__class__")
         self._pending.append((cls, cls.__name__, parent))
         own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):  # a new attribute may hide one of the class
+            self._note(f"the attributes of {label}", own, list(own), parent, "keys")
         if isinstance(value, Module):
             is_theirs = not _is_installed(cls)
             assert own is not None
@@ -290,6 +320,11 @@ def _is_installed(value: Any) -> bool:
     if file is None:
         return getattr(module, "__name__", "") != "__main__"
     return file.startswith((_PACKAGE, *_INSTALLED))
+
+
+def _is_ours(cls: type) -> bool:
+    """Whether ``cls`` belongs to this package."""
+    return cls.__module__.split(".")[0] == "mpgrad"
 
 
 def _is_atom(value: Any) -> bool:

@@ -90,7 +90,8 @@ class RecordedCalls:
         if not any(is_recorded):
             return
         needs = tuple(wanted_gradients(operator, called.inputs))
-        if is_written_out(operator) and len(called.inputs) == len(operator.inputs):
+        is_plain = len(outputs) == 1 and len(called.inputs) == len(operator.inputs)
+        if is_plain and is_written_out(operator):
             record = program.bound(recorder_of(operator, needs), f"record_{operator.name}")
             given = [program.text(called.attributes[name]) for name in operator.attributes]
             self._add(called, f"{record}({', '.join([*inputs, *given, names[0]])})")

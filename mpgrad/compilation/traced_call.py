@@ -8,6 +8,7 @@ again, the program is given up and the call goes on as any other.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import types
@@ -207,7 +208,10 @@ class OperatorTracer(OperatorMode):
         arrays = [program.array_of(value) for value in inputs]
         if program.is_given_up:
             return TRACING.paused(operator.forward, (cpu, *arrays), attributes)
-        return operator.forward(program.namespace, *arrays, **attributes)
+        found = program.namespace.checked(functools.partial(operator.forward, **attributes), arrays)
+        if program.is_given_up:
+            return TRACING.paused(lambda found: found, (found,), {})
+        return found
 
     def done(
         self,

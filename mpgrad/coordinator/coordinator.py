@@ -181,7 +181,9 @@ class Coordinator:
             elif from_client and arrival.peer in self._sessions:
                 self._on_client_message(message)
             elif not from_client and self._is_ready(arrival.peer):
-                if isinstance(message, ev.OutputEmitted):
+                if isinstance(message, ev.OutputEmitted) and message.kind == schema.SPOILED:
+                    self._supervisor.fence(message.peer)
+                elif isinstance(message, ev.OutputEmitted):
                     self._forward_output(message)
                 else:
                     self._handle(message)

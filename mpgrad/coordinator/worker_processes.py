@@ -11,7 +11,7 @@ from mpgrad.base.exits import is_stopped
 from mpgrad.coordinator.reaper import End, Reaper
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shm.status_board import StatusBoard
-from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
+from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, python_command, send_setup, spawn
 
 #: Added to a worker's out-of-memory score, in thousandths of the machine's memory.
 _OOM_SCORE_ADJUSTMENT = 300
@@ -67,7 +67,7 @@ class WorkerSpawner:
 
     def start(self, peer: str, slot: int, device: int, arena: int) -> WorkerChild:
         process, writer = spawn(
-            [self._setup.executable, "-P", "-m", "mpgrad.workers"],
+            python_command(self._setup.executable, "mpgrad.workers"),
             self._inherited(device),
             self._environment(),
         )

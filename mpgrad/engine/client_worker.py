@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, Rule, rule_of
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiling.backward_run import TaskRun
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
@@ -20,7 +19,9 @@ from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.reads_of_workers import ReadsOfWorkers
 from mpgrad.engine.stale_saved import StaleSaved
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.node import InputMetadata
@@ -38,7 +39,7 @@ class ClientWorker:
     """The client tasks of one graph.
 
     Args:
-        frozen, graph: the graph and its plan.
+        placed, graph: the graph and its plan.
         handover: the arrays and programs of the graph.
         arena: the engine's arena.
         user_code: wraps each rule.
@@ -47,7 +48,7 @@ class ClientWorker:
 
     def __init__(
         self,
-        frozen: FrozenGraph,
+        placed: Placed,
         graph: PreparedGraph,
         handover: Handover,
         arena: ForeignArena,
@@ -55,7 +56,8 @@ class ClientWorker:
         blas_threads: int,
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
-        self._frozen, self._graph, self._planned = frozen, graph, graph.plan
+        self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
+        self._reads = ReadsOfWorkers(placed)
         self._handover, self._arena = handover, arena
         #: What a profile has noted of this backward.
         self._profiled = current_run()
@@ -108,6 +110,7 @@ class ClientWorker:
                 self._run_steps(dispatch.task, steps, contributions, emit, failed.append)
             if changed:
                 self._saved.check(members[-1].node, changed)
+            self._reads.check(members[-1].node)
         except BaseException as error:
             self.error = error
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])

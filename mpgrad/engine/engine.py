@@ -59,6 +59,10 @@ class Engine:
         journal: when the coordinator writes its last events to a file for ``mpgrad
             replay``: after internal "errors", "always" (also when they end), or "off". Default:
             MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR is its directory.
+        check: which Functions that a worker has run are run again in this process, where they must
+            give the same bits: one in 1000 ("sample"; but for those with ``run_on``, whose promise
+            is yours), every one ("all"), or none ("off"). The first difference is an
+            ``errors.ResultsDiffer``. Default: MPGRAD_CHECK or "sample".
         progress: whether a backward in workers that takes longer than half a second shows how far
             it is: on stderr if that is a terminal, in a notebook under the cell.
 
@@ -77,6 +81,7 @@ class Engine:
         recover: str = "worker",
         task_timeout: float | None = None,
         journal: str | None = None,
+        check: str | None = None,
         progress: bool = False,
     ) -> None:
         self._options = EngineOptions.checked(
@@ -88,6 +93,7 @@ class Engine:
             recover,
             task_timeout,
             journal,
+            check,
             progress,
         )
         self._made: Execution | None = None

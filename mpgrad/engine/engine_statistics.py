@@ -71,6 +71,7 @@ class EngineStatistics:
             not work here.
         restarts: workers that were replaced after they died.
         recoveries: backwards that were run again because the coordinator had died.
+        spot_checks: Functions that ran again in this process (``Engine(check=...)``).
         protocol_errors: messages that were refused: malformed, from a process that has not proved
             that it belongs to this engine, or with content that its sender may not send.
         compiled_graphs, compiled_nodes: graphs that this process keeps as source for ``local``,
@@ -89,6 +90,7 @@ class EngineStatistics:
     through_host_bytes: int = 0
     restarts: int = 0
     recoveries: int = 0
+    spot_checks: int = 0
     protocol_errors: int = 0
     compiled_graphs: int = 0
     compiled_nodes: int = 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -29,10 +28,12 @@ from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
 from mpgrad.engine.local import run_local
 from mpgrad.engine.options import EngineOptions
-from mpgrad.engine.placement import place, warn_of_serial_functions
+from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
 from mpgrad.engine.preparation import Preparation, Ready
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.recovery import Recovery
 from mpgrad.engine.session_pool import SessionPool
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensors.tensor import Tensor, gradient_edge
@@ -58,6 +59,7 @@ class Execution:
         self.preparation = Preparation(options)
         self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
         self._counters = Counters()
+        self._spot_checks = SpotChecks(options.check)
         self._local_count = self._local_failed = 0
 
     def start_anew_in_child(self) -> None:
@@ -89,25 +91,36 @@ class Execution:
             warn_of_serial_functions(placed)
             if profiled is not None:
                 profiled.spec, profiled.on_client = placed.frozen.spec, placed.unasked
+        started = perf_counter()
         if placed is None or graph is None or not self._goes_to_workers(ready):
-            if graph is None:
-                return self._here(run_local, frozen)
-            with self._timed("local", ready):
-                return self._here(run_local, frozen)
+            mode: Mode = "local"
+            results = self._here(run_local, frozen)
+        else:
+            mode = "process"
+            results = self._in_workers(placed, graph)
+        # `auto` learns what a backward took.
+        self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
+        return results
+
+    def _in_workers(self, placed: Placed, graph: PreparedGraph) -> list[tuple[Any, bool]]:
         recovery = Recovery(self._options.recover)
-        with self._timed("process", ready):
-            while True:
-                try:
-                    return run_in_workers(
-                        placed, graph, self.sessions, self._counters, self._options
-                    )
-                except SavedTensorsUnreadable:
-                    # No user code has run yet: `place` looks for such Nodes if there is any.
-                    placed, graph = self.preparation.without_unreadable(placed)
-                except CoordinatorLost as lost:
-                    if not recovery.allows(lost):
-                        raise
-                    self._counters.note_recovery()
+        while True:
+            try:
+                return run_in_workers(
+                    placed,
+                    graph,
+                    self.sessions,
+                    self._counters,
+                    self._options,
+                    self._spot_checks,
+                )
+            except SavedTensorsUnreadable:
+                # No user code has run: a graph with user code was searched for such Nodes before.
+                placed, graph = self.preparation.without_unreadable(placed)
+            except CoordinatorLost as lost:
+                if not recovery.allows(lost):
+                    raise
+                self._counters.note_recovery()
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
         return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
@@ -145,13 +158,6 @@ class Execution:
         except BaseException:
             self._local_failed += 1
             raise
-
-    @contextmanager
-    def _timed(self, mode: Mode, ready: Ready) -> Iterator[None]:
-        """Measure the backward for ``auto``."""
-        started = perf_counter()
-        yield
-        self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
 
     def _start_in_background(self) -> None:
         """Start the processes while this backward and later ones run locally."""
@@ -202,6 +208,7 @@ class Execution:
             copied_bytes=counters.copied_bytes,
             through_host_bytes=counters.through_host_bytes,
             recoveries=counters.recoveries,
+            spot_checks=self._spot_checks.count,
             restarts=processes.restarts if processes is not None else 0,
             protocol_errors=self.sessions.refused_frames
             + (processes.protocol_errors if processes is not None else 0),

@@ -27,6 +27,7 @@ from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.scheduler.chunks import chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
@@ -73,6 +74,8 @@ class Handover(PackedArrays):
         self._frozen, self._graph, self._code = frozen, graph, code
         #: Whether workers report when each Node ran: in all tasks, or where it helps to learn.
         self.is_timed = self.learns = False
+        #: Decides for which Functions the workers report arguments and results.
+        self.spot_checks: SpotChecks | None = None
         self._numpy_errors = _changed_numpy_errors()
         self._surroundings = b""
 
@@ -174,7 +177,7 @@ class Handover(PackedArrays):
         if isinstance(node, OperatorNode):
             return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):
-            return self._function(node, _read(node.portable_context), self._code[index])
+            return self._function(node, _read(node.portable_context), index)
         raise TypeError(f"{node.name()} cannot be sent to a worker")
 
     def _operator(self, node: OperatorNode, arrays: dict[str, Any]) -> OperatorRule:
@@ -198,9 +201,8 @@ class Handover(PackedArrays):
             node.operator.name, saved, several, encode_plain(plain) if plain else b""
         )
 
-    def _function(
-        self, node: FunctionNode, context: PortableContext, code: ShippedCode
-    ) -> FunctionRule:
+    def _function(self, node: FunctionNode, context: PortableContext, index: int) -> FunctionRule:
+        code = self._code[index]
         buffers: list[PackedArray] = []
 
         def out_of_band(buffer: Any) -> None:
@@ -220,6 +222,8 @@ class Handover(PackedArrays):
             _described(context.description),
             attributes,
             tuple(buffers),
+            index,
+            self.spot_checks is not None and self.spot_checks.chooses(node),
         )
 
 

@@ -25,12 +25,21 @@ from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.progress_display import progress_shown
-from mpgrad.engine.session import Session
+from mpgrad.engine.session import Outcome, Session
 from mpgrad.engine.session_pool import SessionPool
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, ProtocolError
-from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
+from mpgrad.scheduler.instructions import CompleteGraph, FailGraph, ForwardOutput
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.wire.output_record import replay_warnings
+from mpgrad.shipping.loading import load_attributes
+from mpgrad.wire.output_record import (
+    CHANGED,
+    RUN,
+    WARNING,
+    ContextChanged,
+    decode_as,
+    replay_warnings,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -44,6 +53,7 @@ def run_in_workers(
     sessions: SessionPool,
     counters: Counters,
     options: EngineOptions,
+    spot_checks: SpotChecks,
 ) -> list[tuple[Any, bool]]:
     """Run a graph. Thread-safe: each calling thread borrows a session of its own.
 
@@ -53,12 +63,14 @@ def run_in_workers(
         sessions: the sessions with the processes.
         counters: count the result.
         options: of the engine.
+        spot_checks: which Functions run again in this process.
 
     Returns:
         As ``run_local``.
 
     Raises:
         Exception: the exception of a rule or hook, unchanged.
+        ResultsDiffer: a Function that ran again gave another gradient.
         SavedTensorsUnreadable: some Node's saved tensors cannot be handed over.
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
@@ -70,9 +82,10 @@ def run_in_workers(
         with sessions.session() as session:
             coordinator = sessions.coordinator
             handover.connect(coordinator)
+            handover.spot_checks = spot_checks
             handover.is_timed, handover.learns = recording is not None, graph.learns()
             client = ClientWorker(
-                frozen, graph, handover, coordinator.arena, session.interrupts.user_code,
+                placed, graph, handover, coordinator.arena, session.interrupts.user_code,
                 options.blas_threads,
             )  # fmt: skip
             # A cheap task that all others wait for runs in this process.
@@ -82,13 +95,9 @@ def run_in_workers(
             profiled = None if recording is None else _Profiled(recording, session, planned)
             messages = messages if profiled is None else profiled.watched(messages)
             with session.interrupts.deferred():  # until the results have a holder
-                try:
-                    with progress_shown(options, coordinator.pid, len(planned.tasks)):
-                        outcome = session.run(messages, client.run)
-                except CoordinatorLost as lost:
-                    lost.has_run_user_code = client.has_begun
-                    raise
-                warnings = session.warnings_of(number)
+                with progress_shown(options, coordinator.pid, len(planned.tasks)):
+                    outcome = _run(session, messages, client)
+                kept = session.kept_of(number)
                 if isinstance(outcome, CompleteGraph):
                     results = _open_results(sessions, session, frozen, outcome, handover)
                     is_complete = True
@@ -99,15 +108,46 @@ def run_in_workers(
             counters.note(handover, outcome, len(planned.tasks))
     finally:
         handover.close(is_complete=is_complete)
-    replay_warnings(warnings, lambda task: planned.tasks[task].position)
+    replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
-            sessions.forget(session.coordinator)  # it has no workers and cannot start any
-        elif outcome.kind == "error":
-            client.release_before(planned.groups[outcome.task][outcome.step].node)
-        raise cause_of(outcome, frozen, planned, client.error)
+            sessions.forget(coordinator)  # it has no workers and cannot start any
+        raise _failure(outcome, frozen, planned, client)
+    spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, options.blas_threads)
+    _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
     return results
+
+
+def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Outcome:
+    try:
+        return session.run(messages, client.run)
+    except CoordinatorLost as lost:
+        lost.has_run_user_code = client.has_begun
+        raise
+
+
+def _failure(
+    outcome: FailGraph, frozen: FrozenGraph, planned: Plan, client: ClientWorker
+) -> BaseException:
+    """The exception of a graph that failed, with the graph as the serial engine leaves it."""
+    if outcome.kind == "error":
+        client.release_before(planned.groups[outcome.task][outcome.step].node)
+    return cause_of(outcome, frozen, planned, client.error)
+
+
+def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
+    return [output.data for output in kept if output.kind == kind]
+
+
+def _change_contexts(told: list[bytes], placed: Placed) -> None:
+    """Apply to each ctx the changes that its backward made in place on a worker."""
+    for data in told:
+        changed = decode_as(data, ContextChanged)
+        node: Any = placed.frozen.nodes[changed.node]
+        held = placed.code[changed.node].held
+        buffers = [bytearray(buffer) for buffer in changed.buffers]
+        vars(node.ctx).update(load_attributes(changed.attributes, buffers, held))
 
 
 def _release_saved(frozen: FrozenGraph) -> None:

@@ -99,7 +99,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 
 def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list[Any]:
-    """The gradients that ``frozen`` captures; ``times`` gets when each rule began and ended."""
+    """The gradients that ``frozen`` captures; ``times`` receives the start and end of each rule."""
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
     inflow = _Inflow(nodes, np.asarray if xp is cpu else xp.asarray)
     for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):

@@ -30,6 +30,7 @@ class EngineOptions:
     recover: str
     task_timeout_s: float | None
     journal: str
+    check: str
     progress: bool
 
     @classmethod
@@ -43,6 +44,7 @@ class EngineOptions:
         recover: str,
         task_timeout_s: float | None,
         journal: str | None,
+        check: str | None,
         progress: bool = False,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
@@ -70,6 +72,7 @@ class EngineOptions:
             _choice(
                 "journal", config.journal() if journal is None else journal, config.JOURNAL_MODES
             ),
+            _choice("check", config.check() if check is None else check, config.CHECKS),
             bool(progress),
         )
         if mode == "process" and sys.platform != "linux":

@@ -28,7 +28,7 @@ from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
-from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, send_setup, spawn
+from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, python_command, send_setup, spawn
 
 if TYPE_CHECKING:
     from mpgrad.devices.client_devices import ClientDevices
@@ -93,7 +93,7 @@ class CoordinatorProcess:
         inherited = (client_fd, segment.fd, lifeline, *([board_fd] if board_fd >= 0 else []))
         try:
             process, writer = spawn(
-                [sys.executable, "-P", "-m", "mpgrad.coordinator"],
+                python_command(sys.executable, "mpgrad.coordinator"),
                 inherited,
                 {
                     **os.environ,

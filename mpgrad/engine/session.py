@@ -29,7 +29,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.output_record import WARNING, show_output
+from mpgrad.wire.output_record import CHANGED, RUN, WARNING, show_output
 from mpgrad.wire.transport import Dealer
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
@@ -75,8 +75,9 @@ class Session:
         self._answers: list[Any] = []
         #: The reason why the coordinator refuses this session, once it says so.
         self._refusal: str | None = None
-        self._warnings: dict[int, list[bytes]] = {}
-        #: Blocks of this session whose last view has died; any thread appends.
+        #: By graph, the output of workers that is not shown at once.
+        self._kept: dict[int, list[do.ForwardOutput]] = {}
+        #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
         self.interrupts = Interrupts() if interrupts is None else interrupts
@@ -247,15 +248,16 @@ class Session:
             ) from error
 
     def _show(self, output: do.ForwardOutput) -> None:
-        """Show the text and log records of workers; keep warnings, which may become errors."""
-        if output.kind == WARNING:
-            self._warnings.setdefault(output.graph, []).append(output.data)
+        """Show what a worker printed or logged; keep warnings, which user filters may raise."""
+        if output.kind in (WARNING, RUN, CHANGED):
+            self._kept.setdefault(output.graph, []).append(output)
         else:
             show_output(output.kind, output.data)
 
-    def warnings_of(self, graph: int) -> list[bytes]:
-        """The warnings of workers while ``graph`` ran; called once it has ended."""
-        return self._warnings.pop(graph, [])
+    def kept_of(self, graph: int) -> list[do.ForwardOutput]:
+        """Remove and return the kept output of ``graph``, after its end: warnings, and reports on
+        its Functions."""
+        return self._kept.pop(graph, [])
 
     # ------------------------------------------------------------------ everything else
 

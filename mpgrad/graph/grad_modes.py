@@ -60,7 +60,8 @@ class _GradMode(ContextDecorator):
 if TYPE_CHECKING:
 
     class _Recording(Protocol):
-        """As the classes below: without a function an instance of them, else the function."""
+        """The type of the classes below: a call without a function returns an instance, a call
+        with a function returns the decorated function."""
 
         @overload
         def __call__(self) -> _GradMode: ...
@@ -163,7 +164,7 @@ if TYPE_CHECKING:
 else:
 
     class inference_mode(ContextDecorator):
-        """Nothing is recorded inside, and tensors made inside never can be: so they are cheaper.
+        """Nothing is recorded inside, and tensors made inside never can be: they are cheaper.
 
         Such an *inference tensor* has no version counter. Outside of the mode it may not be
         changed in place, saved for a backward, or made to require grad; ``clone()`` gives an

@@ -43,6 +43,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mpgrad.backends import column_parts
+from mpgrad.backends.array_program import TRACING
+from mpgrad.backends.traced_namespace import TracedNamespace
 from mpgrad.graph.node_names import node_name
 
 Formula = Callable[..., Any]
@@ -251,6 +253,8 @@ class Operator:
         self, formula: Formula, wanted: Sequence[str], xp: Any, offered: dict[str, Any]
     ) -> Any:
         operands = [offered[name] for name in wanted]
+        if TRACING.entered and type(xp) is TracedNamespace:
+            return xp.checked(formula, operands, blockwise=self.elementwise)
         return xp.blockwise(formula, *operands) if self.elementwise else formula(xp, *operands)
 
     def _in_parts(

@@ -104,6 +104,6 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 @value_check
 def check_range(array: Any, count: int, error: type[Exception] = IndexError) -> None:
-    """Raise ``error`` unless all of ``array`` is at least 0 and below ``count``."""
+    """Raise ``error`` unless all elements of ``array`` are in [0, ``count``)."""
     if array.size and (array.min() < 0 or array.max() >= count):
         raise error(f"index out of range: {array.min()} to {array.max()} of {count}")

@@ -114,7 +114,7 @@ class Generator:
 
 
 def _give_up(what: str) -> None:
-    """A program that is traced would not do this again."""
+    """Give up the tracing: later runs of the program would not repeat this call."""
     program = TRACING.program() if TRACING.entered else None
     if program is not None:
         program.give_up(f"{what} is not compiled")
@@ -153,7 +153,7 @@ def default_generator() -> NumpyGenerator:
 
 
 def _traced(program: Any, generator: Any) -> Any:
-    """What draws for a program that is traced: from the generator that is in force in each run."""
+    """The object that draws for a traced program: each run uses its own current generator."""
     if generator is None:
         known = ("default_generator", default_generator)
         return program.draws(process_generator().numpy(), "default_generator()", known)
@@ -193,7 +193,7 @@ def takes_generator(function: Callable[..., R]) -> Callable[..., R]:
     def draw(*args: Any, generator: Any = None, **options: Any) -> R:
         if generator is None:
             return function(*args, **options)
-        numpy_generator(generator)  # raises
+        numpy_generator(generator)  # raises if the argument is no generator
         before, _in_force.generator = _in_force.generator, generator
         try:
             return function(*args, **options)

@@ -23,7 +23,7 @@ def check_index_dtype(name: str, index: Tensor, error: type[Exception] = Runtime
 def check_bounds(
     name: str, array: Any, dim: int, size: int, error: type[Exception] = IndexError
 ) -> None:
-    """Raise ``error`` unless all of ``array``, an index, is at least 0 and below ``size``.
+    """Raise ``error`` unless all elements of ``array``, an index, are in [0, ``size``).
 
     An index on a GPU is not checked, because that would wait for the GPU.
     """
@@ -37,10 +37,11 @@ def check_bounds(
 
 
 def check_covered(name: str, index: Tensor, input: Tensor, dim: int) -> None:
-    """Raise unless ``index`` has the dimensions of ``input``, and is longer in ``dim`` alone.
+    """Check the shape of ``index``.
 
     Raises:
-        RuntimeError: that is not so.
+        RuntimeError: ``index`` has another number of dimensions than ``input``, or is longer than
+            ``input`` in a dimension other than ``dim``.
     """
     if index.ndim != input.ndim:
         raise RuntimeError(

@@ -142,10 +142,10 @@ def _check_weight(weight: Tensor | None, classes: int) -> None:
 
 @value_check
 def check_targets(array: Any, classes: int, ignore_index: int) -> None:
-    """Raise if an element of ``array`` is no class.
+    """Check the elements of ``array``.
 
     Raises:
-        IndexError: that is so.
+        IndexError: an element is neither in [0, ``classes``) nor ``ignore_index``.
     """
     # A negative number without its sign is larger than any class.
     if np.maximum.reduce(array.view(f"u{array.itemsize}"), axis=None, initial=0) < classes:

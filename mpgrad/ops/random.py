@@ -68,10 +68,10 @@ def fill_bernoulli(array: Array, probability: Any) -> None:
 
 @value_check
 def check_probability(probability: Any) -> None:
-    """Raise if a number of ``probability`` is none.
+    """Check the elements of ``probability``.
 
     Raises:
-        RuntimeError: that is so.
+        RuntimeError: an element is outside [0, 1].
     """
     if not np.all((np.asarray(probability) >= 0) & (np.asarray(probability) <= 1)):
         raise RuntimeError(f"bernoulli expects p to be in [0, 1], but got p={probability}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import io
+import operator
 import pickle
 import sys
 import types
@@ -118,7 +119,46 @@ def _mapping_reason(value: types.MappingProxyType[Any, Any]) -> str:
     return next(filter(None, map(_value_reason, value.values())), "")
 
 
-#: The formats of SciPy's sparse arrays that consist of a few arrays.
+# ---------------------------------------------------------------------- changed by backward
+
+
+def containers_in(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The lists and dictionaries among ``attributes``, in copies that keep what they hold now."""
+    return {name: _copied(value) for name, value in attributes.items() if type(value) in _CHANGED}
+
+
+def changed_containers(attributes: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The current content of the containers that backward has changed since ``containers_in``."""
+    return {
+        name: attributes[name]
+        for name, old in before.items()
+        if name in attributes and not _holds(attributes[name], old)
+    }
+
+
+_CHANGED = (list, dict)
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return value
+
+
+def _holds(value: Any, old: Any) -> bool:
+    """Whether ``value`` holds the same objects as ``old`` in the same order, by identity."""
+    if type(value) is not type(old) or type(value) not in _CHANGED:
+        return value is old
+    if len(value) != len(old):
+        return False
+    if type(value) is dict and not all(map(operator.is_, value, old)):
+        return False
+    return all(_holds(value[key], old[key]) for key in _keys(old))
+
+
+#: Those of SciPy's sparse formats that are a few arrays.
 _SPARSE = frozenset({"csr", "csc", "coo", "bsr", "dia"})
 
 

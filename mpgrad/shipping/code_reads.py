@@ -21,8 +21,9 @@ class Access(NamedTuple):
         name: the variable's name, or the module's (leading dots: a relative import).
         path: attributes looked up on it, in order.
         action: ``"load"``; ``"alias"``: only stored in a local variable, whose uses are reported
-            with the same source; ``"member"``: tested with ``in``; ``"store"``: assigned or
-            deleted; ``"computed"``: an attribute whose name is computed at run time.
+            with the same source; ``"member"``: the right operand of ``in``; ``"identity"``: an
+            operand of ``is``; ``"store"``: assigned or deleted; ``"computed"``: an attribute whose
+            name is computed at run time.
         line: in the source file.
     """
 
@@ -123,6 +124,8 @@ class _Scan:
         #: The local variable on top of the stack, if one is.
         self._local = ""
         self._top: list[_Origin] = []
+        #: The value below it on the stack.
+        self._below: list[_Origin] = []
         self._imported: _Origin | None = None
         #: The progress of a `getattr(object, "name"[, constant])`: None outside of one.
         self._getattr: str | None = None
@@ -195,6 +198,7 @@ class _Scan:
             self.accesses.append(Access("global", "getattr", (), "computed", self._line))
 
     def _push(self, origins: list[_Origin]) -> None:
+        self._below = self._top
         self._finish("load")
         self._top = origins
 
@@ -251,6 +255,11 @@ class _Scan:
             stays = self._top if self._previous == "COPY" else []  # `(m := module).name`
             self._finish("alias")
             self._top = stays
+            return
+        if op == "IS_OP":
+            self._finish("identity")
+            self._top, self._below = self._below, []
+            self._finish("identity")
             return
         self._finish("member" if op == "CONTAINS_OP" else "load")
         if op in ("STORE_GLOBAL", "DELETE_GLOBAL"):

@@ -44,6 +44,8 @@ _IMMUTABLE_TYPES = frozenset(
         Size,
     }
 )
+#: Each process has exactly one object for a constant of these types.
+_SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), DType, type(CPU)})
 #: Equal values of these types are interchangeable; a float needs its bits compared.
 _EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range, DType, Size})
 
@@ -60,6 +62,13 @@ def is_constant(value: Any) -> bool:
     if value is CPU:
         return True
     return isinstance(value, np.dtype) and not value.hasobject
+
+
+def is_copied(value: Any) -> bool:
+    """Whether a worker gets a copy of ``value``, a constant, which ``is`` distinguishes from other
+    equal objects there."""
+    is_single = type(value) in _SINGLE or isinstance(value, np.dtype)
+    return not is_single and is_constant(value)
 
 
 def has_own_order(value: Any) -> bool:

@@ -27,14 +27,14 @@ _CHANGING = frozenset(
 _STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
 
 
-class Content(NamedTuple):
+class ArrayContent(NamedTuple):
     """An array, and what was in it."""
 
     array: Array
     kept: bytes
 
     @classmethod
-    def of(cls, array: Array) -> Content:
+    def of(cls, array: Array) -> ArrayContent:
         """As it is now."""
         return cls(array, array.tobytes("A"))
 

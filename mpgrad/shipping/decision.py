@@ -28,6 +28,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from mpgrad.autograd.function import Function
+from mpgrad.shipping.constants import MISSING
 from mpgrad.shipping.contents import is_comparable, reduce_array
 from mpgrad.shipping.findings import Survey
 from mpgrad.shipping.installed_state import is_installed_name
@@ -106,6 +107,27 @@ def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
     return entry.decision
 
 
+def what_changed(cls: type[Function], held: tuple[type, ...] = ()) -> str:
+    """The name of one thing that the class reads and that has changed since the decision; empty if
+    nothing has changed."""
+    entry = _entries.get((cls, *held))
+    return "" if entry is None else entry.survey.what_changed()
+
+
+def names_read(cls: type[Function], held: tuple[type, ...] = ()) -> list[str]:
+    """The names that the class's backward reads besides its arguments; empty before a decision."""
+    entry = _entries.get((cls, *held))
+    if entry is None:
+        return []
+    found = dict.fromkeys(
+        name
+        for namespace, name, value in entry.survey.bindings
+        if isinstance(namespace, dict) and value is not MISSING
+    )
+    found.update(dict.fromkeys(f"{module}.{name}" for module, name in entry.survey.settings))
+    return list(found)
+
+
 # ---------------------------------------------------------------------- deciding
 
 
@@ -148,9 +170,10 @@ def _reason(cls: type[Function], problem: str) -> str:
 
 
 def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
-    """The class, or a tuple of it and the classes that its ctx holds, followed by the settings of
-    installed modules, if there are any."""
-    settings = pickle.dumps(found.settings, protocol=5) if found.settings else b""
+    """Pickle the class, with the classes that its ctx holds if there are any. The settings and the
+    aliases of installed modules follow in a second pickle if there are any."""
+    both = found.settings, found.aliases
+    settings = pickle.dumps(both, protocol=5) if any(both) else b""
     module = sys.modules.get(cls.__module__)
     if not held and module is not None and is_installed_namespace(vars(module)):
         return pickle.dumps(cls, protocol=5) + settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mpgrad.shipping.constants import MISSING, same
-from mpgrad.shipping.contents import Content
+from mpgrad.shipping.contents import ArrayContent
 
 
 @dataclass
@@ -19,14 +19,16 @@ class Survey:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
         is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
-        module_reads: for each user module read as ``module.NAME``, (module, the names).
-        whole_modules: ids of user modules that are read in a way that hides which names are used.
-        forward_only: ids of functions that need not be sent.
-        bindings: (namespace, name, the value then).
-        functions: the parts of each function that could be replaced.
-        settings: constants in installed modules, by module and name, which are sent along.
-        cells: (a closure's variable, the value then).
-        classes: (class, its bases, the number of its attributes).
+        module_reads: for each user module read as ``module.NAME``, (module, what was read).
+        whole_modules: ids of user modules that are read in a way that hides what is used.
+        forward_only: ids of functions that need not travel.
+        bindings: (namespace, name, what it was bound to).
+        functions: what could have been replaced in each function.
+        settings: constants of installed modules, by module and name; they travel with the class.
+        aliases: functions that an installed module holds under another name than their own: their
+            own names, by module and name.
+        cells: (a closure's variable, what it held).
+        classes: (class, its bases, how many attributes it had).
         contents: arrays that are read, and what was in them.
     """
 
@@ -39,9 +41,10 @@ class Survey:
     bindings: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     functions: list[FunctionState] = field(default_factory=list)
     settings: dict[tuple[str, str], Any] = field(default_factory=dict)
+    aliases: dict[tuple[str, str], str] = field(default_factory=dict)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
-    contents: list[Content] = field(default_factory=list)
+    contents: list[ArrayContent] = field(default_factory=list)
 
     @property
     def can_change_unseen(self) -> bool:
@@ -53,28 +56,33 @@ class Survey:
         return any(array is content.array for content in self.contents)
 
     def is_current(self) -> bool:
-        """Whether everything that was read is unchanged (takes microseconds)."""
+        """Whether everything that was read is unchanged. The call takes microseconds."""
+        return not self.what_changed()
+
+    def what_changed(self) -> str:
+        """The name of the first thing that has changed; empty if nothing has changed."""
         for namespace, name, value in self.bindings:
             now = namespace.get(name, MISSING)
             if now is not value and not same(now, value):
-                return False
+                return f"`{name}`"
         for function, code, defaults, kwdefaults, attributes in self.functions:
-            if function.__code__ is not code or len(vars(function)) != attributes:
-                return False
-            if not same(function.__defaults__, defaults):
-                return False
-            if not same(keyword_defaults(function), kwdefaults):
-                return False
+            if (
+                function.__code__ is not code
+                or len(vars(function)) != attributes
+                or not same(function.__defaults__, defaults)
+                or not same(keyword_defaults(function), kwdefaults)
+            ):
+                return f"{function.__qualname__}()"
         for cell, value in self.cells:
             now = cell_contents(cell)
             if now is not value and not same(now, value):
-                return False
-        if not all(
-            cls.__bases__ == bases and attribute_count(cls) == size
-            for cls, bases, size in self.classes
-        ):
-            return False
-        return all(content.is_current() for content in self.contents)
+                return "a variable of a closure"
+        for cls, bases, size in self.classes:
+            if cls.__bases__ != bases or attribute_count(cls) != size:
+                return cls.__qualname__
+        if not all(content.is_current() for content in self.contents):
+            return "an array"
+        return ""
 
 
 def attribute_count(cls: type) -> int:

@@ -38,21 +38,3 @@ def is_bookkeeping(variable: str, function: types.FunctionType) -> bool:
     return function.__code__.co_filename == "<string>" and variable.startswith(
         ("_type_", "__dataclass_type_")
     )
-
-
-_DESCRIPTORS = (
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-)
-
-
-def is_descriptor(value: Any) -> bool:
-    """Whether it is what the interpreter puts into classes, the field of a namedtuple, or stands
-    for a default that is missing."""
-    kind = type(value)
-    return isinstance(value, _DESCRIPTORS) or (
-        kind.__module__ == "dataclasses" or kind.__name__ == "_tuplegetter"
-    )

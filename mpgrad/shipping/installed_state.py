@@ -50,6 +50,13 @@ _CHANGING = frozenset(
         "update",
     }
 )
+_DESCRIPTORS = (
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
 _DRAWS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -71,6 +78,24 @@ def is_installed_name(value: Any) -> bool:
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     named = module is not None and is_installed_namespace(vars(module))
     return named and is_importable(value)
+
+
+def is_installed_object(value: Any) -> bool:
+    """Whether every process has an equal object: a logger, a descriptor, or a callable made by
+    installed code."""
+    if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
+        return True
+    kind = type(value)
+    if kind.__module__ == "dataclasses" or kind.__name__ == "_tuplegetter":
+        return True  # the marker of a missing default; a field of a namedtuple
+    module = sys.modules.get(getattr(kind, "__module__", ""))
+    if module is None or not is_installed_namespace(vars(module)) or not callable(value):
+        return False
+    home = getattr(value, "__module__", None)
+    # numpy's ufuncs have no __module__, but pickle by name.
+    return kind.__name__ == "ufunc" or (
+        isinstance(home, str) and is_installed_module(home) and is_importable(value)
+    )
 
 
 def is_trusted(module: str | None) -> bool:
@@ -107,13 +132,24 @@ def settings_of(start: FunctionType | type) -> tuple[list[InstalledGlobal], list
         for function in _functions_of(value):
             namespace = function.__globals__
             for access in code_reads(function.__code__).accesses:
-                if access.source == "global" and access.action != "computed":
-                    _read(namespace, access, function.__qualname__, read)
+                if access.source != "global" or access.action == "computed":
+                    continue
+                if access.action == "store":
+                    where = f"{namespace.get('__name__', '')}.{access.name}"
+                    problems.append(f"{function.__qualname__}() writes `{where}`")
+                _read(namespace, access, function.__qualname__, read)
     return list(settings.values()), problems
 
 
-def is_replaced(module: ModuleType, attribute: str, value: Any) -> bool:
-    """Whether user code has replaced a function or class of ``module`` by ``value``."""
+def patchable_members(cls: type) -> list[tuple[str, FunctionType]]:
+    """The methods of an installed class that are written in Python; mpgrad's own are left out."""
+    if cls.__module__.partition(".")[0] == "mpgrad":
+        return []
+    return [(name, value) for name, value in vars(cls).items() if isinstance(value, FunctionType)]
+
+
+def is_replaced(module: ModuleType | type, attribute: str, value: Any) -> bool:
+    """Whether user code has replaced the attribute of a module or class by ``value``."""
     if value is MISSING or isinstance(value, ModuleType) or is_constant(value):
         return False
     if isinstance(value, FunctionType):
@@ -224,16 +260,4 @@ def _changes_items(code: CodeType) -> bool:
     return any(
         instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
         for instruction in dis.get_instructions(code)
-    )
-
-
-def is_installed_callable(value: Any) -> bool:
-    """Whether ``value`` is an installed function written in C, which another process finds."""
-    module = sys.modules.get(getattr(type(value), "__module__", ""))
-    if module is None or not is_installed_namespace(vars(module)) or not callable(value):
-        return False
-    home = getattr(value, "__module__", None)
-    # numpy's ufuncs have no __module__, but pickle by name.
-    return type(value).__name__ == "ufunc" or (
-        isinstance(home, str) and is_installed_module(home) and is_importable(value)
     )

@@ -38,18 +38,39 @@ def load_all(blob: bytes) -> Loaded:
 
     Raises:
         TypeError: the blob holds something else.
+        RuntimeError: see ``_require_aliases``.
     """
     stream = io.BytesIO(blob)
     found = pickle.load(stream)
     cls, *held = found if isinstance(found, tuple) else (found,)
     if not (isinstance(cls, type) and issubclass(cls, Function)):
         raise TypeError(f"shipped code holds {cls!r}, not a Function class")
-    settings = pickle.load(stream) if stream.tell() < len(blob) else {}
+    settings, aliases = pickle.load(stream) if stream.tell() < len(blob) else ({}, {})
+    _require_aliases(cls, aliases)
     return Loaded(cls, settings, tuple(held))
+
+
+def _require_aliases(cls: type[Function], aliases: dict[tuple[str, str], str]) -> None:
+    """Check that installed modules hold the same functions here as in the calling process.
+
+    Raises:
+        RuntimeError: user code in the calling process has replaced one of them.
+    """
+    for (name, attribute), expected in aliases.items():
+        module = sys.modules.get(name) or importlib.import_module(name)
+        own = getattr(vars(module).get(attribute), "__name__", attribute)
+        if own != expected:
+            raise RuntimeError(
+                f"{cls.__qualname__} reads {name}.{attribute}, which has been replaced by "
+                f"{expected} in the calling process, but not in its workers; set "
+                f'run_on = "client" on {cls.__qualname__}'
+            )
 
 
 def load_attributes(data: bytes, buffers: Sequence[Any], held: tuple[type, ...]) -> dict[str, Any]:
     """The attributes that ``pack_attributes`` has packed."""
+    if not data:
+        return {}
     unpickler = _Unpickler(io.BytesIO(data), buffers=buffers)
     unpickler.held = held
     attributes: dict[str, Any] = unpickler.load()

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import builtins
 import functools
-import logging
 import sys
 import types
 from collections import deque
 from enum import Enum
 from typing import Any
-
-import numpy as np
 
 from mpgrad.autograd.function import Function
 from mpgrad.base.hash_seed import fixed_hash_seed
@@ -26,10 +23,11 @@ from mpgrad.shipping.constants import (
     MISSING,
     has_own_order,
     is_constant,
+    is_copied,
     is_enum_member,
     parts_of,
 )
-from mpgrad.shipping.contents import Content, changes_items, is_comparable
+from mpgrad.shipping.contents import ArrayContent, changes_items, is_comparable
 from mpgrad.shipping.findings import (
     FunctionState,
     Survey,
@@ -43,15 +41,11 @@ from mpgrad.shipping.generated_members import (
     OF_NAMEDTUPLE,
     generated_in,
     is_bookkeeping,
-    is_descriptor,
 )
+from mpgrad.shipping.installed_reads import InstalledReads
 from mpgrad.shipping.installed_state import (
-    InstalledGlobal,
-    is_installed_callable,
     is_installed_name,
-    is_replaced,
-    is_trusted,
-    settings_of,
+    is_installed_object,
 )
 from mpgrad.shipping.process_state import (
     DYNAMIC_BUILTINS,
@@ -59,12 +53,15 @@ from mpgrad.shipping.process_state import (
     SUSPECT_ATTRIBUTES,
     is_installed_module,
     is_installed_namespace,
+    is_mixed,
     process_state,
 )
 
 #: Parts of a Function that backward does not need unless it names them.
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
-#: The remedy for an unordered set.
+#: Methods of cached functions.
+_OF_CACHES = frozenset({"cache_info", "cache_clear"})
+#: The remedy for code that depends on the order of a set.
 _ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 
 
@@ -84,6 +81,7 @@ class _Surveyor:
         self._queue: deque[types.FunctionType | type] = deque()
         #: By id; it holds the objects, so that no id is used twice.
         self._seen: dict[int, Any] = {}
+        self._installed = InstalledReads(self._found, self._seen)
         self._names: set[str] = set()
         #: Functions (by id) whose first parameter is their own object: self or ctx.
         self._methods: set[int] = set()
@@ -145,6 +143,8 @@ class _Surveyor:
             return
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType | type):
+            if isinstance(value, type) and is_installed_name(value):
+                self._installed.check(value, label)
             self._queue.append(value)
         elif isinstance(value, staticmethod | classmethod):
             self._visit(value.__func__, label)
@@ -156,7 +156,7 @@ class _Surveyor:
             for item in parts:
                 self._visit(item, f"{label} (inside a {type(value).__name__})")
         elif is_comparable(value):
-            self._found.contents.append(Content.of(value))
+            self._found.contents.append(ArrayContent.of(value))
             self._arrays.append(label)
         elif isinstance(value, functools.partial):
             self._partial(value, label)
@@ -181,7 +181,7 @@ class _Surveyor:
         self._visit(cached.__wrapped__, label)
         inner = _Surveyor()
         caches = [seen for seen in self._seen.values() if type(seen) is type(cached)]
-        inner._seen = {id(seen): seen for seen in caches}  # they may call one another
+        inner._seen.update((id(seen), seen) for seen in caches)  # they may call one another
         inner._visit(cached.__wrapped__, label)
         inner._drain()
         bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
@@ -197,14 +197,14 @@ class _Surveyor:
     def _module(self, module: types.ModuleType, label: str) -> None:
         """A module used as a value: the names that are read from it are unknown."""
         if is_installed_namespace(vars(module)):
-            if process_state(module.__name__, None):
+            if process_state(module.__name__, None) or is_mixed(module.__name__):
                 self._problem(f"{label}, whose state belongs to one process")
         else:
             self._found.whole_modules.add(id(module))
             self._problem(f"{label}, a module, in a way that hides which of its names are used")
 
     def _is_harmless_object(self, value: Any, label: str) -> bool:
-        """Loggers, descriptors, and installed functions written in C."""
+        """Whether ``value`` is a method, a function in C, or an object made by installed code."""
         if isinstance(value, types.BuiltinFunctionType | types.MethodType):
             owner = value.__self__
             if owner is not None and not isinstance(owner, types.ModuleType | type):
@@ -213,18 +213,16 @@ class _Surveyor:
                 self._visit(value.__func__, label)
                 self._visit(owner, label)
             else:
-                self._check_installed(value, label)
+                self._installed.check(value, label)
             return True
-        if is_descriptor(value) or isinstance(value, logging.Logger):
-            return True
-        return is_installed_callable(value)
+        return is_installed_object(value)
 
     # ------------------------------------------------------------------ functions
 
     def _function(self, function: types.FunctionType) -> None:
         if is_installed_name(function):
-            self._check_installed(function, f"it calls {function.__qualname__}()")
-            self._installed(function)
+            self._installed.check(function, f"it calls {function.__qualname__}()")
+            self._installed.visit(function)
             return
         free = self._function_state(function)
         if id(function) in self._generated:
@@ -283,12 +281,6 @@ class _Surveyor:
                 self._visit(content, f"{name}() reads the closure variable `{variable}`")
         return free
 
-    def _check_installed(self, function: Any, label: str) -> None:
-        """``from mpgrad import randn``: the same as ``mpgrad.randn``."""
-        module = getattr(function, "__module__", None) or ""
-        if process_state("os" if module == "posix" else module, function.__name__):
-            self._problem(f"{label}, whose state belongs to one process")
-
     def _by_value(self, module_name: str | None) -> None:
         module = sys.modules.get(module_name or "")
         if module is not None and not is_installed_namespace(vars(module)):
@@ -300,6 +292,8 @@ class _Surveyor:
         full_name = ".".join((access.name, *access.path))
         if access.action == "store":
             self._problem(f"{where} writes `{full_name}`")
+        elif not _OF_CACHES.isdisjoint(access.path):
+            self._problem(f"{where} uses `{full_name}`, and each process has a cache of its own")
         elif access.action == "computed":
             self._problem(f"{where} calls getattr() with a name computed at run time")
         elif access.source == "import":
@@ -314,6 +308,11 @@ class _Surveyor:
                 self._follow(value, access, f"{where} reads the global")
             elif access.name in DYNAMIC_BUILTINS and hasattr(builtins, access.name):
                 self._problem(f"{where} calls {access.name}(), whose effect cannot be foreseen")
+
+    def _identity(self, name: str, where: str) -> None:
+        self._problem(
+            f"{where} compares {name} by `is`, which is another object on a worker; write `==`"
+        )
 
     def _import(self, access: Access, where: str) -> None:
         if access.name.startswith(".") or not is_installed_module(access.name):
@@ -334,7 +333,12 @@ class _Surveyor:
         for position, attribute in enumerate(access.path):
             if isinstance(value, types.ModuleType):
                 if is_installed_namespace(vars(value)):
-                    self._follow_installed(value, access.path[position:], f"{label} `{name}")
+                    found = self._installed.follow(
+                        value, access.path[position:], f"{label} `{name}"
+                    )
+                    if access.action == "identity" and is_copied(found):
+                        full = ".".join((access.name, *access.path))
+                        self._identity(f"`{full}`", label.rpartition(" reads")[0] or label)
                     return
                 value = self._module_attribute(value, attribute, f"{label} `{name}.{attribute}`")
             else:
@@ -344,57 +348,10 @@ class _Surveyor:
                 return
         if access.action == "member" and is_constant(value):
             return
+        if access.action == "identity" and is_copied(value):
+            self._identity(f"`{name}`", label.rpartition(" reads")[0] or label)
         if not (isinstance(value, types.ModuleType) and access.action == "alias"):
             self._visit(value, f"{label} `{name}`")
-
-    def _follow_installed(
-        self, module: types.ModuleType, path: tuple[str, ...], label: str
-    ) -> None:
-        """Only look for state that belongs to one process: ``np.random.rand``, ``os.environ``."""
-        name: str = module.__name__
-        for attribute in path:
-            if process_state(name, attribute):
-                break
-            loaded = sys.modules.get(name)
-            value = vars(loaded).get(attribute, MISSING) if loaded is not None else MISSING
-            if loaded is not None:
-                self._found_installed(loaded, attribute, value, f"{label}.{'.'.join(path)}`")
-            # A lazy package may not have loaded its submodule yet.
-            name = value.__name__ if isinstance(value, types.ModuleType) else f"{name}.{attribute}"
-        else:
-            if not process_state(name, None):
-                return
-        self._problem(f"{label}.{'.'.join(path)}`, whose state belongs to one process")
-
-    def _found_installed(
-        self, module: types.ModuleType, attribute: str, value: Any, label: str
-    ) -> None:
-        """Analyse what user code reads of an installed module by name."""
-        self._found.bindings.append((vars(module), attribute, value))
-        if is_replaced(module, attribute, value):
-            name = getattr(value, "__qualname__", type(value).__qualname__)
-            self._problem(f"{label}, which was replaced here by {name}")
-        elif isinstance(value, types.FunctionType | type):
-            if id(value) not in self._seen:
-                self._seen[id(value)] = value
-                self._installed(value)
-        elif is_constant(value):
-            self._setting(InstalledGlobal(module.__name__, vars(module), attribute, value))
-        elif not is_trusted(module.__name__) and isinstance(value, list | dict | set | np.ndarray):
-            self._problem(f"{label}, {article(type(value).__name__)}, which can change")
-
-    def _installed(self, value: types.FunctionType | type) -> None:
-        """A function or class of an installed package, which reads settings of that package."""
-        if not is_trusted(value.__module__):
-            settings, problems = settings_of(value)
-            for text in problems:
-                self._problem(text)
-            for setting in settings:
-                self._setting(setting)
-
-    def _setting(self, setting: InstalledGlobal) -> None:
-        self._found.bindings.append((setting.namespace, setting.name, setting.value))
-        self._found.settings[setting.module, setting.name] = setting.value
 
     def _module_attribute(self, module: types.ModuleType, attribute: str, label: str) -> Any:
         namespace = vars(module)
@@ -415,7 +372,7 @@ class _Surveyor:
     def _class(self, cls: type) -> None:
         module = sys.modules.get(cls.__module__)
         if module is not None and is_installed_namespace(vars(module)):
-            self._installed(cls)
+            self._installed.visit(cls)
             return
         self._by_value(cls.__module__)
         self._found.classes.append((cls, cls.__bases__, attribute_count(cls)))

@@ -55,7 +55,7 @@ def lend(grads: list[Any]) -> list[Tensor | None]:
         if array is None or is_on_gpu(array):
             lent.append(None if array is None else Tensor(array))
             continue
-        if type(array) is ArrayProxy:  # whoever else holds it in another run, it is his
+        if type(array) is ArrayProxy:  # a copy: in another run something else may hold the array
             lent.append(Tensor(array.copy()))
             continue
         array = np.asarray(array)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,20 +41,23 @@ class VersionCounter:
 _watchers: list[list[VersionCounter]] = []
 
 
-@contextmanager
-def watched() -> Iterator[list[VersionCounter]]:
+class watched:
     """The counters of the tensors that any thread changes in place inside the block."""
-    changed: list[VersionCounter] = []
-    _watchers.append(changed)
-    try:
-        yield changed
-    finally:
+
+    __slots__ = ("_changed",)
+
+    def __enter__(self) -> list[VersionCounter]:
+        self._changed: list[VersionCounter] = []
+        _watchers.append(self._changed)
+        return self._changed
+
+    def __exit__(self, *_: object) -> None:
         # By identity: lists are equal if their elements are.
-        _watchers[:] = [other for other in _watchers if other is not changed]
+        _watchers[:] = [other for other in _watchers if other is not self._changed]
 
 
 def is_watched() -> bool:
-    """Whether somebody wants to know what is changed in place."""
+    """Whether a ``watched`` block is active in any thread."""
     return bool(_watchers)
 
 

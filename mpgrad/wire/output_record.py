@@ -6,14 +6,17 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from mpgrad.base import standard_streams
+from mpgrad.errors import ProtocolError
 from mpgrad.wire.remote_error import decode_error
 
 STDOUT, STDERR, LOG, WARNING = "stdout", "stderr", "log", "warning"
+#: For the engine: what a Function got and gave, and what it changed on its ctx.
+RUN, CHANGED = "run", "changed"
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -45,7 +48,34 @@ class Warned(msgspec.Struct, frozen=True, array_like=True, tag=2):
     line: int
 
 
-Output: TypeAlias = Text | LogLine | Warned
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """An array to the last bit, but for its memory layout."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class FunctionRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """What a Function got and gave: the number of its Node in its graph, which gradients were
+    wanted, those that flowed in, and what backward returned."""
+
+    node: int
+    needs: tuple[bool, ...]
+    inputs: tuple[Content | None, ...]
+    outputs: tuple[Content | None, ...]
+
+
+class ContextChanged(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Lists and dictionaries on the ctx of a Node that backward has changed in place, as
+    ``pack_attributes`` packs them."""
+
+    node: int
+    attributes: bytes
+    buffers: tuple[bytes, ...]
+
+
+Output: TypeAlias = Text | LogLine | Warned | FunctionRun | ContextChanged
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Output)
@@ -53,6 +83,26 @@ _decoder = msgspec.msgpack.Decoder(Output)
 
 def encode_output(output: Output) -> bytes:
     return _encoder.encode(output)
+
+
+def content_of(array: Any) -> Content | None:
+    """``array`` as it is now; None for None."""
+    return None if array is None else Content(array.dtype.str, array.shape, array.tobytes())
+
+
+T = TypeVar("T", FunctionRun, ContextChanged)
+
+
+def decode_as(data: bytes, kind: type[T]) -> T:
+    """What came with the kind RUN or CHANGED.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
+    output = _decoder.decode(data)
+    if not isinstance(output, kind):
+        raise ProtocolError(f"a {type(output).__name__} came in place of a {kind.__name__}")
+    return output
 
 
 def show_output(kind: str, data: bytes) -> None:
@@ -86,6 +136,8 @@ def text_of(data: bytes) -> str:
         return _prefixed(output)
     if isinstance(output, LogLine):
         return f"[worker {output.slot}] {output.message}\n"
+    if isinstance(output, FunctionRun | ContextChanged):
+        return ""
     warning = decode_error(output.warning, with_traceback=False)
     return f"{output.path}:{output.line}: {type(warning).__name__}: {warning}\n"
 

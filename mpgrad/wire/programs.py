@@ -63,6 +63,10 @@ class FunctionRule(msgspec.Struct, frozen=True, array_like=True, tag=1):
     #: The attributes that the user has set on the ctx; empty if there are none.
     attributes: bytes
     buffers: tuple[PackedArray, ...]
+    #: The number of its Node in the graph.
+    node: int = -1
+    #: Whether the worker sends a FunctionRun with the arguments and the results.
+    is_told: bool = False
 
 
 class CaptureRule(msgspec.Struct, frozen=True, array_like=True, tag=2):

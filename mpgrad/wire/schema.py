@@ -12,7 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
+
+#: Kind of an OutputEmitted by which a worker asks to be replaced: user code has spoiled it.
+SPOILED = "spoiled"
 
 #: The maximum length of a message: larger data go through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024

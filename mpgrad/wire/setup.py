@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import struct
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -80,6 +81,17 @@ class WorkerSetup(msgspec.Struct, frozen=True):
 
 
 T = TypeVar("T", CoordinatorSetup, WorkerSetup)
+
+
+def python_command(executable: str, module: str) -> list[str]:
+    """What runs ``module`` in an interpreter for which ``assert``, ``__debug__`` and texts mean the
+    same as in this one."""
+    command = [executable, "-P"]
+    if sys.flags.optimize:
+        command.append("-" + "O" * sys.flags.optimize)
+    if sys.flags.utf8_mode:
+        command += ["-X", "utf8"]
+    return [*command, "-m", module]
 
 
 def spawn(
@@ -158,6 +170,14 @@ def begin_child() -> None:
     # If the client ignores SIGCHLD, no exit status of a child would be known here.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+    os.register_at_fork(after_in_child=_take_signals)
+
+
+def _take_signals() -> None:
+    """A process that user code forks in a worker is ended by signals, as in the client."""
+    for number in _HANDLED_BY_CLIENT:
+        if signal.getsignal(number) is _leave_to_client:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _leave_to_client(number: int, frame: FrameType | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
@@ -16,7 +16,16 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.backends.column_parts import Parts
 from mpgrad.graph.registry import OPERATORS, Operator
+from mpgrad.shipping.attributes import changed_containers, containers_in, pack_attributes
 from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
+from mpgrad.wire.output_record import (
+    CHANGED,
+    RUN,
+    ContextChanged,
+    FunctionRun,
+    Output,
+    content_of,
+)
 from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
@@ -41,10 +50,15 @@ PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
 
 
 class Rules:
-    """Makes NodeSteps; keeps loaded user code by the hash of its content."""
+    """Builds Steps, and keeps loaded user code by its ``code_id``.
 
-    def __init__(self, memory: WorkerMemory) -> None:
-        self._memory = memory
+    Args:
+        memory: opens the arrays.
+        tell: ``tell(kind, output)`` sends a report on a Function to the client.
+    """
+
+    def __init__(self, memory: WorkerMemory, tell: Callable[[str, Output], None]) -> None:
+        self._memory, self._tell = memory, tell
         self._functions: OrderedDict[str, Loaded] = OrderedDict()
         self._function_bytes: dict[str, int] = {}
 
@@ -80,8 +94,20 @@ class Rules:
             loaded = self._load(rule)
             if loaded.settings:
                 establish(loaded.settings)
-            ctx = self._context(rule, loaded.held).rebuild(loaded.function)
-            return run_function_backward(loaded.function, ctx, grads, needs)
+            context = self._context(rule, loaded.held)
+            ctx = context.rebuild(loaded.function)
+            # No other object refers to the containers, unless the class sets ``run_on``: then it
+            # promises that the client does not need their changes.
+            watched = {} if loaded.function.run_on else containers_in(context.attributes)
+            # The contents are copied now, because backward may change them in place.
+            inputs = tuple(map(content_of, grads)) if rule.is_told else ()
+            results = run_function_backward(loaded.function, ctx, grads, needs)
+            if rule.is_told:
+                outputs = tuple(map(content_of, results))
+                self._tell(RUN, FunctionRun(rule.node, tuple(needs), inputs, outputs))
+            if watched and (changed := changed_containers(vars(ctx), watched)):
+                self._tell(CHANGED, _packed(rule.node, changed, loaded.held))
+            return results
 
         return apply
 
@@ -89,7 +115,7 @@ class Rules:
         opened = self._memory.open_packed
         saved = tuple([None if packed is None else opened(packed) for packed in rule.saved])
         buffers = [opened(buffer) for buffer in rule.buffers]
-        attributes = load_attributes(rule.attributes, buffers, held) if rule.attributes else {}
+        attributes = load_attributes(rule.attributes, buffers, held)
         return PortableContext(saved, attributes, _description(rule.description))
 
     def _load(self, rule: FunctionRule) -> Loaded:
@@ -115,6 +141,12 @@ class Rules:
             scalar if packed is None else self._memory.open_packed(packed)
             for packed, scalar in zip(entries, scalars, strict=True)
         )
+
+
+def _packed(node: int, changed: dict[str, Any], held: tuple[type, ...]) -> ContextChanged:
+    buffers: list[bytes] = []
+    data = pack_attributes(changed, held, lambda buffer: buffers.append(buffer.raw().tobytes()))
+    return ContextChanged(node, data, tuple(buffers))
 
 
 def _derived(name: str) -> Operator:

@@ -17,9 +17,10 @@ from mpgrad.backends.cpu import CpuBackend
 from mpgrad.base.handles import Block, GradientRef
 from mpgrad.errors import ProtocolError
 from mpgrad.graph.node import InputMetadata
-from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress
+from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress, OutputEmitted
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.split import parts_of
+from mpgrad.wire.output_record import Output, encode_output
 from mpgrad.wire.programs import TaskProgram, decode_program, name_of
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.wire.surroundings import take_over_surroundings
@@ -44,21 +45,27 @@ class TaskRunner:
     """
 
     def __init__(
-        self, memory: WorkerMemory, where: str, report: Callable[[NodeTaskProgress], None]
+        self,
+        memory: WorkerMemory,
+        where: str,
+        report: Callable[[NodeTaskProgress | OutputEmitted], None],
     ) -> None:
         self._memory, self._report = memory, report
-        self._rules = Rules(memory)
+        self._rules = Rules(memory, self._tell)
         #: Makes the Publication of a task.
         self.publication: Callable[[WorkerMemory, DispatchNodeTask], Publication] = Publication
         self._where = where
         #: The last surroundings of user code.
         self._surroundings = b""
         self._failed_step = 0
+        #: Whether the last task has run user code.
+        self.has_run_function = False
+        self._dispatch: DispatchNodeTask | None = None
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[NodeTaskDone | NodeTaskFailed, Any]:
         """The reply, and the blocks that user code kept earlier and has now let go."""
         started = perf_counter()
-        self._failed_step = 0
+        self._dispatch, self._failed_step = dispatch, 0
         self._times: list[float] | None = None
         outputs, copied, error = self._try(dispatch)
         kept, released = self._memory.settle()
@@ -81,6 +88,7 @@ class TaskRunner:
         publication: Publication | None = None
         try:
             program = decode_program(self._memory.read_bytes(*dispatch.payload))
+            self.has_run_function = bool(program.surroundings)
             steps = [self._rules.step(node) for node in program.nodes]
             if program.checks_nan:
                 for step in steps:
@@ -121,6 +129,11 @@ class TaskRunner:
             timings=self._times,
             on_failure=self._note_failure,
         )
+
+    def _tell(self, kind: str, output: Output) -> None:
+        to = self._dispatch
+        assert to is not None
+        self._report(OutputEmitted(to.peer, to.graph, kind, encode_output(output)))
 
     def _note_failure(self, step: int) -> None:
         self._failed_step = step

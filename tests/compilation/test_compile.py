@@ -84,6 +84,16 @@ def test_a_compiled_module_records_the_graph_that_it_would_record() -> None:
     assert len(compiled.compilation.variants) >= 1, compiled.compilation.reason
 
 
+def test_a_graph_of_an_operator_with_several_results() -> None:
+    run = mg.compile(lambda x: x.max(0))
+    for _ in range(3):
+        x = _x().requires_grad_()
+        values, places = run(x)
+        values.sum().backward()
+        assert x.grad.sum() == 4
+        assert (places == x.argmax(0)).all()
+
+
 def _names(node: Any) -> Any:
     return (node.name(), [None if f is None else _names(f) for f, _ in node.next_functions])
 

@@ -39,7 +39,7 @@ EXPECTED = {
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "data_parallel.py"}
 
 
 @pytest.mark.process
@@ -89,6 +89,17 @@ def test_the_notebook(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
+def test_ranks_end_with_the_same_parameters() -> None:
+    pytest.importorskip("sklearn")
+    launcher = ("-m", "mpgrad", "run", "--nproc-per-node", "2")
+    printed = what_prints(EXAMPLES / "data_parallel.py", "1", launcher=launcher)
+    assert "[rank 0] epoch 1  loss" in printed
+    assert len(re.findall(r"\[rank \d\] parameters", printed)) == 2
+    assert len(set(re.findall(r"parameters (\w+)", printed))) == 1
+
+
+@pytest.mark.process
+@pytest.mark.slow
 def test_the_readmes_example(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     script = tmp_path / "example.py"
@@ -98,10 +109,10 @@ def test_the_readmes_example(tmp_path: Path) -> None:
     assert "'worker 0'" in tasks
 
 
-def what_prints(script: Path, *arguments: str) -> str:
+def what_prints(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
     """The output of a script that ends well and writes nothing on stderr."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(script), *arguments],
+        [sys.executable, "-W", "error", *launcher, str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=120,

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
 from mpgrad.base.standard_streams import say
@@ -115,15 +115,9 @@ class Interrupts:
             self._strike()
             yield
 
-    @contextmanager
-    def user_code(self) -> Iterator[None]:
-        """Allow signals while a client task runs user code; its graph must then end, too."""
-        try:
-            with self.allowed():
-                yield
-        except KeyboardInterrupt as interrupt:
-            (self._outer or self)._pending.append(interrupt)
-            raise
+    def user_code(self) -> AbstractContextManager[None]:
+        """While a task of the client runs the user's code; its graph has to end, too."""
+        return _UserCode(self)
 
     @contextmanager
     def _striking(self, may_strike: bool) -> Iterator[None]:
@@ -141,10 +135,16 @@ class Interrupts:
         finally:
             self._outer = before
 
+    def _note(self, interrupt: KeyboardInterrupt) -> None:
+        """It has struck the user's code."""
+        (self._outer or self)._pending.append(interrupt)
+
     def _strike(self) -> None:
         """Call the pending handlers that may interrupt, in order, also after one that raises."""
         for pending in list(self._pending):
-            if not self._is_stopping or _is_ctrl_c(pending):
+            # A handler may run a backward, in which those behind it strike.
+            is_due = any(other is pending for other in self._pending)
+            if is_due and (not self._is_stopping or _is_ctrl_c(pending)):
                 self._pending.remove(pending)
                 try:
                     if isinstance(pending, KeyboardInterrupt):
@@ -203,7 +203,34 @@ class Interrupts:
         return 0 if self._since_s is None else int((self._clock() - self._since_s) * 1000)
 
 
-#: The handlers at the last call, and the user's ones among them.
+class _UserCode(AbstractContextManager[None]):
+    """See ``Interrupts.user_code``.
+
+    No generator: ``contextlib`` would set the traceback of what the user raises, and a frozen
+    dataclass refuses that.
+    """
+
+    __slots__ = ("_allowed", "_interrupts")
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts, self._allowed = interrupts, interrupts.allowed()
+
+    def __enter__(self) -> None:
+        try:
+            self._allowed.__enter__()
+        except KeyboardInterrupt as interrupt:
+            self._interrupts._note(interrupt)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._allowed.__exit__(None, None, None)
+        if isinstance(error, KeyboardInterrupt):
+            self._interrupts._note(error)
+
+
+#: What the signals had when it was asked last, and the handlers among that.
 _last: tuple[list[Any], dict[int, Handler]] = ([], {})
 
 

@@ -55,7 +55,7 @@ is_worker = False
 class _Place(PerThread):
     #: True while a rule differentiates a graph of its own, which is not the user's.
     is_local = False
-    #: What stands in for the current engine.
+    #: Replaces the current engine, if set.
     executor: Executor | None = None
 
 
