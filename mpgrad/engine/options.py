@@ -44,7 +44,7 @@ class EngineOptions:
         recover: str,
         task_timeout_s: float | None,
         journal: str | None,
-        check: str | None,
+        check: str | None = None,
         progress: bool = False,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
