@@ -54,8 +54,8 @@ class HostLost(MpgradError):
         self.rank, self.cause, self.during = rank, cause, during
         what = f"{during}: " if during else ""
         super().__init__(
-            f"{what}rank {rank} is lost: {cause}. The group cannot go on: end it with "
-            "destroy_process_group(), and start all ranks again."
+            f"{what}rank {rank} is lost: {cause}. Its groups cannot go on without it: start all "
+            "ranks again."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

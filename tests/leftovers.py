@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 
 #: Seconds to wait for what never comes: processes may be slow to end on a busy machine.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _POLL_S = 0.005
 
 

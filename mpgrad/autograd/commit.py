@@ -16,7 +16,7 @@ from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.devices.device_arrays import device_of, on
+from mpgrad.devices.device_arrays import on_its_device
 from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.shape import clone
@@ -121,5 +121,5 @@ def _recorded_additions(
 
 def _retain(tensor: Tensor, array: Any) -> None:
     previous = tensor._grad
-    with on(device_of(array)):
+    with on_its_device(array):
         tensor._grad = Tensor(adopt(array) if previous is None else previous._array + array)

@@ -16,6 +16,7 @@ _PLACES = (
     ("accelerator", "mpgrad.compat.accelerator"),
     ("backends", "mpgrad.compat.backends"),
     ("backends.{cudnn cuda mkl mkldnn mps openmp}", "mpgrad.compat.backends"),
+    ("futures", "mpgrad.distributed.futures"),
     ("jit", "mpgrad.compat.jit"),
     ("cuda", "mpgrad.compat.cuda mpgrad.cuda"),
     ("multiprocessing", "multiprocessing"),

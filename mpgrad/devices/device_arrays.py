@@ -121,6 +121,11 @@ def on(device: Device) -> AbstractContextManager[Any]:
     return _NOWHERE if driver.current_device() == device.index else driver.device(device.index)
 
 
+def on_its_device(array: Any) -> AbstractContextManager[Any]:
+    """Inside, array functions work where ``array`` lies."""
+    return _NOWHERE if isinstance(array, np.ndarray) else on(device_of(array))
+
+
 def is_current(device: Device) -> bool:
     """Whether array functions work on ``device`` already."""
     return device.index is None or cuda_driver.driver().current_device() == device.index
@@ -162,6 +167,11 @@ def moved(array: Any, device: Device, empty: Callable[..., Any] = np.empty) -> A
     return _copied_between_gpus(array, here, device)
 
 
+def moved_beside(array: Any, other: Any) -> Any:
+    """``array`` on the device of ``other``; see :func:`moved`."""
+    return moved(array, device_of(other))
+
+
 def _copied_between_gpus(array: Any, source: Device, target: Device) -> Any:
     """Copy; the streams of both devices wait for each other: ``target``'s for the values,
     ``source``'s so that the memory is not freed and overwritten before they are read."""
@@ -188,6 +198,11 @@ def is_on_gpu(value: Any) -> bool:
     return CUDA.in_use and isinstance(value, cuda_driver.driver().namespace.ndarray)
 
 
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is an array, of whichever device."""
+    return isinstance(value, np.ndarray) or is_on_gpu(value)
+
+
 def on_host(array: Any) -> np.ndarray[Any, Any]:
     """``array`` itself if it lies on the CPU, else a copy."""
     return array if isinstance(array, np.ndarray) else moved(array, CPU)  # type: ignore[no-any-return]
@@ -209,6 +224,13 @@ def ones(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
         return cuda_driver.driver().namespace.ones(shape, dtype)
 
 
+def without_memory(shape: tuple[int, ...], dtype: Any, device: Device) -> Any:
+    """Zeros on ``device``, all of them the same one: no memory but that is used."""
+    with on(device):
+        xp = np if device is CPU else cuda_namespace()
+        return xp.broadcast_to(zeros((), dtype, device), shape)
+
+
 def empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Any:
     """An uninitialised array on a GPU."""
     with on(device):
@@ -223,9 +245,7 @@ def empty_beside(array: Any, size: int) -> Any:
 
 def copied(array: Any) -> Any:
     """A C-contiguous copy on the same device."""
-    if isinstance(array, np.ndarray):
-        return array.copy()
-    with on(device_of(array)):
+    with on_its_device(array):
         return array.copy()
 
 

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from mpgrad.base.device import CPU
-from mpgrad.devices.device_arrays import CUDA, address, device_of, is_writable, moved, on
+from mpgrad.devices.device_arrays import (
+    CUDA,
+    address,
+    device_of,
+    is_writable,
+    moved,
+    on,
+    on_its_device,
+)
 from mpgrad.dispatch.operator_call import (
     OperatorNode,
     namespace_for,
@@ -180,7 +188,7 @@ def _is_shifted(array: Array, target: Array) -> bool:
     """Whether two dense arrays overlap and are not the same."""
     if (array.base is None and target.base is None) or device_of(array) != device_of(target):
         return False
-    with on(device_of(array)):
+    with on_its_device(array):
         if not (array.flags.forc and target.flags.forc and np.may_share_memory(array, target)):
             return False
     return (address(array), array.strides, array.shape) != (
@@ -254,7 +262,7 @@ def _before(tensor: Tensor, *, copied: bool) -> Tensor:
 
 
 def _copy(array: Any) -> Any:
-    with on(device_of(array)):
+    with on_its_device(array):
         return namespace_for(array).copy(array)
 
 

@@ -20,9 +20,11 @@ _NAMES_OF = {
     "mpgrad.distributed.operation": "Work",
 }
 #: Public names that are modules.
-_SUBMODULES = ()
+_SUBMODULES = ("futures", "rpc")
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
-__all__ = list(_HOME)
+__all__ = [*_HOME, *_SUBMODULES]
 
-__getattr__, __dir__ = _attach(__name__, _HOME, first="mpgrad.tensor_methods")
+__getattr__, __dir__ = _attach(
+    __name__, _HOME, submodules=_SUBMODULES, first="mpgrad.tensor_methods"
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from mpgrad.distributed.operation import Operation, Work
 from mpgrad.errors import CollectiveTimeout, HostLost, MpgradError, ProtocolError
@@ -35,6 +35,7 @@ from mpgrad.wire.hosts import (
     HostMessage,
     Loss,
     Parcel,
+    RpcMessage,
     Segments,
     cut,
     decode_head,
@@ -70,6 +71,18 @@ class PendingReceive(NamedTuple):
     deadline: float
 
 
+class CallsPart(Protocol):
+    """What takes the messages of remote calls."""
+
+    def handle(self, sender: int, message: RpcMessage, frames: Frames) -> None: ...
+
+    def gone(self, rank: int, cause: str) -> None: ...
+
+    def expire(self, now: float) -> None: ...
+
+    def next_deadline(self) -> float: ...
+
+
 class GroupMember:
     """Collectives and parcels of one rank.
 
@@ -80,10 +93,14 @@ class GroupMember:
     """
 
     def __init__(self, rank: int, ranks: int, send: Callable[[int, Frames], None]) -> None:
-        self.rank, self._ranks, self._send = rank, ranks, send
+        self.rank, self.ranks, self._send = rank, ranks, send
         self.membership = HostMembership(rank, ranks)
         #: Frames that could not be understood.
         self.damaged = 0
+        self._calls: CallsPart | None = None
+        self._early_calls: list[tuple[int, RpcMessage, Frames]] = []
+        #: The ranks that can be called no more, and why.
+        self._gone: dict[int, str] = {}
         self._running: dict[tuple[int, int], tuple[GroupTable, Operation]] = {}
         #: The number of the next collective of each group.
         self._next: dict[int, int] = {}
@@ -124,7 +141,7 @@ class GroupMember:
         """
         if self._broken is not None:
             raise self._broken(what)
-        self._tell(table.ranks[to], Parcel(table.number, tag, what), cut(data))
+        self.tell(table.ranks[to], Parcel(table.number, tag, what), cut(data))
 
     def collect(self, table: GroupTable, sender: int, tag: int, receive: PendingReceive) -> None:
         """Take a parcel from rank ``sender`` of the group, now or when it comes."""
@@ -139,6 +156,15 @@ class GroupMember:
             return
         self._receives.setdefault(key, []).append(receive)
         self._note(PeerAwaited(key[1]))
+
+    def attach(self, calls: CallsPart) -> None:
+        """From now on ``calls`` gets the messages of remote calls."""
+        self._calls = calls
+        early, self._early_calls = self._early_calls, []
+        for sender, message, frames in early:
+            calls.handle(sender, message, frames)
+        for rank, cause in self._gone.items():
+            calls.gone(rank, cause)
 
     def fail(self, why: str) -> None:
         """End everything, with a RuntimeError that says ``why``."""
@@ -172,15 +198,28 @@ class GroupMember:
             self._note(FarewellSeen(sender))
         elif isinstance(message, Loss):
             self._note(LossTold(message.rank, message.cause))
-        else:
+        elif not isinstance(message, RpcMessage):
             self.damaged += 1
+        elif self._calls is not None:
+            self._calls.handle(sender, message, list(frames[1:]))
+        else:
+            self._early_calls.append((sender, message, list(frames[1:])))
 
     def disconnected(self, peer: int, cause: str) -> None:
         """The connection to a rank has ended."""
         self._note(PeerDisconnected(peer, cause))
+        self._part(peer, cause)
+
+    def _part(self, rank: int, cause: str) -> None:
+        if rank not in self._gone:
+            self._gone[rank] = cause
+            if self._calls is not None:
+                self._calls.gone(rank, cause)
 
     def expire(self, now: float) -> None:
         """Fail what should have been over."""
+        if self._calls is not None:
+            self._calls.expire(now)
         for key, (table, operation) in list(self._running.items()):
             awaited = operation.state.awaited
             if awaited is None or self._broken is not None:
@@ -190,7 +229,7 @@ class GroupMember:
                 self._time_out(f"{operation.what} took too long: it waited for rank {rank}", table)
             elif now >= operation.asks_at:
                 operation.asks_at = math.inf
-                self._tell(rank, Segments(*key, INQUIRY, operation.what))
+                self.tell(rank, Segments(*key, INQUIRY, operation.what))
         for (_, sender, _), receives in list(self._receives.items()):
             if any(now >= receive.deadline for receive in receives) and self._broken is None:
                 text = f"{receives[0].what} took too long: it waited for rank {sender}"
@@ -201,7 +240,9 @@ class GroupMember:
         running = [operation for _, operation in self._running.values()]
         times = [min(operation.deadline, operation.asks_at) for operation in running]
         times += [r.deadline for receives in self._receives.values() for r in receives]
-        return min(times, default=float("inf"))
+        if self._calls is not None:
+            times.append(self._calls.next_deadline())
+        return min(times, default=math.inf)
 
     # ------------------------------------------------------------------ collectives
 
@@ -235,7 +276,7 @@ class GroupMember:
         for step in steps:
             if isinstance(step, Send):
                 head = Segments(*key, step.phase, operation.what)
-                self._tell(table.ranks[step.peer], head, operation.outgoing(step))
+                self.tell(table.ranks[step.peer], head, operation.outgoing(step))
                 continue
             try:
                 operation.join(step, operation.waiting.pop((step.peer, step.phase)))
@@ -253,6 +294,7 @@ class GroupMember:
         if message.disagreement:
             self._disagree(message.disagreement, tell=None)
         self._note(PeerLeft(sender))
+        self._part(sender, "it has left the group")
         for key in list(self._running):
             self._await(key)
         if any(key[1] == sender and receives for key, receives in self._receives.items()):
@@ -296,14 +338,14 @@ class GroupMember:
     def _note(self, event: MembershipEvent) -> None:
         for instruction in self.membership.handle_event(event):
             if isinstance(instruction, TellLoss):
-                self._tell_others(range(self._ranks), Loss(instruction.rank, instruction.cause))
+                self._tell_others(range(self.ranks), Loss(instruction.rank, instruction.cause))
             elif isinstance(instruction, FailCollectives):
                 rank, cause = instruction
                 self._fail(lambda what, rank=rank, cause=cause: HostLost(rank, cause, what))  # type: ignore[misc]
             elif isinstance(instruction, SayFarewell):
-                self._tell(instruction.rank, self._farewell())
+                self.tell(instruction.rank, self._farewell())
             elif isinstance(instruction, AcknowledgeFarewell):
-                self._tell(instruction.rank, FarewellRead())
+                self.tell(instruction.rank, FarewellRead())
 
     def _farewell(self) -> Farewell:
         loss = self.membership.loss
@@ -340,10 +382,11 @@ class GroupMember:
 
     # ------------------------------------------------------------------ sending
 
-    def _tell(self, rank: int, message: HostMessage, frames: Sequence[Any] = ()) -> None:
+    def tell(self, rank: int, message: HostMessage, frames: Sequence[Any] = ()) -> None:
+        """Send a message to another rank."""
         self._send(rank, [encode_head(message), *frames])
 
     def _tell_others(self, ranks: Sequence[int], message: HostMessage) -> None:
         for rank in ranks:
             if rank != self.rank:
-                self._tell(rank, message)
+                self.tell(rank, message)

@@ -36,7 +36,8 @@ class MemberThread:
         self._carrier = meeting.carrier
         self.member = GroupMember(rank, len(self._labels), self._send)
         self._requests: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        # The garbage collector may ask for something while this thread asks.
+        self._lock = threading.RLock()
         self._leaves_until: float | None = None
         self._is_over = False
         #: Frames of processes that are no members.

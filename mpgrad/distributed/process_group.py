@@ -5,21 +5,17 @@ A program has one default group, the world. ``new_group`` makes others of some o
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-from mpgrad.distributed.group_key import group_key
 from mpgrad.distributed.group_member import GroupTable, PendingReceive
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Operation, Work
-from mpgrad.distributed.rendezvous import meet
-from mpgrad.wire.host_carrier import HostCarrier
+from mpgrad.distributed.world import join_world, leave_world, whereabouts
 
 #: How long a collective or the rendezvous may take, as in PyTorch.
 TIMEOUT = timedelta(minutes=30)
@@ -105,11 +101,8 @@ class _World:
         self.lock = threading.Lock()
         self.group: ProcessGroup | None = None
         self.groups = 0
-        #: Threads of the parent process: a forked child must not touch what belongs to them.
-        self.of_parents: list[object] = []
 
     def start_anew_in_child(self) -> None:
-        self.of_parents.append(self.group)
         self.lock, self.group = threading.Lock(), None
 
 
@@ -167,22 +160,13 @@ def init_process_group(
         raise TypeError(
             f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}"
         )
-    rank, world_size, master = _whereabouts(init_method or "env://", rank, world_size)
-    key = group_key(encrypt=encrypt)
-
-    def make_carrier(name: str, host: str, port: int) -> HostCarrier:
-        # A process without a group loads no ZeroMQ.
-        from mpgrad.wire.zeromq import ZmqHostCarrier
-
-        return ZmqHostCarrier(key, name, host, port, encrypt=encrypt)
-
+    where = whereabouts(init_method or "env://", rank, world_size)
     with _world.lock:
         if _world.group is not None:
             raise ValueError("trying to initialize the default process group twice!")
-        meeting = meet(make_carrier, rank, world_size, master, timeout.total_seconds())
-        thread = MemberThread(rank, meeting)
-        table = GroupTable(0, tuple(range(world_size)))
-        _world.group, _world.groups = ProcessGroup(thread, table, rank, timeout), 1
+        thread = join_world(where, timeout.total_seconds(), encrypt=encrypt)
+        table = GroupTable(0, tuple(range(where.world_size)))
+        _world.group, _world.groups = ProcessGroup(thread, table, where.rank, timeout), 1
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -194,13 +178,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     world = _default()
     if group is None or group is world:
         _world.group = None
-        world._thread.leave()
-
-
-@atexit.register
-def _leave_at_exit() -> None:
-    if _world.group is not None:
-        destroy_process_group()
+        leave_world()
 
 
 def new_group(
@@ -283,47 +261,3 @@ def _is_known(backend: Any) -> bool:
     """Whether all of "lanes", "gloo" or "cpu:gloo,cuda:nccl" are names that stand for lanes."""
     names = [part.partition(":")[2] or part for part in str(backend).lower().split(",")]
     return all(name in (LANES, *_OF_PYTORCH) for name in names)
-
-
-# ---------------------------------------------------------------------------- who, and where
-
-
-def _whereabouts(method: str, rank: int, world_size: int) -> tuple[int, int, tuple[str, int]]:
-    """Rank, world size, and where rank 0 listens."""
-    url = urlsplit(method)
-    if url.scheme == "tcp":
-        query = parse_qs(url.query)
-        rank = int(query["rank"][0]) if "rank" in query else rank
-        world_size = int(query["world_size"][0]) if "world_size" in query else world_size
-        if rank < 0 or world_size < 1:
-            missing = "rank" if rank < 0 else "world_size"
-            raise ValueError(f"Error initializing using tcp:// : {missing} parameter missing")
-        if url.hostname is None or url.port is None:
-            raise ValueError(f"init_method {method!r} has to be tcp://host:port")
-        master = url.hostname, url.port
-    elif url.scheme == "env":
-        rank = rank if rank >= 0 else _number("RANK")
-        world_size = world_size if world_size >= 1 else _number("WORLD_SIZE")
-        master = _of_environment("MASTER_ADDR"), _number("MASTER_PORT")
-    else:
-        raise ValueError(f"init_method {method!r}: only env:// and tcp://host:port are here")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not below the world size, {world_size}")
-    return rank, world_size, master
-
-
-def _number(name: str) -> int:
-    text = _of_environment(name)
-    if not text.isdecimal():
-        raise ValueError(f"{name}={text!r}: expected a whole number")
-    return int(text)
-
-
-def _of_environment(name: str) -> str:
-    text = os.environ.get(name, "").strip()
-    if not text:
-        raise ValueError(
-            "Error initializing mpgrad.distributed using env:// rendezvous: environment variable "
-            f"{name} expected, but not set; `mpgrad run --nproc-per-node N` sets it"
-        )
-    return text

@@ -61,17 +61,6 @@ def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
     return Prediction(planned.work_us, tuning.BACKWARD_MESSAGES * message_us + longest_us)
 
 
-def gpus_of(frozen: FrozenGraph) -> list[int]:
-    """The GPUs on which gradients of ``frozen`` lie, each once."""
-    found = {
-        meta.device.index: None
-        for node in frozen.nodes
-        for meta in node.input_metadata
-        if meta.device.index is not None
-    }
-    return list(found)
-
-
 class Experience:
     """The times of graphs of one structure in each mode, relative to their predictions.
 

@@ -21,7 +21,7 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.base.handles import GradientRef
-from mpgrad.devices.device_arrays import is_on_gpu
+from mpgrad.devices.device_arrays import is_array
 from mpgrad.devices.device_handover import DeviceHandover
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
@@ -186,13 +186,14 @@ class Handover(PackedArrays):
         plain = node.plain
         for name, value in arrays.items():
             if isinstance(value, tuple):
-                is_array = [isinstance(v, np.ndarray) or is_on_gpu(v) for v in value]
+                are_arrays = [is_array(v) for v in value]
                 several[name] = tuple(
-                    self.array(v) if here else None for v, here in zip(value, is_array, strict=True)
+                    self.array(v) if here else None
+                    for v, here in zip(value, are_arrays, strict=True)
                 )
-                if not all(is_array):
+                if not all(are_arrays):
                     scalars = tuple(
-                        None if here else v for v, here in zip(value, is_array, strict=True)
+                        None if here else v for v, here in zip(value, are_arrays, strict=True)
                     )
                     plain = {**plain, name: scalars}
             else:

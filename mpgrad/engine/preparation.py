@@ -11,13 +11,12 @@ from typing import NamedTuple
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.devices.device_arrays import CUDA
+from mpgrad.devices.gpu_nodes import gpus_of
 from mpgrad.engine.choice import (
     Choice,
     Experience,
     Experiences,
     Mode,
-    gpus_of,
     predict,
     too_small,
 )
@@ -89,7 +88,7 @@ class Preparation:
 
     def _choice_without_plan(self, frozen: FrozenGraph) -> Choice | None:
         mode = self.mode()
-        if CUDA.in_use and (gpus := gpus_of(frozen)):
+        if gpus := gpus_of(frozen.nodes):
             missing = [gpu for gpu in gpus if gpu not in self._options.gpus]
             if mode != "process" or missing:
                 why = f"it has Nodes on GPU {gpus[0]}"

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,7 @@ class CoordinatorProcess:
             undo.callback(os.close, self.pidfd)
             self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)
             undo.pop_all()
+        _running.add(self)
         segment.close()
 
     def _spawn(
@@ -142,8 +144,10 @@ class CoordinatorProcess:
         return not self._is_killed and self._process.poll() is None
 
     def let_go(self) -> None:
-        """Close this process's end of the lifeline: a forked child is not the client."""
-        os.close(self._lifeline)
+        """Close this process's end of the lifeline."""
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
 
     def is_stopped(self) -> bool:
         """Whether it got SIGSTOP and no SIGCONT since."""
@@ -192,6 +196,18 @@ class CoordinatorProcess:
         self._is_killed = True  # its death may take a moment
         self._why_killed = self._why_killed or why
         self._process.kill()
+
+
+_running: weakref.WeakSet[CoordinatorProcess] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A forked child is not the client: that may end, or become another program, before it."""
+    for coordinator in list(_running):
+        coordinator.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _python_path() -> str:

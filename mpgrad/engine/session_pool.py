@@ -159,9 +159,7 @@ class SessionPool:
             self._leased.clear()
 
     def abandon(self) -> None:
-        """Drop everything without touching it, except the lifeline: this is a forked child."""
-        if self._coordinator is not None:
-            self._coordinator.let_go()
+        """Drop everything without touching it: this is a forked child."""
         self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import device_of, on
+from mpgrad.devices.device_arrays import on_its_device
 from mpgrad.graph.executing import current_autograd_node
 
 if TYPE_CHECKING:
@@ -167,5 +167,5 @@ def refuse_nan(name: str, gradients: Sequence[Any]) -> None:
 
 
 def _has_nan(gradient: Any) -> bool:
-    with on(device_of(gradient)):
+    with on_its_device(gradient):
         return bool(np.isnan(gradient).any())

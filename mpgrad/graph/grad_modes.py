@@ -164,7 +164,7 @@ if TYPE_CHECKING:
 else:
 
     class inference_mode(ContextDecorator):
-        """Nothing is recorded inside, and tensors made inside never can be: they are cheaper.
+        """Nothing is recorded inside, and tensors made inside never can be: so they are cheaper.
 
         Such an *inference tensor* has no version counter. Outside of the mode it may not be
         changed in place, saved for a backward, or made to require grad; ``clone()`` gives an

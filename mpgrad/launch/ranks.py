@@ -268,6 +268,8 @@ class _Launcher:
         for rank in self._living():
             with contextlib.suppress(ProcessLookupError):
                 rank.process.send_signal(self._next_signal[1])
+                # One that is stopped would never take it.
+                rank.process.send_signal(signal.SIGCONT)
         self._next_signal = time.monotonic() + AFTER_SIGNAL_S, signal.SIGKILL
 
     # ------------------------------------------------------------------ what they print

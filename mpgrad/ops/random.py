@@ -9,7 +9,7 @@ import numpy as np
 
 from mpgrad.backends.array_program import value_check
 from mpgrad.base.dtype import default_float
-from mpgrad.devices.device_arrays import device_of, moved, on, on_host, usable
+from mpgrad.devices.device_arrays import moved, moved_beside, on_host, on_its_device, usable
 from mpgrad.dispatch.operator_call import call
 from mpgrad.ops.creation import shape_from
 from mpgrad.ops.generators import default_generator, takes_generator
@@ -120,11 +120,10 @@ def fill_exponential(array: Array, rate: float) -> None:
 
 def _write(array: Array, values: Any) -> None:
     """Copy values from the host into ``array`` on any device: the draws are the same."""
-    device = device_of(array)
-    with on(device):
+    with on_its_device(array):
         # Without dimensions NumPy draws a number.
         drawn = values if isinstance(values, np.ndarray) else np.asarray(values)
-        array[...] = moved(drawn, device)
+        array[...] = moved_beside(drawn, array)
 
 
 def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:

@@ -55,6 +55,11 @@ class NodeSpec(NamedTuple):
     #: 0; None: all of it.
     parts: tuple[int, int] | None = None
 
+    @property
+    def is_for_cpu(self) -> bool:
+        """Whether workers of the CPU run it."""
+        return self.device == ON_CPU and not self.on_client
+
     def is_on_device(self, input_nr: int) -> bool:
         """Whether the gradient that flows into an input lies on a GPU."""
         return bool(self.device_inputs) and self.device_inputs[input_nr]

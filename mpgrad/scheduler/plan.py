@@ -15,7 +15,7 @@ from mpgrad.scheduler import tuning
 from mpgrad.scheduler.bundling import bundle
 from mpgrad.scheduler.critical_path import Paths, find_paths, needed_from
 from mpgrad.scheduler.fusion import group
-from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
+from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import CAPTURE, Member, NodeTaskSpec, OutputSpec, Plan, Seed
 from mpgrad.scheduler.progress import Wired, publish_early
 from mpgrad.scheduler.split import has_branches_for, sharers_among, split
@@ -119,7 +119,7 @@ def _opens_alone(
     This is so if several tasks wait for it, nothing can run beside it, it takes less time than
     its hand-over, and its outputs travel inside messages anyway.
     """
-    if not tasks or tasks[0].on_client or tasks[0].device != ON_CPU:
+    if not (tasks and tasks[0].is_for_cpu):
         return False
     if costs[0] > tuning.BACKWARD_MESSAGES * message_us:
         return False

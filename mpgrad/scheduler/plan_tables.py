@@ -66,6 +66,11 @@ class NodeTaskSpec(NamedTuple):
     #: error, a task with a smaller value than the error's position still has to run.
     needed_from: int = NOBODY
 
+    @property
+    def is_for_cpu(self) -> bool:
+        """Whether workers of the CPU run it."""
+        return self.device == ON_CPU and not self.on_client
+
 
 class InnerTarget(NamedTuple):
     """An input of a Node inside the same group."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpgrad.scheduler.critical_path import find_paths
-from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
+from mpgrad.scheduler.graph_spec import NodeSpec
 from mpgrad.scheduler.plan_tables import Member, OutputSpec
 
 
@@ -60,7 +60,7 @@ def publish_early(
 
 def _runs_elsewhere(node: NodeSpec) -> bool:
     """Whether no CPU worker runs it. (A GPU worker only starts kernels, which takes no time.)"""
-    return node.on_client or node.device != ON_CPU
+    return not node.is_for_cpu
 
 
 class _Publisher:

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 
 from mpgrad.scheduler import tuning
-from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target
+from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target
 
 
 def split_above_us(message_us: float) -> float:
@@ -84,7 +84,7 @@ def sharers_among(workers: int) -> int:
 def _is_worth_it(node: NodeSpec, is_rest: list[bool], above_us: float) -> bool:
     """Whether both halves have something to compute and no sum mixes them."""
     # A GPU runs both halves one after the other.
-    if not node.is_splittable or node.on_client or node.device != ON_CPU:
+    if not (node.is_splittable and node.is_for_cpu):
         return False
     if node.cost_us * node.second_half_share < above_us / 2:
         return False
@@ -109,15 +109,14 @@ def _lone_targets(spec: GraphSpec) -> frozenset[Target]:
     found = []
     for target, count in flows.items():
         consumer = spec.nodes[target[0]]
-        is_on_worker = not consumer.on_client and consumer.device == ON_CPU
-        if count == 1 and is_on_worker and not consumer.is_sink:
+        if count == 1 and consumer.is_for_cpu and not consumer.is_sink:
             found.append(target)
     return frozenset(found)
 
 
 def _can_be_cut(node: NodeSpec, lone: frozenset[Target]) -> bool:
     """Whether its only output can be computed in parts, and nothing is added to that."""
-    if not node.part_nbytes or node.on_client or node.device != ON_CPU:
+    if not (node.part_nbytes and node.is_for_cpu):
         return False
     return node.edges[0] in lone and not any(node.edges[1:])
 

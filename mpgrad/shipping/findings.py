@@ -19,16 +19,16 @@ class Survey:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
         is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
-        module_reads: for each user module read as ``module.NAME``, (module, what was read).
-        whole_modules: ids of user modules that are read in a way that hides what is used.
-        forward_only: ids of functions that need not travel.
-        bindings: (namespace, name, what it was bound to).
-        functions: what could have been replaced in each function.
-        settings: constants of installed modules, by module and name; they travel with the class.
+        module_reads: for each user module read as ``module.NAME``, (module, the names).
+        whole_modules: ids of user modules that are read in a way that hides which names are used.
+        forward_only: ids of functions that need not be sent.
+        bindings: (namespace, name, the value then).
+        functions: the parts of each function that could be replaced.
+        settings: constants in installed modules, by module and name, which are sent along.
         aliases: functions that an installed module holds under another name than their own: their
             own names, by module and name.
-        cells: (a closure's variable, what it held).
-        classes: (class, its bases, how many attributes it had).
+        cells: (a closure's variable, the value then).
+        classes: (class, its bases, the number of its attributes).
         contents: arrays that are read, and what was in them.
     """
 
@@ -80,8 +80,9 @@ class Survey:
         for cls, bases, size in self.classes:
             if cls.__bases__ != bases or attribute_count(cls) != size:
                 return cls.__qualname__
-        if not all(content.is_current() for content in self.contents):
-            return "an array"
+        for content in self.contents:
+            if not content.is_current():
+                return "an array"
         return ""
 
 

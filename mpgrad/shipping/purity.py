@@ -204,7 +204,7 @@ class _Surveyor:
             self._problem(f"{label}, a module, in a way that hides which of its names are used")
 
     def _is_harmless_object(self, value: Any, label: str) -> bool:
-        """Whether ``value`` is a method, a function in C, or an object made by installed code."""
+        """Loggers, descriptors, methods, functions in C, and objects made by installed code."""
         if isinstance(value, types.BuiltinFunctionType | types.MethodType):
             owner = value.__self__
             if owner is not None and not isinstance(owner, types.ModuleType | type):

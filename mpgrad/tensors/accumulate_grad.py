@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import device_of, is_writable, on
+from mpgrad.devices.device_arrays import is_writable, on_its_device
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.anomaly import origin
 from mpgrad.graph.grad_modes import is_inference_mode_enabled
@@ -77,7 +77,7 @@ class AccumulateGrad(Node):
             variable._begin_grad(first_grad(grad, variable._array, exclusive=exclusive))
             return
         existing._version_counter.count()
-        with on(device_of(grad)):
+        with on_its_device(grad):
             np.add(existing._array, grad, out=existing._array, casting="same_kind")
         if existing._array.strides != variable._array.strides:
             _check_layout(existing._array, variable._array)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import copied, device_of, on, on_host
+from mpgrad.devices.device_arrays import copied, on_host, on_its_device
 
 if TYPE_CHECKING:
     from mpgrad.tensors.tensor import Tensor
@@ -45,7 +45,7 @@ class UndoLog:
                 and values is not None
                 and on_host(grad._array).tobytes() != on_host(values).tobytes()
             ):
-                with on(device_of(values)):
+                with on_its_device(values):
                     np.copyto(grad._array, values)
                 grad._version_counter.count()
             tensor._grad = grad

@@ -56,7 +56,7 @@ class HostCarrier(Protocol):
         ...
 
     def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:
-        """Wait for something, then take all there is."""
+        """Wait for something, then take all there is; nothing where the time is over."""
         ...
 
     def wake(self) -> None:

@@ -93,8 +93,62 @@ class FarewellRead(_Head, frozen=True, array_like=True, tag=9):
     """The sender has read the receiver's farewell."""
 
 
+class RpcReady(_Head, frozen=True, array_like=True, tag=10):
+    """The sender takes calls, under this name."""
+
+    name: str
+    #: Of the file that it runs as ``__main__``: functions of the same one go by their names.
+    main: str
+
+
+class Call(_Head, frozen=True, array_like=True, tag=11):
+    """The sender calls a function of the receiver; its pickle and arrays follow."""
+
+    number: int
+    #: The value that the result becomes, and the reference of the sender; -1 for a plain call.
+    value: tuple[int, int] = (-1, -1)
+    fork: tuple[int, int] = (-1, -1)
+
+
+class CallEnded(_Head, frozen=True, array_like=True, tag=12):
+    """The answer to a call: the pickle of the result and its arrays follow, or of the error."""
+
+    number: int
+    is_error: bool
+
+
+class ForkHeld(_Head, frozen=True, array_like=True, tag=13):
+    """The sender holds a new reference to a value of the receiver."""
+
+    value: tuple[int, int]
+    fork: tuple[int, int]
+    parent: int
+
+
+class ForkReleased(_Head, frozen=True, array_like=True, tag=14):
+    """The sender needs references to values of the receiver no more: (value, fork)."""
+
+    forks: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+
+
+class ForkConfirmed(_Head, frozen=True, array_like=True, tag=15):
+    """The owner knows of a reference that the receiver has passed on."""
+
+    fork: tuple[int, int]
+
+
+RpcMessage: TypeAlias = RpcReady | Call | CallEnded | ForkHeld | ForkReleased | ForkConfirmed
 HostMessage: TypeAlias = (
-    Join | Roster | Refusal | Segments | Parcel | Farewell | FarewellRead | Loss | Disagreement
+    Join
+    | Roster
+    | Refusal
+    | Segments
+    | Parcel
+    | Farewell
+    | FarewellRead
+    | Loss
+    | Disagreement
+    | RpcMessage
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -220,6 +220,12 @@ HOSTS = "hosts"
 HEARTBEAT_MS = 1_000
 SILENCE_MS_MAX = 5_000
 
+#: The longest wait that poll(2) can express.
+POLL_MS_MAX = 2**31 - 1
+
+#: What CURVE adds to a frame, at most.
+CURVE_BYTES_MAX = 64
+
 #: Milliseconds between attempts to connect to a host.
 RECONNECT_HOST_MS = 50
 
@@ -284,7 +290,7 @@ class ZmqHostCarrier:
 
     def _socket(self, encrypt: bool, *, is_server: bool) -> zmq.Socket[bytes]:
         socket = _socket(self._context, zmq.ROUTER)
-        socket.maxmsgsize = FRAME_BYTES
+        socket.maxmsgsize = FRAME_BYTES + CURVE_BYTES_MAX
         socket.ipv6 = self._ipv6
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS_MAX)
@@ -315,6 +321,8 @@ class ZmqHostCarrier:
                 raise
 
     def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:
+        if timeout_ms is not None:
+            timeout_ms = min(timeout_ms, POLL_MS_MAX)
         ready = dict(self._poller.poll(timeout_ms))
         if self._wake in ready:
             os.eventfd_read(self._wake)

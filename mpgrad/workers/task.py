@@ -217,8 +217,8 @@ class Publication(Placement):
         self._summed: dict[tuple[int, int], tuple[int, InputMetadata]] = {}
         #: Steps that only pass on an array that becomes an output and lies in its block already.
         self._passed: dict[NodeStep, int] = {}
-        #: Arrays that were copied into a block.
-        self._sources: list[Array] = []
+        #: Arrays that were copied into a block, and the memory of those that were born in one.
+        self._kept: list[Any] = []
         self.copied_bytes = 0
 
     def note_captures(self, steps: Sequence[NodeStep], slots: Slots) -> None:
@@ -232,6 +232,11 @@ class Publication(Placement):
                 if self._blocks[number] is not None and not step.wiring.takes_undefined:
                     # If several outputs are the same, the first one.
                     captures.setdefault((at, input_nr), (number, step.wiring.inputs[input_nr]))
+            if step.wiring.passes_on:
+                # What it gets leaves the task as it is: to be born where it leaves.
+                for number in self._passed_by(step):
+                    captures.setdefault((at, 0), (number, step.wiring.inputs[0]))
+                    self._passed.setdefault(step, number)
         if not captures:
             return
         flows = Counter(slots)
@@ -243,6 +248,13 @@ class Publication(Placement):
             else:
                 self._summed[target] = number, meta
         self._trace_back(steps, flows)
+
+    def _passed_by(self, step: NodeStep) -> Iterator[int]:
+        """The outputs with a block of their own that become what ``step`` gets."""
+        wiring = step.wiring
+        for route, meta in zip(wiring.routes, wiring.outputs, strict=True):
+            if type(route) is int and meta == wiring.inputs[0] and self._blocks[route] is not None:
+                yield route
 
     def _trace_back(self, steps: Sequence[NodeStep], flows: Counter[tuple[int, int]]) -> None:
         """If a step only passes an array on, its producer writes into the block of the output."""
@@ -340,8 +352,10 @@ class Publication(Placement):
                 self.copied_bytes += array.nbytes
                 # An operator may return one array for several outputs. It is kept, so that no
                 # result of a later Node can get its address.
-                self._sources.append(array)
+                self._kept.append(array)
                 self._final[start] = block
+        # What flows on inside the task is not the task's to change any more (``is_exclusive``).
+        self._kept.append(array.base)
         self._memory.seal(block)
         self._final[self._memory.address(block)] = block
         self._refs[output] = block

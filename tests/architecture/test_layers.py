@@ -48,7 +48,7 @@ LATE = {
     ("engine/processes.py", "mpgrad.wire.journal_keeper"): "only after an internal error",
     ("wire/journal_keeper.py", "mpgrad.wire.journal_file"): "only after an internal error",
     ("wire/endpoint.py", "mpgrad.wire.zeromq"): "a process that has no engine loads no ZeroMQ",
-    ("distributed/process_group.py", "mpgrad.wire.zeromq"): "nor does one without a group",
+    ("distributed/world.py", "mpgrad.wire.zeromq"): "nor does one without a group",
     ("workers/rules.py", "mpgrad.autograd.higher_order.backward_of"): "create_graph only",
     ("coordinator/supervisor.py", "mpgrad.coordinator.watchdog"): "the workers start before that",
 }
@@ -209,9 +209,11 @@ def test_a_class_name_means_one_thing() -> None:
     assert twice == TWICE
 
 
-#: The stand-in for ``torch.Tensor`` has its name; what a collective gives has that of PyTorch's.
+#: The stand-in for ``torch.Tensor`` has its name; PyTorch calls two things a WorkerInfo, and what a
+#: collective gives a Work.
 TWICE = {
     "Tensor": ["compat/tensor_type.py", "tensors/tensor.py"],
+    "WorkerInfo": ["data/loader_worker.py", "distributed/rpc/service.py"],
     "Work": ["data/loader_worker.py", "distributed/operation.py"],
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from benchmarks.probes.live_bytes import peak_live_bytes
 from benchmarks.residual_network import resnet18
 from benchmarks.rounds import Effort, WrongGradient, measure
 from benchmarks.workloads import scale
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_live_bytes_of_a_product_and_a_relu():
@@ -47,6 +51,24 @@ def test_small_nodes_are_measured_in_another_interpreter():
         assert one["seconds"] > 0.0
         assert one["gradient"] == [2.0 * 48] * 8
     assert found[1]["coordinator_bytes"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_way_of_a_task_is_found_in_all_processes():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.probes.way_of_a_task"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    _, _, _, _, head, client, coordinator, worker = done.stdout.splitlines()
+    assert head.startswith("repeated: ")
+    assert " engine/session.py " in client
+    assert " coordinator/coordinator.py " in coordinator
+    assert " workers/task.py " in worker
 
 
 def test_a_call_that_fails_says_so(capfd):

@@ -9,6 +9,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.python_path import path_to
+
+ROOT = Path(__file__).parents[2]
+
 #: Seconds after which a test has hung.
 HANGS_S = 240.0
 
@@ -33,7 +37,7 @@ def run_ranks(directory: Path, source: str, ranks: int, *arguments: str, **envir
         text=True,
         check=False,
         timeout=HANGS_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path_to(ROOT), **environment},
     )
     lines = defaultdict(list)
     for line in done.stdout.splitlines():

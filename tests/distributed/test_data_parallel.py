@@ -186,6 +186,20 @@ def test_a_killed_rank_is_named_by_all_others_and_nothing_is_left(tmp_path: Path
     assert not left_since(before)
 
 
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_stopped_rank_is_named_by_all_others_and_nothing_is_left(tmp_path: Path) -> None:
+    before = Leftovers.now()
+    ran = run_ranks(tmp_path, KILLED.replace("SIGKILL", "SIGSTOP"), 4)
+    assert ran.code == 3, ran.errors
+    for rank in (0, 2, 3):
+        assert ran.lines[rank][0] == "1 True"
+    assert "rank 1 (process " in ran.errors
+    assert "ended with signal SIGTERM" in ran.errors
+    assert not left_since(before)
+
+
 # ---------------------------------------------------------------------------- in one process
 
 

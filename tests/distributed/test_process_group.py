@@ -91,6 +91,9 @@ if rank == 2:
 big = mg.full((3_000_000,), 1.0 + rank)  # several frames
 dist.all_reduce(big)
 assert big.min() == big.max() == ranks * (ranks + 1) / 2
+big = mg.full((3_000_000,), 1.0 + rank)
+dist.broadcast(big, 1)
+assert big.min() == big.max() == 2.0
 dist.barrier()
 print("all right", dist.get_backend(), dist.is_initialized())
 dist.destroy_process_group()

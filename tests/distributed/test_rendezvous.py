@@ -130,6 +130,13 @@ def test_a_rank_that_goes_without_farewell_is_lost(port: int) -> None:
         left(threads)
 
 
+def test_a_timeout_of_a_year_is_one() -> None:
+    carrier = carriers()("0.0", "127.0.0.1", 0)
+    carrier.wake()
+    assert carrier.receive(365 * 24 * 3600 * 1000) == []
+    carrier.close(0)
+
+
 # ---------------------------------------------------------------------------- the pure part
 
 VERSIONS = (("Python", "3.11"),)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The variable in which children find their points.
 VARIABLE = "TEST_KILL_POINTS"
+#: In this one the coordinator finds for how many seconds a worker may be stopped.
+STOPPED_LIMIT = "TEST_STOPPED_LIMIT_S"
 
 #: The phases of each process, in the order in which they are passed.
 PHASES: dict[str, tuple[str, ...]] = {
@@ -82,6 +84,10 @@ def kill_at(patch: pytest.MonkeyPatch, points: str) -> None:
 
 def hook(process: str, part: Any) -> Any:
     """``part`` of this process, which dies at its points: see ``mpgrad.base.hook_for_tests``."""
+    if process == "coordinator" and STOPPED_LIMIT in os.environ:
+        from mpgrad.coordinator import watchdog
+
+        watchdog.STOPPED_LIMIT_S = float(os.environ[STOPPED_LIMIT])
     if not any(points_of(process)):
         return part
     if process == "worker":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,52 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
+from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.freezing import freeze as freezing
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.graph.registry import OPERATORS
+from mpgrad.scheduler.cost_model import CostModel
 
 pytestmark = pytest.mark.process
+
+
+class Drawn(CostModel):
+    """What a busy machine may have measured: each kind of Node takes anything around what it does;
+    nothing is learned, so that a seed has its plan."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng, self._costs = random.Random(seed), dict[Any, float]()
+
+    def get(self, key: Any) -> float | None:
+        if key not in self._costs:
+            usual_us = 8000.0 if "matmul" in str(key) else 200.0
+            self._costs[key] = usual_us * 4 ** self._rng.uniform(-1.5, 1.5)
+        return self._costs[key]
+
+    def observe(self, key: Any, microseconds: Any, guess: float | None = None) -> None:
+        pass
+
+
+class Same(Drawn):
+    """All is so cheap that it is one task."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def get(self, key: Any) -> float | None:
+        return 1.0
+
+
+#: Seeds: two plans, and two in which a sum passes on what it got from its own task.
+PLANS = (0, 2, 1, 50)
+
+
+def plan_by(model: CostModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are planned by these costs from now on."""
+    monkeypatch.setattr(costs, "model", model)
+    for kept in ("_memory", "_guards"):  # a plan from before would serve
+        monkeypatch.setattr(freezing, kept, type(getattr(freezing, kept))())
 
 
 class Residual(nn.Module):
@@ -68,7 +111,10 @@ def biased(x: mg.Tensor, weights: list[mg.Tensor], bias: mg.Tensor) -> mg.Tensor
 
 
 @pytest.mark.parametrize("bias_shape", [(1024,), (256, 1024)], ids=["row", "matrix"])
-def test_what_a_sum_passes_on_is_not_copied(bias_shape: tuple[int, ...]) -> None:
+def test_what_a_sum_passes_on_is_not_copied(
+    bias_shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the graph is cut into tasks: a busy machine measures other costs."""
     x, leaves = draw(256, 1024), [(draw(1024, 1024) / 32).detach() for _ in range(3)]
     leaves.append(draw(*bias_shape))
     for leaf in leaves:
@@ -82,13 +128,51 @@ def test_what_a_sum_passes_on_is_not_copied(bias_shape: tuple[int, ...]) -> None
 
     with mg.Engine("local"):
         expected = gradients()
+    tasks = set()
     with mg.Engine("process", cpu_workers=2) as engine:
-        for _ in range(3):
-            assert gradients() == expected
-        tasks = sum(engine.statistics().tasks.values())
-        assert tasks > 3  # the products' weights have tasks of their own
-        if len(bias_shape) == 1:
-            assert engine.statistics().copied_bytes <= 3 * 4096
+        for seed in PLANS:
+            plan_by(Drawn(seed), monkeypatch)
+            before = engine.statistics()
+            assert gradients() == expected, seed
+            after = engine.statistics()
+            tasks.add(sum(after.tasks.values()) - sum(before.tasks.values()))
+            if len(bias_shape) == 1:
+                assert after.copied_bytes - before.copied_bytes <= 4096, seed
+    assert len(tasks) >= 3  # plans of different sizes
+
+
+class Triples(mg.Function):
+    """Its backward changes the gradient in place."""
+
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad.mul_(3.0)
+
+
+@pytest.mark.parametrize("way", ["a view", "a sum", "a result"])
+def test_what_has_left_a_task_is_nobodys_to_change(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Function in the same task gets the gradient that another output is, or a view of it."""
+
+    def gradients() -> list[Any]:
+        x, other = (mg.ones(100, 100, requires_grad=True) for _ in range(2))
+        inner = Triples.apply(x)
+        inner = inner.reshape(-1) if way == "a view" else inner + other
+        wanted = {"a view": [inner], "a sum": [other], "a result": [inner, other]}[way]
+        found = mg.grad((inner * 5.0).sum(), [x, *wanted])
+        return [gradient.flatten()[0].item() for gradient in found]
+
+    plan_by(Same(), monkeypatch)
+    with mg.Engine("process", cpu_workers=1) as engine:
+        assert gradients() == [15.0] + [5.0] * (2 if way == "a result" else 1)
+        assert sum(engine.statistics().tasks.values()) == 1
 
 
 def test_sums_pass_on_the_very_gradient() -> None:

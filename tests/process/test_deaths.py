@@ -180,7 +180,8 @@ def test_all_workers_killed_at_once(own_engine: mg.Engine, undisturbed: bytes) -
     x = matrix()
     branches(x).backward()
     assert x.grad.numpy().tobytes() == undisturbed
-    assert own_engine.statistics().restarts == 2
+    # One of them alone may have done it all before the other's death was seen.
+    assert wait_until(lambda: own_engine.statistics().restarts == 2)
 
 
 def test_a_function_that_always_kills_its_worker(own_engine: mg.Engine) -> None:
@@ -303,24 +304,26 @@ with mg.Engine("process", cpu_workers=6):
 """
 
 
-def test_the_client_killed_while_six_workers_are_busy(
+def test_the_client_killed_while_many_workers_are_busy(
     start_script: StartScript, pipe: Path
 ) -> None:
+    """How many of the six depends on the plan, and so on what a message takes at that moment."""
     # What a writer leaves in a pipe that nobody has open is lost: so open from before to after.
     with os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", 0) as stream:
         client = start_script(BUSY.format(pipe=str(pipe)))
         said = b""
 
-        def all_are_busy() -> bool:
+        def several_are_busy() -> bool:
             nonlocal said
             assert client.poll() is None, "the script has ended"
             said += stream.read() or b""
-            return said.count(b" ") == 6
+            return said.count(b" ") >= 2
 
-        assert wait_until(all_are_busy), said
+        assert wait_until(several_are_busy), said
     busy = set(map(int, said.split()))
     family = descendants(client.pid)
     assert family > busy
+    assert len(family) == 7
     client.kill()
     client.wait()
     assert wait_until(lambda: not any(map(is_alive, family)))
@@ -344,8 +347,10 @@ def test_a_script_that_fails(run_script: Callable[..., subprocess.CompletedProce
 
 INTERRUPTED = """
 import mpgrad as mg
+from mpgrad.autograd.running import deferred_interrupts as interrupts
 from tests.process.test_deaths import branches, matrix
 
+interrupts.GRACE_MS = interrupts.PATIENCE_MS = 3_600_000  # the task may end, when it is told to
 x = matrix()
 try:
     branches(x, {pipe!r}, {go_on!r}).backward()

@@ -34,7 +34,7 @@ def test_the_same_bits_with_a_worker_killed() -> None:
         victim = engine.worker_pids()[0]
         os.kill(victim, signal.SIGKILL)
         assert gradients() == expected
-        wait_until(lambda: victim not in engine.worker_pids())
+        assert wait_until(lambda: victim not in engine.worker_pids())
         assert gradients() == expected
     assert left_since(before) == ""
 
@@ -59,7 +59,7 @@ def test_the_coordinators_death_is_an_error_once() -> None:
         gradients()
         dead: Any = engine.coordinator_pid
         os.kill(dead, signal.SIGKILL)
-        wait_until(lambda: not is_alive(dead))
+        assert wait_until(lambda: not is_alive(dead))
         try:
             gradients()
         except CoordinatorLost:

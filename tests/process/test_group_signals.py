@@ -139,5 +139,5 @@ def test_a_client_that_becomes_another_program() -> None:
         assert client.stdout is not None
         pids = [int(pid) for pid in client.stdout.readline().split()]
         assert len(pids) == 3
-        wait_until(lambda: all(is_gone(pid) for pid in pids))
+        assert wait_until(lambda: all(is_gone(pid) for pid in pids))
         client.kill()

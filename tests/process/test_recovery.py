@@ -176,8 +176,9 @@ def test_everything_killed_at_once(
         os.kill(pid, signal.SIGKILL)
     client.wait()
     assert wait_until(lambda: not any(map(is_alive, family)))
-    left = Path("/proc/net/unix").read_text()
-    assert not [address for address in sockets if address in left]
+    assert wait_until(
+        lambda: not any(map(Path("/proc/net/unix").read_text().__contains__, sockets))
+    )
 
 
 def sockets_of(pids: Iterable[int]) -> set[str]:

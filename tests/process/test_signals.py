@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.autograd.running import deferred_interrupts
 from tests.leftovers import wait_until
 
 pytestmark = pytest.mark.process
@@ -64,7 +65,7 @@ def interrupted(path: Any, then: Callable[[], object]) -> mg.Tensor:
     x = mg.ones(4000, requires_grad=True)
 
     def strike() -> None:
-        wait_until(path.with_suffix(".begun").exists)
+        assert wait_until(path.with_suffix(".begun").exists)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
         then()
 
@@ -77,7 +78,11 @@ def interrupted(path: Any, then: Callable[[], object]) -> mg.Tensor:
     return x
 
 
-def test_a_timeout_that_raises(tmp_path: Any, on_alarm: Any) -> None:
+def test_a_timeout_that_raises(
+    tmp_path: Any, on_alarm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GRACE_MS", "PATIENCE_MS"):  # the worker ends its task, however late
+        monkeypatch.setattr(deferred_interrupts, name, 3_600_000)
     with mg.Engine("process", cpu_workers=2) as engine:
         expected = gradient()
         on_alarm(raise_timeout)

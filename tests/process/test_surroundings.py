@@ -35,6 +35,7 @@ def test_files_in_the_working_directory_shadow_nothing(
 IDLE_THREADS = """
 import os
 import threading
+import time
 
 os.environ.pop("OPENBLAS_THREAD_TIMEOUT", None)  # set by the mpgrad of the tests
 {imports}
@@ -43,12 +44,21 @@ from threadpoolctl import ThreadpoolController
 [blas] = ThreadpoolController().select(internal_api="openblas").lib_controllers[:1]
 a = np.ones((300, 300), np.float32)
 expected = a @ a
-stop = threading.Event()
+stop, has_begun, go_on = threading.Event(), [], [True]
+
+def multiply():
+    while go_on:
+        a @ a  # and no call of Python's, in which it would seem to wait
+        has_begun.append(True)
+
 other = threading.Thread(target={other})
 other.start()
+while {other} is multiply and not has_begun:
+    time.sleep(0.001)
 with mg.Engine("process", cpu_workers=1):
     print(blas.dynlib.openblas_thread_timeout(), bool((a @ a == expected).all()))
 stop.set()
+go_on.clear()
 """
 
 
@@ -62,11 +72,7 @@ stop.set()
             "stop.wait",
             9,
         ),
-        (
-            "import numpy as np, mpgrad as mg",
-            "lambda: [a @ a for _ in iter(stop.is_set, True)]",
-            0,
-        ),
+        ("import numpy as np, mpgrad as mg", "multiply", 0),
     ],
     ids=["numpy first", "mpgrad first", "the user decides", "another thread may be in BLAS"],
 )

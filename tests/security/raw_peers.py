@@ -7,7 +7,7 @@ import zmq
 from mpgrad.wire import zeromq
 from mpgrad.wire.endpoint import Endpoint
 
-PATIENCE_MS = 5000
+PATIENCE_MS, LINGER_MS = 120_000, 5000
 
 
 class RawPeer:
@@ -16,7 +16,7 @@ class RawPeer:
     def __init__(self, endpoint: Endpoint, lane: str, identity: bytes | None) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = PATIENCE_MS
+        self._socket.linger = LINGER_MS
         # Nothing is queued for a peer that is not there: it waits until it is connected.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.sndtimeo = PATIENCE_MS
@@ -36,4 +36,4 @@ class RawPeer:
         return self._monitor.poll(timeout_ms) == zmq.POLLIN
 
     def close(self) -> None:
-        self._context.destroy(linger=PATIENCE_MS)
+        self._context.destroy(linger=LINGER_MS)

@@ -18,7 +18,7 @@ from mpgrad.scheduler.events import GraphCancelled, NodeTaskDone
 from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX, PROTOCOL_VERSION, EndSession, Hello, StopEngine
 from mpgrad.wire.transport import ROUTER_LANES, WORKER_LANES
-from tests.leftovers import Leftovers, left_since
+from tests.leftovers import Leftovers, left_since, wait_until
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process
@@ -55,9 +55,15 @@ def test_neither_arguments_nor_environment_hold_the_token(engine: mg.Engine) -> 
 
 def test_the_sockets_are_no_files(engine: mg.Engine) -> None:
     name = coordinator_of(engine).endpoint.name
-    found = Path("/proc/net/unix").read_text()
-    for lane in ROUTER_LANES:
-        assert f" @{name}/{lane}\n" in found
+    wanted, found = {f" @{name}/{lane}\n" for lane in ROUTER_LANES}, set()
+
+    def all_listen() -> bool:
+        # The kernel may leave out rows of that table while others open and close sockets.
+        table = Path("/proc/net/unix").read_text()
+        found.update(row for row in wanted if row in table)
+        return found == wanted
+
+    assert wait_until(all_listen), wanted - found
 
 
 def test_programs_that_user_code_starts_inherit_nothing(engine: mg.Engine) -> None:
@@ -176,5 +182,5 @@ def test_nothing_is_left_at_the_end() -> None:
     with mg.Engine("process", cpu_workers=2) as own:
         check_usable()
         name = coordinator_of(own).endpoint.name
-    assert name not in Path("/proc/net/unix").read_text()
+    assert wait_until(lambda: name not in Path("/proc/net/unix").read_text())
     assert left_since(before) == ""

@@ -22,7 +22,7 @@ from mpgrad.wire.transport import (
 )
 from simulation.transport import MemoryDealer, MemoryRouter
 
-PATIENCE_MS = 5000
+PATIENCE_MS = 120_000
 
 
 class Transport(NamedTuple):

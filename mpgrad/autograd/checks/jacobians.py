@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.backward import grad
-from mpgrad.devices.device_arrays import copied, device_of, moved, on, on_host
+from mpgrad.devices.device_arrays import copied, moved_beside, on_host, on_its_device
 from mpgrad.ops.device_moves import beside
 from mpgrad.tensors.tensor import Tensor
 
@@ -124,13 +124,13 @@ def _slopes(
 @contextmanager
 def _moved(array: Any, change: Array) -> Iterator[None]:
     """Add ``change`` to ``array`` in place: the function may hold it in other ways than by args."""
-    before, device = copied(array), device_of(array)
-    with on(device):
-        array += moved(np.asarray(change, array.dtype), device)
+    before = copied(array)
+    with on_its_device(array):
+        array += moved_beside(np.asarray(change, array.dtype), array)
     try:
         yield
     finally:
-        with on(device):
+        with on_its_device(array):
             array[...] = before
 
 

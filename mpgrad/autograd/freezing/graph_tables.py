@@ -21,7 +21,6 @@ from mpgrad.autograd.freezing.client_nodes import (
 from mpgrad.autograd.freezing.division import with_division
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, RetainSink, Sink
 from mpgrad.autograd.freezing.recurring_graphs import Template, Walk, sequence_of
-from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import on_gpus
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.graph.node import Edge, InputMetadata, Node
@@ -211,11 +210,8 @@ class GraphTables:
                 for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
             ]
         )
-        if CUDA.in_use:
-            specs = on_gpus(specs, self.nodes)
-        specs = tuple(
-            [with_division(spec, node) for spec, node in zip(specs, self.nodes, strict=True)]
-        )
+        placed = zip(on_gpus(specs, self.nodes), self.nodes, strict=True)
+        specs = tuple([with_division(spec, node) for spec, node in placed])
         spec = GraphSpec(
             specs,
             targets,

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from mpgrad.devices.device_arrays import is_on_gpu
+from mpgrad.devices.device_arrays import is_array
 from mpgrad.graph.node import NATIVE, Edge, InputMetadata, Node
 from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
 
@@ -105,7 +103,7 @@ def _taken(values: Sequence[Any]) -> tuple[tuple[Any, ...], list[Tensor]]:
     outputs, places = [], []
     for value in values:
         array = value._array if isinstance(value, Tensor) else value
-        if (isinstance(array, np.ndarray) or is_on_gpu(array)) and array.dtype.kind in "fc":
+        if is_array(array) and array.dtype.kind in "fc":
             counter = value._version_counter if isinstance(value, Tensor) else None
             value = Tensor(array, version_counter=counter)
             places.append(value)

@@ -17,7 +17,7 @@ from mpgrad.autograd.backward import grad
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.validate_outputs import validate_output
 from mpgrad.base.device import Device
-from mpgrad.devices.device_arrays import is_on_gpu
+from mpgrad.devices.device_arrays import is_array
 from mpgrad.errors import ProtocolError
 from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.graph.node import InputMetadata
@@ -167,7 +167,7 @@ def _own(value: Any, need: bool, keeps: bool) -> Any:
         if not value.requires_grad:
             return Tensor(value._array, requires_grad=True)
         return differentiable.reshape(value, value.shape)
-    if isinstance(value, np.ndarray) or is_on_gpu(value):
+    if is_array(value):
         return Tensor(value, requires_grad=need and not keeps)
     return value
 

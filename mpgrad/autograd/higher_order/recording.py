@@ -16,15 +16,12 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, run_post_hooks, runs_node_hooks
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, ResultSink
 from mpgrad.autograd.higher_order.backward_of import SUM_GRADIENTS, backward_of
 from mpgrad.autograd.profiling.ranges import RUNNING
 from mpgrad.autograd.running.validate_outputs import validate_output
-from mpgrad.base.device import CPU
-from mpgrad.devices.device_arrays import cuda_namespace, on, zeros
+from mpgrad.devices.device_arrays import without_memory, zeros
 from mpgrad.dispatch.operator_call import call, cpu, record_call
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.errors import add_note
@@ -196,7 +193,7 @@ class _Recorder:
         derived, inputs, attributes = mirrored_call(node, totals, needs, expected)
         if self._captured is None:
             return call(derived, *inputs, **attributes)  # type: ignore[no-any-return]
-        outputs = [Tensor(_without_memory(meta)) for meta in expected if meta is not None]
+        outputs = [Tensor(without_memory(*meta)) for meta in expected if meta is not None]
         _record(derived, inputs, outputs, attributes)
         return outputs
 
@@ -259,15 +256,6 @@ def _record(
     needs = [isinstance(value, Tensor) and value.requires_grad for value in inputs]
     if True in needs:
         record_call(recorded, inputs, outputs, needs, attributes)
-
-
-def _without_memory(meta: InputMetadata) -> Any:
-    """A stand-in for an array of which only shape, dtype and device are read."""
-    with on(meta.device):
-        zero = zeros((), meta.dtype, meta.device)
-        if meta.device is CPU:
-            return np.broadcast_to(zero, meta.shape)
-        return cuda_namespace().broadcast_to(zero, meta.shape)
 
 
 def _validated(node: Node, index: int, value: Tensor, expected: InputMetadata) -> Tensor:

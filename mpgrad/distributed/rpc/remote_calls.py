@@ -1,0 +1,216 @@
+"""init_rpc(), rpc_sync(), rpc_async(), remote(), shutdown(): calls from host to host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from mpgrad.distributed.futures import Future
+from mpgrad.distributed.group_member import GroupTable
+from mpgrad.distributed.process_group import ProcessGroup
+from mpgrad.distributed.reductions import ReduceOp, reduction
+from mpgrad.distributed.rpc.current_service import DEFAULT, TIMEOUT_S, current, seconds, service
+from mpgrad.distributed.rpc.remote_reference import RRef, reduced, remote_reference
+from mpgrad.distributed.rpc.service import PAUSE_S, RpcService, WorkerInfo
+from mpgrad.distributed.world import join_world, leave_world, whereabouts
+from mpgrad.errors import RendezvousTimeout
+
+#: Seconds that all processes have to call ``init_rpc``.
+MEETING_S = 300.0
+#: The group of ranks by which processes agree that nobody calls any more.
+_GROUP = -1
+#: Seconds that a process which leaves has to answer what others have called.
+_DRAIN_S_MAX = 5.0
+
+
+class RpcBackendOptions:
+    """How calls are made.
+
+    Args:
+        rpc_timeout: seconds that a call may take by default; 0 for any time.
+        init_method: as in ``init_process_group``.
+        encrypt: as in ``init_process_group``.
+        num_worker_threads: changes nothing: there are as many threads as calls.
+        device_maps: changes nothing.
+        devices: changes nothing.
+    """
+
+    def __init__(
+        self,
+        rpc_timeout: float = TIMEOUT_S,
+        init_method: str = "env://",
+        *,
+        encrypt: bool = True,
+        num_worker_threads: int = 16,
+        device_maps: Any = None,
+        devices: Any = None,
+    ) -> None:
+        self.rpc_timeout, self.init_method, self.encrypt = rpc_timeout, init_method, encrypt
+
+
+#: PyTorch's name.
+TensorPipeRpcBackendOptions = RpcBackendOptions
+
+
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Take calls under ``name``, and wait until all other processes do so under theirs.
+
+    Args:
+        name: another one in each process.
+        backend: there is but one.
+        rank: of this process; by default RANK.
+        world_size: how many processes there are; by default WORLD_SIZE.
+        rpc_backend_options: the timeout of calls, and where to meet.
+
+    Raises:
+        RuntimeError: RPC is initialized already, or the name is another process's, too.
+        RendezvousTimeout: not all processes came.
+        HostLost: one has died meanwhile.
+        ValueError: something is missing or wrong.
+    """
+    if current.service is not None:
+        raise RuntimeError("RPC is already initialized")
+    if not name or not isinstance(name, str):
+        raise ValueError(f"the name of an RPC process is a text, not {name!r}")
+    options = rpc_backend_options or RpcBackendOptions()
+    where = whereabouts(options.init_method, rank, -1 if world_size is None else world_size)
+    thread = join_world(where, MEETING_S, encrypt=options.encrypt)
+    try:
+        here = RpcService(thread, name, reduced)
+        # Calls of others may come before all are ready.
+        current.service, current.timeout_s = here, options.rpc_timeout
+        if not here.all_ready.wait(MEETING_S):
+            raise RendezvousTimeout("not all processes have called init_rpc()")
+        names = [info.name for info in here.infos()]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise RuntimeError(f"RPC worker name {twice[0]} is not unique: {names}")
+    except BaseException:
+        current.service = None
+        leave_world()
+        raise
+
+
+def shutdown(graceful: bool = True, timeout: float = 0) -> None:
+    """Take no more calls.
+
+    Args:
+        graceful: first wait until all processes come here and no call is under way.
+        timeout: seconds to wait; 0 for any time.
+
+    Raises:
+        HostLost: a process died before it came here.
+    """
+    here = service()
+    try:
+        if graceful:
+            _wait_until_idle(here, timedelta(seconds=timeout) if timeout else timedelta(days=365))
+    finally:
+        here.drain(_DRAIN_S_MAX)
+        current.service = None
+        leave_world()
+
+
+def _wait_until_idle(here: RpcService, timeout: timedelta) -> None:
+    """Until nobody has had anything to do in two rounds: what one began, the next has seen."""
+    table = GroupTable(_GROUP, tuple(range(here.ranks)))
+    group = ProcessGroup(here.thread, table, here.rank, timeout)
+    idle_rounds = 0
+    while idle_rounds < 2:
+        busy = np.array([here.outstanding], np.int64)
+        group.start(reduction(busy, ReduceOp.SUM, group, None)).wait()
+        idle_rounds = 0 if busy[0] else idle_rounds + 1
+        if busy[0]:
+            time.sleep(PAUSE_S)
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """The process of that name; this one by default.
+
+    Raises:
+        RuntimeError: nobody has that name.
+    """
+    infos = service().infos()
+    if worker_name is None:
+        return infos[service().rank]
+    for info in infos:
+        if info.name == worker_name:
+            return info
+    raise RuntimeError(f"Unknown destination worker {worker_name}: there are {[*map(str, infos)]}")
+
+
+def rpc_async(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = DEFAULT,
+) -> Future:
+    """Call ``func`` in another process, or in this one; the Future of its result.
+
+    Args:
+        to: name, rank or WorkerInfo.
+        func: a callable; it goes by its name where the other process can import it.
+        args: its arguments.
+        kwargs: its named arguments.
+        timeout: seconds; 0 for any time, by default that of ``init_rpc``.
+
+    Raises:
+        TypeError: ``func`` is not callable, or an argument cannot travel.
+        RuntimeError: there is no such process.
+    """
+    if not callable(func):
+        raise TypeError(f"function should be callable, got {func!r}")
+    here = service()
+    return here.call(_rank(here, to), func, args or (), kwargs or {}, seconds(timeout))
+
+
+def rpc_sync(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = DEFAULT,
+) -> Any:
+    """Call ``func`` in another process, and wait for its result; arguments as in ``rpc_async``.
+
+    Raises:
+        HostLost: that process has died.
+        RuntimeError: the call took too long.
+        Exception: what ``func`` has raised, with the remote traceback as its cause.
+    """
+    return rpc_async(to, func, args, kwargs, timeout).wait()
+
+
+def remote(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = DEFAULT,
+) -> RRef:
+    """Call ``func`` in another process, where its result stays; a reference to that."""
+    if not callable(func):
+        raise TypeError(f"function should be callable, got {func!r}")
+    here = service()
+    return remote_reference(here, _rank(here, to), func, args or (), kwargs or {}, timeout)
+
+
+def _rank(here: RpcService, to: str | int | WorkerInfo) -> int:
+    if isinstance(to, WorkerInfo):
+        return to.id
+    if isinstance(to, str):
+        return get_worker_info(to).id
+    if isinstance(to, int) and 0 <= to < here.ranks:
+        return to
+    raise RuntimeError(f"Unknown destination worker {to!r}: there are {[*map(str, here.infos())]}")

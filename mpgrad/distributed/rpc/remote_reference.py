@@ -1,0 +1,182 @@
+"""RRef: a reference to a value that one host owns and others hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from mpgrad.distributed.futures import Future
+from mpgrad.distributed.rpc.current_service import DEFAULT, seconds, service
+from mpgrad.distributed.rpc.functions import async_execution
+from mpgrad.distributed.rpc.service import NO_VALUE, RpcService, WorkerInfo
+from mpgrad.scheduler.hosts.remote_values import Identity
+
+
+class RRef:
+    """A reference to ``value``, which this process owns; ``rpc.remote`` makes those of others.
+
+    The value lives as long as a reference to it, on any host.
+    """
+
+    def __init__(self, value: Any, type_hint: Any = None) -> None:
+        self._service = service()
+        self._owner = self._service.rank
+        self._value = self._service.new_identity()
+        self._fork = self._service.new_identity()
+        #: Done when the owner knows of this reference.
+        self._created: Future | None = None
+        held = Future()
+        held.set_result(value)
+        self._service.own(self._value, self._fork, held)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fork"):
+            self._service.release(self._owner, self._value, self._fork)
+
+    # ------------------------------------------------------------------ whose it is
+
+    def owner(self) -> WorkerInfo:
+        """The process that owns the value."""
+        return self._service.infos()[self._owner]
+
+    def owner_name(self) -> str:
+        """The name of the process that owns the value."""
+        return self.owner().name
+
+    def is_owner(self) -> bool:
+        """Whether that is this process."""
+        return self._owner == self._service.rank
+
+    def confirmed_by_owner(self) -> bool:
+        """Whether the owner knows of this reference."""
+        return self._created is None or self._created.done()
+
+    # ------------------------------------------------------------------ the value
+
+    def local_value(self) -> Any:
+        """The value, in the process that owns it.
+
+        Raises:
+            RuntimeError: this is another process.
+        """
+        if not self.is_owner():
+            raise RuntimeError(
+                f"Cannot call localValue() on a non-local reference. Call it on {self.owner_name()}"
+                ", or use to_here()."
+            )
+        return self._service.value(self._value).wait()
+
+    def to_here(self, timeout: float = DEFAULT) -> Any:
+        """The value itself in the process that owns it, a copy elsewhere.
+
+        Args:
+            timeout: seconds; 0 for any time.
+        """
+        if self.is_owner():
+            return self.local_value()
+        return self._service.call(
+            self._owner, _value_of, (self._value,), {}, seconds(timeout)
+        ).wait()
+
+    def rpc_sync(self, timeout: float = DEFAULT) -> Any:
+        """A stand-in for the value: its methods run at the owner, and give their results."""
+        return _Proxy(self, "rpc_sync", timeout)
+
+    def rpc_async(self, timeout: float = DEFAULT) -> Any:
+        """The same; the methods give Futures."""
+        return _Proxy(self, "rpc_async", timeout)
+
+    def remote(self, timeout: float = DEFAULT) -> Any:
+        """The same; the methods give RRefs."""
+        return _Proxy(self, "remote", timeout)
+
+    def __repr__(self) -> str:
+        kind = "OwnerRRef" if self.is_owner() else "UserRRef"
+        return f"{kind}(RRefId = {self._value}, ForkId = {self._fork}, owner = {self._owner})"
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError(
+            "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
+        )
+
+
+def remote_reference(
+    here: RpcService,
+    owner: int,
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    timeout: float,
+) -> RRef:
+    """A reference to what ``function`` will return in rank ``owner``."""
+    value, fork = here.new_identity(), here.new_identity()
+    created = here.call(owner, function, args, kwargs, seconds(timeout), value, fork)
+    return _made(here, owner, value, fork, created)
+
+
+def _made(
+    here: RpcService, owner: int, value: Identity, fork: Identity, created: Future | None
+) -> RRef:
+    made = RRef.__new__(RRef)
+    made._service, made._owner, made._value = here, owner, value
+    made._created, made._fork = created, fork
+    return made
+
+
+# ---------------------------------------------------------------------------- on the way
+
+
+def reduced(obj: Any, to: int) -> tuple[Any, ...] | None:
+    """How a reference travels to rank ``to``; None for other objects."""
+    if not isinstance(obj, RRef):
+        return None
+    here = obj._service
+    fork = here.new_identity()
+    here.keep_while_passed_on(fork, to, obj)
+    return _arrived, (obj._owner, obj._value, fork, here.rank)
+
+
+def _arrived(owner: int, value: Identity, fork: Identity, parent: int) -> RRef:
+    here = service()
+    here.hold(owner, value, fork, parent)
+    return _made(here, owner, value, fork, None)
+
+
+# ---------------------------------------------------------------------------- at the owner
+
+
+@async_execution
+def _value_of(value: Identity) -> Future:
+    return service().value(value)
+
+
+def _call_method(value: Identity, name: str, args: Any, kwargs: Any) -> Any:
+    return getattr(service().value(value).wait(), name)(*args, **kwargs)
+
+
+def _let_go(reference: RRef, _: Future) -> None:
+    """Called when a call is over: until then it keeps the reference, and so the value."""
+
+
+class _Proxy:
+    """Calls methods of a value where that is."""
+
+    def __init__(self, reference: RRef, kind: str, timeout: float) -> None:
+        self._reference, self._kind, self._timeout = reference, kind, timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        reference, here = self._reference, self._reference._service
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            arguments = (reference._value, name, args, kwargs)
+            if self._kind == "remote":
+                owner = reference._owner
+                return remote_reference(here, owner, _call_method, arguments, {}, self._timeout)
+            future = here.call(
+                reference._owner, _call_method, arguments, {}, seconds(self._timeout), NO_VALUE
+            )
+            future.add_done_callback(functools.partial(_let_go, reference))
+            return future.wait() if self._kind == "rpc_sync" else future
+
+        return call

@@ -1,0 +1,139 @@
+"""The world: all ranks of this program, which meet once, whatever they then do with each other.
+
+Process groups and remote calls share one carrier and one thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from mpgrad.distributed.group_key import group_key
+from mpgrad.distributed.member_thread import MemberThread
+from mpgrad.distributed.rendezvous import meet
+from mpgrad.wire.host_carrier import HostCarrier
+
+
+class Whereabouts(NamedTuple):
+    """Which rank this process is, and where rank 0 listens."""
+
+    rank: int
+    world_size: int
+    master: tuple[str, int]
+
+
+class _Joined:
+    """This process's thread in the world, and how many need it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.thread: MemberThread | None = None
+        self.users = 0
+        #: Threads of the parent process: a forked child must not touch what belongs to them.
+        self.of_parents: list[object] = []
+
+    def start_anew_in_child(self) -> None:
+        self.of_parents.append(self.thread)
+        self.lock, self.thread, self.users = threading.Lock(), None, 0
+
+
+_joined = _Joined()
+os.register_at_fork(after_in_child=_joined.start_anew_in_child)
+
+
+def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> MemberThread:
+    """Meet the other ranks, unless this process has; ``leave_world`` undoes it.
+
+    Raises:
+        RendezvousTimeout: not all ranks came.
+        RuntimeError: rank 0 refused this process.
+        ValueError: there is no key, or this process is another rank already.
+    """
+    with _joined.lock:
+        thread = _joined.thread
+        if thread is None:
+            key = group_key(encrypt=encrypt)
+
+            def make_carrier(name: str, host: str, port: int) -> HostCarrier:
+                # A process without a group loads no ZeroMQ.
+                from mpgrad.wire.zeromq import ZmqHostCarrier
+
+                return ZmqHostCarrier(key, name, host, port, encrypt=encrypt)
+
+            meeting = meet(make_carrier, *where, timeout_s)
+            thread = _joined.thread = MemberThread(where.rank, meeting)
+        elif (thread.member.rank, thread.member.ranks) != where[:2]:
+            raise ValueError(
+                f"this process is rank {thread.member.rank} of {thread.member.ranks} already, and "
+                f"cannot be rank {where.rank} of {where.world_size}, too"
+            )
+        _joined.users += 1
+        return thread
+
+
+def leave_world() -> None:
+    """Say farewell to the other ranks, if nobody in this process needs them any more."""
+    with _joined.lock:
+        _joined.users -= 1
+        if _joined.users == 0 and _joined.thread is not None:
+            thread, _joined.thread = _joined.thread, None
+            thread.leave()
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    if _joined.thread is not None:
+        _joined.thread.leave()
+
+
+def whereabouts(method: str, rank: int, world_size: int) -> Whereabouts:
+    """Which rank this process is, and where rank 0 listens.
+
+    Args:
+        method: ``env://`` or ``tcp://host:port``.
+        rank: negative to have it read.
+        world_size: less than 1 to have it read.
+
+    Raises:
+        ValueError: something is missing or wrong.
+    """
+    url = urlsplit(method)
+    if url.scheme == "tcp":
+        query = parse_qs(url.query)
+        rank = int(query["rank"][0]) if "rank" in query else rank
+        world_size = int(query["world_size"][0]) if "world_size" in query else world_size
+        if rank < 0 or world_size < 1:
+            missing = "rank" if rank < 0 else "world_size"
+            raise ValueError(f"Error initializing using tcp:// : {missing} parameter missing")
+        if url.hostname is None or url.port is None:
+            raise ValueError(f"init_method {method!r} has to be tcp://host:port")
+        master = url.hostname, url.port
+    elif url.scheme == "env":
+        rank = rank if rank >= 0 else _number("RANK")
+        world_size = world_size if world_size >= 1 else _number("WORLD_SIZE")
+        master = _of_environment("MASTER_ADDR"), _number("MASTER_PORT")
+    else:
+        raise ValueError(f"init_method {method!r}: only env:// and tcp://host:port are here")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not below the world size, {world_size}")
+    return Whereabouts(rank, world_size, master)
+
+
+def _number(name: str) -> int:
+    text = _of_environment(name)
+    if not text.isdecimal():
+        raise ValueError(f"{name}={text!r}: expected a whole number")
+    return int(text)
+
+
+def _of_environment(name: str) -> str:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        raise ValueError(
+            "Error initializing mpgrad.distributed using env:// rendezvous: environment variable "
+            f"{name} expected, but not set; `mpgrad run --nproc-per-node N` sets it"
+        )
+    return text

@@ -1,0 +1,169 @@
+"""Remote calls, references and futures, in three processes: the cases of rpc_cases.py."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from mpgrad.distributed.rpc.call_pickles import packed, unpacked
+from mpgrad.scheduler.hosts.remote_values import (
+    ConfirmFork,
+    DropValue,
+    ForkAdded,
+    ForkDropped,
+    HolderGone,
+    RemoteValues,
+)
+from tests.distributed.ranks import Ran, run_ranks
+
+SOURCE = Path(__file__).with_name("rpc_cases.py").read_text()
+CASES = [
+    node.name
+    for node in ast.parse(SOURCE).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+]
+
+LOST = """
+import os, signal, threading
+import mpgrad as mg
+import mpgrad.distributed.rpc as rpc
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def add(a, b):
+    return a + b
+
+begun, done = threading.Event(), threading.Event()
+
+def begin():
+    begun.set()
+
+def end():
+    done.set()
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}")
+if rank != 1:
+    rpc.rpc_sync(2 - rank, begin)
+    begun.wait()
+    for function in (die, die):
+        try:
+            rpc.rpc_sync("worker1", function)
+        except mg.errors.HostLost as error:
+            print(error.rank, "rpc of die: rank 1 is lost" in str(error))
+    print(rpc.rpc_sync(2 - rank, add, (1, 2)))
+    rpc.rpc_sync(2 - rank, end)
+    done.wait()
+    try:
+        rpc.shutdown()
+    except mg.errors.HostLost as error:
+        print(error.rank)
+else:
+    rpc.shutdown()
+"""
+
+NEVER_READY = """
+import os
+import mpgrad as mg
+import mpgrad.distributed as dist
+import mpgrad.distributed.rpc as rpc
+
+dist.init_process_group()
+if dist.get_rank() == 1:
+    os._exit(0)
+try:
+    rpc.init_rpc(f"worker{dist.get_rank()}")
+except mg.errors.HostLost as error:
+    print(error.rank, str(error).startswith("init_rpc: rank 1 is lost"))
+"""
+
+TWICE = """
+import mpgrad.distributed.rpc as rpc
+try:
+    rpc.init_rpc("one name")
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_ranks(tmp_path_factory.mktemp("rpc"), SOURCE, 3)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_case(ran: Ran, name: str) -> None:
+    assert ran.code == 0, ran.errors
+    said = [line for rank in range(3) for line in ran.lines[rank] if line.split()[0] == name]
+    assert said == [f"{name} passed"] * 3
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_calls_of_a_dead_process_fail_and_others_go_on(tmp_path: Path) -> None:
+    ran = run_ranks(tmp_path, LOST, 3)
+    assert ran.lines == {rank: ["1 True", "1 True", "3", "1"] for rank in (0, 2)}, ran.errors
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_process_that_dies_before_it_is_ready_is_named(tmp_path: Path) -> None:
+    ran = run_ranks(tmp_path, NEVER_READY, 3)
+    assert ran.code == 0, ran.errors
+    assert ran.lines == {rank: ["1 True"] for rank in (0, 2)}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_duplicate_name(tmp_path: Path) -> None:
+    ran = run_ranks(tmp_path, TWICE, 2)
+    assert ran.code == 0, ran.errors
+    for rank in range(2):
+        assert ran.lines[rank][0].startswith("RPC worker name one name is not unique")
+
+
+# ---------------------------------------------------------------------------- in one process
+
+
+def test_bytes_that_are_missing_are_an_error() -> None:
+    frames = packed(b"x" * 100, "it", same_main=True, reduce=lambda _: None)
+    views = [memoryview(frame) for frame in frames]
+    assert unpacked(views) == b"x" * 100
+    with pytest.raises(ValueError, match="bytes were announced, and 0 came"):
+        unpacked(views[:1])
+
+
+VALUE = (0, 5)
+
+
+def test_a_value_lives_as_long_as_a_reference() -> None:
+    book = RemoteValues()
+    assert book.handle_event(ForkAdded(VALUE, (1, 0), 1, -1)) == []
+    assert book.handle_event(ForkAdded(VALUE, (1, 1), 2, 1)) == [ConfirmFork(1, (1, 1))]
+    assert book.handle_event(ForkDropped(VALUE, (1, 0))) == []
+    assert book.is_held(VALUE)
+    assert book.handle_event(ForkDropped(VALUE, (1, 1))) == [DropValue(VALUE)]
+    assert book.count == 0
+
+
+def test_a_reference_that_was_dropped_before_it_was_known_holds_nothing() -> None:
+    book = RemoteValues()
+    book.handle_event(ForkAdded(VALUE, (1, 0), 1, -1))
+    assert book.handle_event(ForkDropped(VALUE, (1, 1))) == []
+    assert book.handle_event(ForkAdded(VALUE, (1, 1), 2, 1)) == [ConfirmFork(1, (1, 1))]
+    assert book.handle_event(ForkDropped(VALUE, (1, 0))) == [DropValue(VALUE)]
+    book.handle_event(ForkDropped(VALUE, (1, 2)))
+    assert book.handle_event(ForkAdded(VALUE, (1, 2), 1, -1)) == [DropValue(VALUE)]
+
+
+def test_a_dead_host_holds_nothing() -> None:
+    book = RemoteValues()
+    book.handle_event(ForkAdded(VALUE, (1, 0), 1, -1))
+    book.handle_event(ForkAdded(VALUE, (1, 1), 2, 1))
+    assert book.handle_event(HolderGone(2)) == []
+    assert book.handle_event(HolderGone(1)) == [DropValue(VALUE)]

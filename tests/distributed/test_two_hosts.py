@@ -1,0 +1,139 @@
+"""Two hosts: network namespaces of this machine, with a cable (veth) between them."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.ranks import HANGS_S, ROOT, run_ranks
+from tests.distributed.test_data_parallel import TRAINING
+from tests.leftovers import wait_until
+from tests.python_path import path_to
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+#: Nobody else has this network: it exists in the two namespaces only.
+ADDRESSES, PORT = ("10.77.0.1", "10.77.0.2"), "29500"
+
+DIGEST = (
+    TRAINING
+    + """
+import hashlib
+model = DistributedDataParallel(new_model(rank))
+train(model)
+print(rank, hashlib.sha256(b"".join(bits(model.module))).hexdigest())
+"""
+)
+
+CUT = """
+import os, pathlib
+import mpgrad as mg
+import mpgrad.distributed as dist
+
+dist.init_process_group()
+pathlib.Path(__file__).with_name(f"met {dist.get_rank()}").touch()
+try:
+    while True:
+        dist.all_reduce(mg.ones(10))
+except mg.errors.HostLost as error:
+    print("lost", error.rank)
+"""
+
+
+def ip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, str]]:
+    """The names of two namespaces that reach each other."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no ip (iproute2)")
+    tag = secrets.token_hex(3)
+    names = (f"mpgrad-{tag}-0", f"mpgrad-{tag}-1")
+    if ip("netns", "add", names[0]).returncode != 0:
+        pytest.skip("network namespaces are not permitted")
+    try:
+        assert ip("netns", "add", names[1]).returncode == 0
+        ends = (f"m{tag}0", f"m{tag}1")
+        made = ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        if made.returncode != 0:
+            pytest.skip(f"there is no veth: {made.stderr}")
+        for name, end, address in zip(names, ends, ADDRESSES, strict=True):
+            for command in (
+                ("link", "set", end, "netns", name),
+                ("-n", name, "link", "set", end, "name", "cable"),
+                ("-n", name, "addr", "add", f"{address}/24", "dev", "cable"),
+                ("-n", name, "link", "set", "cable", "up"),
+                ("-n", name, "link", "set", "lo", "up"),
+            ):
+                done = ip(*command)
+                assert done.returncode == 0, done.stderr
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def start(
+    directory: Path, source: str, hosts: tuple[str, str], per_node: int
+) -> list[subprocess.Popen[str]]:
+    """``mpgrad run`` on both hosts."""
+    (directory / "script.py").write_text(source)
+    (directory / "key").write_bytes(secrets.token_bytes(32))
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": path_to(ROOT),
+        "MPGRAD_GROUP_KEY_FILE": str(directory / "key"),
+    }
+    place = ("--nnodes", "2", "--master-addr", ADDRESSES[0], "--master-port", PORT)
+    launched = []
+    for number, host in enumerate(hosts):
+        command = ["ip", "netns", "exec", host, sys.executable, "-m", "mpgrad", "run", *place]
+        command += ["--node-rank", str(number), "--nproc-per-node", str(per_node)]
+        launched.append(
+            subprocess.Popen(
+                [*command, str(directory / "script.py")],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return launched
+
+
+def outputs(launched: list[subprocess.Popen[str]]) -> list[str]:
+    """What each host printed; both have ended well."""
+    found = [launcher.communicate(timeout=HANGS_S) for launcher in launched]
+    assert [launcher.returncode for launcher in launched] == [0, 0], found
+    return [output for output, _ in found]
+
+
+def test_two_hosts_give_the_bits_of_one(tmp_path: Path, hosts: tuple[str, str]) -> None:
+    (tmp_path / "one").mkdir()
+    alone = run_ranks(tmp_path / "one", DIGEST, 4)
+    assert alone.code == 0, alone.errors
+    text = "".join(outputs(start(tmp_path, DIGEST, hosts, 2)))
+    found = dict(re.findall(r"\[rank \d\] (\d) (\w+)", text))
+    expected = dict(line.split() for lines in alone.lines.values() for line in lines)
+    assert len(expected) == 4
+    assert found == expected
+
+
+@pytest.mark.long
+def test_a_cut_cable_is_a_lost_host_on_both_sides(tmp_path: Path, hosts: tuple[str, str]) -> None:
+    launched = start(tmp_path, CUT, hosts, 1)
+    assert wait_until(lambda: all((tmp_path / f"met {rank}").exists() for rank in (0, 1)))
+    assert ip("-n", hosts[1], "link", "set", "cable", "down").returncode == 0
+    assert outputs(launched) == ["[rank 0] lost 1\n", "[rank 1] lost 0\n"]
