@@ -1,8 +1,9 @@
 """A reader that loads its files lazily, each behind a Function: what it may keep, and where.
 
-The derivative needs the samples again. Held in a dictionary that fills as one reads, they would
-be state that can change: such a Function runs in this process. A path on ctx and a reader at the
-top of the module travel: each worker reads what it needs.
+The derivative needs the samples again. mpgrad cannot see whether a file changes between forward and
+backward, so a Function that reads one would run in this process, and one line would say so.
+`run_on = "worker"` is the promise that it does not: each worker reads what it needs, by the path on
+ctx.
 
 python examples/lazy_reader.py [samples per file]
 """
@@ -24,7 +25,9 @@ def samples_of(path):
 
 
 class Correlate(mg.Function):
-    """The mean product of a file's samples with a filter's response to them."""
+    """The mean of a filter's response to a file's samples."""
+
+    run_on = "worker"  # nobody changes the files
 
     @staticmethod
     def forward(ctx, taps, path):

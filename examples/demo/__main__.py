@@ -1,4 +1,4 @@
-"""Trains a network on real images, then races 16 slow branches: ``scripts/demo``.
+"""Races 16 slow branches, then trains a network on real images: ``scripts/demo``.
 
 ``digits`` (the network), ``branches`` and ``torch_branches`` (the race) compute; this file only
 calls them and shows what came out.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable
 
 from rich.console import Console
@@ -41,8 +42,10 @@ def main() -> int:
         console.print("The demo needs scikit-learn: pip install scikit-learn", markup=False)
         return 1
     console.print(f"[bold]mpgrad {mg.__version__}[/] on {_machine()}\n")
+    page = os.path.join(tempfile.mkdtemp(prefix="mpgrad-demo-"), "backward.html")
+    same_branches = _show_branches(console, page)
     same_network = _show_digits(console, images)
-    same_branches = _show_branches(console)
+    _show_what_next(console, page)
     return 0 if same_network and same_branches else 1
 
 
@@ -58,7 +61,7 @@ def _machine() -> str:
 def _show_digits(console: Console, images: Digits) -> bool:
     """Train in both modes; whether the parameters came out the same."""
     console.print(
-        f"[bold]1. A convolutional network on {len(images.train) + len(images.test):,} "
+        f"[bold]2. A convolutional network on {len(images.train) + len(images.test):,} "
         "handwritten digits[/]"
     )
     with _progress(console) as progress:
@@ -137,19 +140,19 @@ def _verdict(local: Training, process: Training) -> str:
 # ---------------------------------------------------------------------------- the race
 
 
-def _show_branches(console: Console) -> bool:
+def _show_branches(console: Console, page: str) -> bool:
     """Race the branches; whether the gradients came out the same."""
     terms = branches.calibrate(BRANCH_MS / 1000)
     console.print(
-        f"[bold]2. {BRANCHES} branches, each with {BRANCH_MS:.0f} ms of pure Python in backward[/]"
+        f"[bold]1. {BRANCHES} branches, each with {BRANCH_MS:.0f} ms of pure Python in backward[/]"
     )
     with _progress(console) as progress:
         after_round = _counter(progress, "rounds", branches.ROUNDS)
-        race = branches.race(terms, torch_branches.branches(terms), lambda: after_round(""))
+        race = branches.race(terms, torch_branches.branches(terms), lambda: after_round(""), page)
     console.print(_indented(_race_table(race)))
-    same = race.local.gradients == race.process.gradients
-    console.print(f"   gradients of local and process: {_same_or_not(same)}")
+    same = race.local.gradients == race.process.gradients == race.auto.gradients
     console.print(_speed_up(race, ink="█" if console.encoding.startswith("utf") else "#"))
+    console.print(f"   gradients of all modes: {_same_or_not(same)}", "", sep="\n")
     return same
 
 
@@ -159,6 +162,7 @@ def _race_table(race: Race) -> Table:
         table.add_row("torch", _ms(race.torch.median_s), "one thread, which holds the GIL")
     table.add_row("mpgrad local", _ms(race.local.median_s), "one thread, which holds the GIL")
     table.add_row("mpgrad process", _ms(race.process.median_s), f"{race.workers} worker processes")
+    table.add_row("mpgrad auto", _ms(race.auto.median_s), "where it has found it to be faster")
     return table
 
 
@@ -172,6 +176,21 @@ def _speed_up(race: Race, ink: str) -> Panel:
         expand=False,
         padding=(1, 4),
     )
+
+
+# ---------------------------------------------------------------------------- and then
+
+
+def _show_what_next(console: Console, page: str) -> None:
+    console.print("[bold]Now try[/]")
+    for command, words in (
+        (f"xdg-open {page}", "when which worker ran what in one backward of part 1"),
+        ("python examples/quickstart.py", "the smallest program; others stand beside it"),
+        ("mpgrad run --profile page.html script.py", "the same page about a script of yours"),
+        ("mpgrad doctor", "what this machine offers to workers"),
+    ):
+        console.print(f"   {command}", markup=False, soft_wrap=True)
+        console.print(f"      [dim]{words}[/]")
 
 
 # ---------------------------------------------------------------------------- how it looks

@@ -1,4 +1,4 @@
-"""The demo's second part: many branches whose backward is slow, pure Python."""
+"""The demo's first part: many branches whose backward is slow, pure Python."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ ELEMENTS = 1_000
 ROUNDS = 9
 #: The first rounds, which still load modules and touch memory for the first time, do not count.
 WARM_UP_ROUNDS = 2
+#: In the order of a round.
+MODES = ("process", "auto", "local")
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ class Result:
 class Race:
     """The results of all runners; ``torch`` is None where it did not run."""
 
-    local: Result
     process: Result
+    auto: Result
+    local: Result
     torch: Result | None
     workers: int
 
@@ -106,8 +109,10 @@ def branches(terms: int) -> Branches:
     return Branches(leaves, lambda: mg.cat([TimesPi.apply(leaf, terms) for leaf in leaves]).sum())
 
 
-def race(terms: int, in_torch: Branches | None, after_round: Callable[[], None]) -> Race:
-    """Time the backward in both modes, and in PyTorch.
+def race(
+    terms: int, in_torch: Branches | None, after_round: Callable[[], None], page: str | None = None
+) -> Race:
+    """Time the backward in all modes, and in PyTorch.
 
     All run in turn in each round, so that whatever else this machine does slows all of them.
 
@@ -115,25 +120,35 @@ def race(terms: int, in_torch: Branches | None, after_round: Callable[[], None])
         terms: work of one branch.
         in_torch: the branches in PyTorch, where it is installed.
         after_round: called after each round.
+        page: the file for the report of the profiler about one more backward in workers.
     """
-    for_local, for_process = branches(terms), branches(terms)
-    times: dict[str, list[float]] = {"local": [], "process": [], "torch": []}
-    with mg.Engine(mode="process") as engine:
+    engines = {mode: mg.Engine(mode=mode) for mode in MODES}
+    runners = {mode: branches(terms) for mode in MODES}
+    times: dict[str, list[float]] = {mode: [] for mode in (*MODES, "torch")}
+    try:
         for _ in range(ROUNDS):
-            times["process"].append(for_process.backward_seconds())
-            with mg.Engine(mode="local"):
-                times["local"].append(for_local.backward_seconds())
+            for mode in MODES:
+                mg.set_engine(engines[mode])
+                times[mode].append(runners[mode].backward_seconds())
             if in_torch is not None:
                 times["torch"].append(in_torch.backward_seconds())
             after_round()
-        workers = len(engine.worker_pids())
+        workers = len(engines["process"].worker_pids())
+        if page is not None:
+            mg.set_engine(engines["process"])
+            with mg.profiler.profile():
+                branches(terms).backward_seconds()
+            mg.profiler.report(page)
+    finally:
+        mg.set_engine(None)
+        for engine in engines.values():
+            engine.close()
 
     def result(name: str, runner: Branches) -> Result:
         return Result(statistics.median(times[name][WARM_UP_ROUNDS:]), runner.gradients())
 
     return Race(
-        local=result("local", for_local),
-        process=result("process", for_process),
+        **{mode: result(mode, runner) for mode, runner in runners.items()},
         torch=None if in_torch is None else result("torch", in_torch),
         workers=workers,
     )

@@ -1,4 +1,4 @@
-"""The demo's first part: a small convolutional network learns handwritten digits."""
+"""The demo's second part: a small convolutional network learns handwritten digits."""
 
 from __future__ import annotations
 

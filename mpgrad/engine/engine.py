@@ -63,6 +63,8 @@ class Engine:
             give the same bits: one in 1000 ("sample"; but for those with ``run_on``, whose promise
             is yours), every one ("all"), or none ("off"). The first difference is an
             ``errors.ResultsDiffer``. Default: MPGRAD_CHECK or "sample".
+        progress: whether a backward in workers that takes longer than half a second shows how far
+            it is: on stderr if that is a terminal, in a notebook under the cell.
 
     Raises:
         ValueError: an argument is out of range.
@@ -80,6 +82,7 @@ class Engine:
         task_timeout: float | None = None,
         journal: str | None = None,
         check: str | None = None,
+        progress: bool = False,
     ) -> None:
         self._options = EngineOptions.checked(
             mode,
@@ -91,6 +94,7 @@ class Engine:
             task_timeout,
             journal,
             check,
+            progress,
         )
         self._made: Execution | None = None
         self._making = threading.Lock()
@@ -255,6 +259,8 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _unused: weakref.WeakSet[Engine] = weakref.WeakSet()
 #: Engines that are inside their `with` block, innermost last; shared by all threads.
 _stack: list[Engine] = []
+#: What ``set_engine`` was given.
+_set: Engine | None = None
 _default: Engine | None = None
 _default_lock = threading.Lock()
 
@@ -265,6 +271,9 @@ def current_engine() -> Engine:
     global _default
     if _stack:
         return _stack[-1]
+    chosen = _set
+    if chosen is not None and not chosen._is_closed:
+        return chosen
     if _unused:
         _warn_of_unused()
     with _default_lock:
@@ -298,14 +307,13 @@ def set_engine(engine: Engine | None) -> None:
         TypeError: it is no Engine.
         EngineClosed: it is closed.
     """
-    global _default
+    global _set
     if engine is not None:
         if not isinstance(engine, Engine):
             raise TypeError(f"set_engine() wants an Engine or None, not {type(engine).__name__}")
         engine._check_open()
         _unused.discard(engine)
-    with _default_lock:
-        _default = engine
+    _set = engine
 
 
 def _close_all() -> None:

@@ -111,7 +111,7 @@ class Execution:
                     graph,
                     self.sessions,
                     self._counters,
-                    self._options.blas_threads,
+                    self._options,
                     self._spot_checks,
                 )
             except SavedTensorsUnreadable:

@@ -21,8 +21,10 @@ from mpgrad.engine.engine_statistics import Counters
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.learning import learn, that_ran
+from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.progress_display import progress_shown
 from mpgrad.engine.session import Outcome, Session
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.engine.spot_checks import SpotChecks
@@ -50,7 +52,7 @@ def run_in_workers(
     graph: PreparedGraph,
     sessions: SessionPool,
     counters: Counters,
-    blas_threads: int,
+    options: EngineOptions,
     spot_checks: SpotChecks,
 ) -> list[tuple[Any, bool]]:
     """Run a graph. Thread-safe: each calling thread borrows a session of its own.
@@ -60,7 +62,7 @@ def run_in_workers(
         graph: its plan.
         sessions: the sessions with the processes.
         counters: count the result.
-        blas_threads: the number of threads for the tasks in this process.
+        options: of the engine.
         spot_checks: which Functions run again in this process.
 
     Returns:
@@ -84,17 +86,17 @@ def run_in_workers(
             handover.is_timed, handover.learns = recording is not None, graph.learns()
             client = ClientWorker(
                 placed, graph, handover, coordinator.arena, session.interrupts.user_code,
-                blas_threads,
+                options.blas_threads,
             )  # fmt: skip
             # A cheap task that all others wait for runs in this process.
             ahead = client.run_ahead() if planned.opens_alone else None
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
             profiled = None if recording is None else _Profiled(recording, session, planned)
-            if profiled is not None:
-                messages = profiled.watched(messages)
+            messages = messages if profiled is None else profiled.watched(messages)
             with session.interrupts.deferred():  # until the results have a holder
-                outcome = _run(session, messages, client)
+                with progress_shown(options, coordinator.pid, len(planned.tasks)):
+                    outcome = _run(session, messages, client)
                 kept = session.kept_of(number)
                 if isinstance(outcome, CompleteGraph):
                     results = _open_results(sessions, session, frozen, outcome, handover)
@@ -111,7 +113,7 @@ def run_in_workers(
         if outcome.kind == "lost" and outcome.task < 0:
             sessions.forget(coordinator)  # it has no workers and cannot start any
         raise _failure(outcome, frozen, planned, client)
-    spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, blas_threads)
+    spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, options.blas_threads)
     _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
     return results

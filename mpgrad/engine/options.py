@@ -31,6 +31,7 @@ class EngineOptions:
     task_timeout_s: float | None
     journal: str
     check: str
+    progress: bool
 
     @classmethod
     def checked(
@@ -43,7 +44,8 @@ class EngineOptions:
         recover: str,
         task_timeout_s: float | None,
         journal: str | None,
-        check: str | None,
+        check: str | None = None,
+        progress: bool = False,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -71,6 +73,7 @@ class EngineOptions:
                 "journal", config.journal() if journal is None else journal, config.JOURNAL_MODES
             ),
             _choice("check", config.check() if check is None else check, config.CHECKS),
+            bool(progress),
         )
         if mode == "process" and sys.platform != "linux":
             raise RuntimeError(

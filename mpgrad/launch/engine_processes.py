@@ -7,13 +7,12 @@ descriptor, which the kernel shows to nobody else.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mpgrad.shm.status_board import NAME, BoardFigures, figures_in, workers_in
+from mpgrad.shm.status_board import BoardFigures, board_of, figures_in, workers_in
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -64,7 +63,7 @@ def running_engines() -> list[EngineUse]:
 
 
 def _engine(coordinator: int) -> EngineUse:
-    board = _board_of(coordinator)
+    board = board_of(coordinator)
     figures = figures_in(board)
     client = int(_stat(coordinator)[1])
     workers = tuple(
@@ -75,25 +74,6 @@ def _engine(coordinator: int) -> EngineUse:
 
 def _lives(pid: int) -> bool:
     return (_PROC / str(pid)).exists()
-
-
-def _board_of(coordinator: int) -> bytes:
-    """A copy of the board of an engine.
-
-    Raises:
-        LookupError: it has none yet.
-    """
-    for link in (_PROC / str(coordinator) / "fd").iterdir():
-        with contextlib.suppress(OSError):
-            if f"memfd:mpgrad-{NAME} " not in f"{os.readlink(link)} ":
-                continue
-            descriptor = os.open(link, os.O_RDONLY)
-            try:
-                with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapped:
-                    return mapped[:]
-            finally:
-                os.close(descriptor)
-    raise LookupError(f"process {coordinator} has no board")
 
 
 def _command(pid: int | str) -> list[str]:

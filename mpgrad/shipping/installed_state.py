@@ -261,15 +261,3 @@ def _changes_items(code: CodeType) -> bool:
         instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
         for instruction in dis.get_instructions(code)
     )
-
-
-def is_installed_callable(value: Any) -> bool:
-    """Whether ``value`` is an installed function written in C, which another process finds."""
-    module = sys.modules.get(getattr(type(value), "__module__", ""))
-    if module is None or not is_installed_namespace(vars(module)) or not callable(value):
-        return False
-    home = getattr(value, "__module__", None)
-    # numpy's ufuncs have no __module__, but pickle by name.
-    return type(value).__name__ == "ufunc" or (
-        isinstance(home, str) and is_installed_module(home) and is_importable(value)
-    )

@@ -7,8 +7,12 @@ writing; it then names a task that is not in flight. This module does not load N
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from mpgrad.shm.segment import Segment
@@ -21,7 +25,7 @@ SLOTS_MAX = 1024
 #: Behind the rows: the coordinator's figures.
 _FIGURES, _FIGURES_AT = struct.Struct("<QQQQQQQ"), ROW_BYTES * SLOTS_MAX
 #: What a segment of a board is called.
-NAME = "board"
+_NAME = "board"
 
 
 class BoardFigures(NamedTuple):
@@ -47,7 +51,7 @@ class StatusBoard:
 
     @classmethod
     def create(cls) -> StatusBoard:
-        return cls(Segment.create(_FIGURES_AT + ROW_BYTES, NAME))
+        return cls(Segment.create(_FIGURES_AT + ROW_BYTES, _NAME))
 
     @classmethod
     def attach(cls, descriptor: int) -> StatusBoard:
@@ -78,6 +82,26 @@ class StatusBoard:
 
     def close(self) -> None:
         self._segment.close()
+
+
+def board_of(coordinator: int) -> bytes:
+    """A copy of the board of the engine with this coordinator, a process of the same user.
+
+    Raises:
+        OSError: there is no such process, or it belongs to somebody else.
+        LookupError: it has no board yet.
+    """
+    for link in Path(f"/proc/{coordinator}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if f"memfd:mpgrad-{_NAME} " not in f"{os.readlink(link)} ":
+                continue
+            descriptor = os.open(link, os.O_RDONLY)
+            try:
+                with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapped:
+                    return mapped[:]
+            finally:
+                os.close(descriptor)
+    raise LookupError(f"process {coordinator} has no board")
 
 
 def figures_in(board: bytes) -> BoardFigures:

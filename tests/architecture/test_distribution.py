@@ -108,6 +108,36 @@ def test_the_wheel_runs_a_backward_in_a_worker(wheel: Path, tmp_path: Path) -> N
     assert done.stdout == f"{tmp_path}/installed/mpgrad/__init__.py [2.0, 4.0] 1\n"
 
 
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_it_installs_in_a_fresh_environment(built: Path, tmp_path: Path, kind: str) -> None:
+    """What mpgrad needs is taken from this environment: nothing is downloaded."""
+    (package,) = built.glob(kind)
+    python = tmp_path / "venv" / "bin" / "python"
+    here = os.pathsep.join(entry for entry in sys.path if "site-packages" in entry)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    alone = ("--no-deps", "--no-index", "--no-build-isolation", "--force-reinstall")
+    printed = []
+    for command in (
+        [python, "-m", "pip", "install", *alone, package],
+        [python, "-P", "-c", BACKWARD],
+        [tmp_path / "venv" / "bin" / "mpgrad", "--version"],
+    ):
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": here},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert printed[1].startswith(f"{tmp_path}/venv/lib/")
+    assert printed[2] == f"mpgrad {mpgrad.__version__}\n"
+
+
 def test_the_source_distribution_is_whole(built: Path) -> None:
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:

@@ -57,7 +57,7 @@ LATE = {
 FOREIGN = {
     "zmq": "wire/zeromq.py",
     "cupy": "devices/cuda_cupy.py",
-    "ray": "distributed/*",
+    "ray": "",
     "torch": "",
     # The product is not to lean on what is beside it, nor on what only that needs.
     "rich": "launch/top_command.py",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +44,11 @@ def test_the_whole_demo(
     assert demo.main() == 0
     said = capsys.readouterr().out
     assert said.count("identical bit for bit") == 2
+    assert said.index("16 branches") < said.index("handwritten digits") < said.index("Now try")
+    assert "mpgrad auto" in said
+    (page,) = re.findall(r"xdg-open (\S+)", said)
+    assert "TimesPiBackward" in Path(page).read_text()
+    shutil.rmtree(Path(page).parent)
     assert "\x1b" not in said  # no terminal, no colours
     accuracies = [word for word in said.split() if word.endswith("%")]
     assert len(accuracies) == 2

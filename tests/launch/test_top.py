@@ -20,6 +20,8 @@ from tests.leftovers import wait_until
 class Waits(mg.Function):
     """Its backward waits until a pipe has an end: not before the test lets it go."""
 
+    run_on = "worker"
+
     @staticmethod
     def forward(ctx, x, path):
         ctx.path = path
