@@ -78,7 +78,7 @@ _NAMES_OF = {
     "mpgrad.ops.transcendental": (
         "exp exp2 expm1 log log2 log10 log1p logaddexp sin cos tan asin acos atan atan2 "
         "arcsin arccos arctan arctan2 sinh cosh tanh asinh acosh atanh arcsinh arccosh arctanh "
-        "erf sigmoid relu"
+        "erf sigmoid relu xlogy"
     ),
     "mpgrad.ops.reduction": "sum mean var var_mean std any all cumsum logsumexp",
     "mpgrad.ops.extrema": "max min amax amin argmax argmin",
@@ -106,7 +106,7 @@ _NAMES_OF = {
         "bincount bucketize count_nonzero histc isin searchsorted unique unique_consecutive"
     ),
     "mpgrad.ops.piecewise": (
-        "deg2rad erfc float_power frac hypot logaddexp2 logit nan_to_num rad2deg xlogy"
+        "deg2rad erfc float_power frac hypot logaddexp2 logit nan_to_num rad2deg"
     ),
     "mpgrad.ops.order_statistics": (
         "aminmax cummax cummin kthvalue median nanmean nansum std_mean"

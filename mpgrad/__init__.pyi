@@ -264,7 +264,6 @@ from mpgrad.ops.piecewise import logaddexp2 as logaddexp2
 from mpgrad.ops.piecewise import logit as logit
 from mpgrad.ops.piecewise import nan_to_num as nan_to_num
 from mpgrad.ops.piecewise import rad2deg as rad2deg
-from mpgrad.ops.piecewise import xlogy as xlogy
 from mpgrad.ops.pooling import max_pool2d as max_pool2d
 from mpgrad.ops.products import cumprod as cumprod
 from mpgrad.ops.products import prod as prod
@@ -415,6 +414,7 @@ from mpgrad.ops.transcendental import sin as sin
 from mpgrad.ops.transcendental import sinh as sinh
 from mpgrad.ops.transcendental import tan as tan
 from mpgrad.ops.transcendental import tanh as tanh
+from mpgrad.ops.transcendental import xlogy as xlogy
 from mpgrad.ops.typed_tensors import BoolTensor as BoolTensor
 from mpgrad.ops.typed_tensors import ByteTensor as ByteTensor
 from mpgrad.ops.typed_tensors import CharTensor as CharTensor

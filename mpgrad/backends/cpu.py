@@ -327,6 +327,7 @@ class CpuBackend(cpu_matrices.Matrices):
     constant_beside = cpu_views.constant_beside
     diagonal = cpu_views.diagonal
     diagonal_scatter = cpu_views.diagonal_scatter
+    unfold, as_strided = cpu_views.unfold, cpu_views.as_strided
     take_view = cpu_views.take_view
     put_view = cpu_views.put_view
 

@@ -199,7 +199,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
     dim = one_dim(dim, input.ndim)
     check_index_dtype("gather", index)
     if not index._array.size and index.ndim != input.ndim:
-        return input.new_empty(index.shape)
+        return reshape(getitem(reshape(input, (-1,)), slice(0)), index.shape)
     source, places = as_vector(input), as_vector(index)
     check_covered("gather", places, source, dim)
     check_bounds("gather", places, dim, source.shape[dim], RuntimeError)

@@ -15,10 +15,12 @@ import numpy as np
 
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
+from mpgrad.ops.arithmetic import add
 from mpgrad.ops.complex_numbers import adjoint
 from mpgrad.ops.creation import eye
 from mpgrad.ops.linalg import matmul
-from mpgrad.ops.shape import broadcast_to, clone, squeeze, transpose, unsqueeze
+from mpgrad.ops.overwriting import cleared
+from mpgrad.ops.shape import clone, squeeze, transpose, unsqueeze
 from mpgrad.ops.transcendental import log
 from mpgrad.tensors.tensor import Tensor
 
@@ -229,7 +231,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
         return matrix_power(inv(A), -n)
     if n == 0:
         one = eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        return clone(broadcast_to(one, A.shape))
+        return add(cleared(A), one)
     half = matrix_power(A, n // 2) if n > 1 else None
     if half is None:
         return clone(A)

@@ -9,6 +9,7 @@ import numpy as np
 from mpgrad.ops.arithmetic import add, div, mul, rsqrt, square
 from mpgrad.ops.arithmetic import pow as power
 from mpgrad.ops.pooling import avg_pool2d
+from mpgrad.ops.promotion import cast
 from mpgrad.ops.reduction import mean
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import reshape, squeeze, unsqueeze
@@ -45,8 +46,9 @@ def rms_norm(
             f"Expected weight to be of same shape as normalized_shape, but got {list(weight.shape)}"
         )
     least = float(np.finfo(input.dtype).eps) if eps is None else eps
-    mean_square = mean(square(input), tuple(range(-len(size), 0)), keepdim=True)
-    normal = mul(input, rsqrt(add(mean_square, least)))
+    wide = cast(input, np.float32) if input.dtype == np.float16 else input  # squares overflow early
+    mean_square = mean(square(wide), tuple(range(-len(size), 0)), keepdim=True)
+    normal = cast(mul(wide, rsqrt(add(mean_square, least))), input.dtype)
     return normal if weight is None else mul(normal, weight)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpgrad.ops import arithmetic
 from mpgrad.ops.arithmetic import add, div, mul, neg, sqrt, square, sub
 from mpgrad.ops.choices import where
-from mpgrad.ops.comparison import eq, isnan, le, logical_and
+from mpgrad.ops.comparison import eq, isnan
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, operands, require_tensors
 from mpgrad.ops.rounding import trunc
 from mpgrad.ops.shape import clone
@@ -27,7 +27,6 @@ __all__ = [
     "logit",
     "nan_to_num",
     "rad2deg",
-    "xlogy",
 ]
 
 
@@ -119,11 +118,3 @@ def nan_to_num(
     ):
         replaced = where(eq(input, infinity), float(limit) if given is None else given, replaced)
     return replaced
-
-
-def xlogy(input: Any, other: Any) -> Tensor:
-    """``input * log(other)``, and 0 where ``input`` is 0, unless ``other`` is NaN."""
-    x, y = operands(input, other, float_result=True)
-    x, y = as_tensor_operand(x), as_tensor_operand(y)
-    vanishes = logical_and(eq(x, 0), le(y, 0))
-    return mul(x, log(where(vanishes, 1.0, y)))

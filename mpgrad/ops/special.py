@@ -12,17 +12,16 @@ from typing import Any
 
 from mpgrad.dispatch.operator_call import call, unrecorded
 from mpgrad.graph.registry import Operator, not_implemented, operator
-from mpgrad.ops.arithmetic import add, mul, neg
+from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.choices import where
-from mpgrad.ops.comparison import eq, gt, isnan, logical_and, logical_not, lt
+from mpgrad.ops.comparison import eq, isnan, logical_and, logical_not
 from mpgrad.ops.promotion import (
-    as_tensor_operand,
     floating,
-    operands,
+    real_tensors,
     refuse_complex,
     require_tensors,
 )
-from mpgrad.ops.transcendental import log, log1p, sin
+from mpgrad.ops.transcendental import log1p, sin
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
@@ -252,14 +251,6 @@ def mvlgamma(input: Any, p: int) -> Tensor:
     return total
 
 
-def _pair(name: str, input: Any, other: Any) -> list[Tensor]:
-    pair = operands(input, other, float_result=True)
-    refuse_complex(name, *pair)
-    tensors = [as_tensor_operand(x) for x in pair]
-    dtype = next(t.dtype for x, t in zip(pair, tensors, strict=True) if isinstance(x, Tensor))
-    return [t.to(dtype) for t in tensors]
-
-
 def zeta(input: Any, other: Any) -> Tensor:
     """Hurwitz's zeta function: the sum of ``(k + other) ** -input`` over ``k`` from 0.
 
@@ -268,7 +259,7 @@ def zeta(input: Any, other: Any) -> Tensor:
     Raises:
         ImportError: SciPy is not installed.
     """
-    return call(_zeta, *_pair("zeta", input, other))
+    return call(_zeta, *real_tensors("zeta", input, other, float_result=True))
 
 
 def igamma(input: Any, other: Any) -> Tensor:
@@ -280,27 +271,39 @@ def igamma(input: Any, other: Any) -> Tensor:
         ImportError: SciPy is not installed.
     """
     require_tensors("igamma", input=input, other=other)
-    return call(_igamma, *_pair("igamma", input, other))
+    return call(_igamma, *real_tensors("igamma", input, other, float_result=True))
 
 
 def igammac(input: Any, other: Any) -> Tensor:
     """The regularised upper incomplete gamma function; see ``igamma``."""
     require_tensors("igammac", input=input, other=other)
-    return call(_igammac, *_pair("igammac", input, other))
+    return call(_igammac, *real_tensors("igammac", input, other, float_result=True))
+
+
+def _entropy(xp: Any, input: Any) -> Any:
+    above = xp.greater(input, 0)
+    inside = xp.negative(xp.multiply(input, xp.log(xp.where(above, input, 1.0))))
+    outside = xp.where(xp.isnan(input), input, xp.where(xp.less(input, 0), -math.inf, 0.0))
+    return xp.astype(xp.where(above, inside, outside), input.dtype)
+
+
+_entr = operator(
+    "special_entr",
+    _entropy,
+    input=lambda xp, grad, input: xp.multiply(grad, xp.subtract(-1.0, xp.log(input))),
+)
 
 
 def entr(input: Any) -> Tensor:
-    """``-input * log(input)``, 0 at 0, and minus infinity below."""
+    """``-input * log(input)``, 0 at 0, and minus infinity below, where the gradient is NaN."""
     x = floating(input)
-    above = gt(x, 0)
-    inside = neg(mul(x, log(where(above, x, 1.0))))
-    outside = where(isnan(x), x, where(lt(x, 0), -math.inf, 0.0)).to(x.dtype)
-    return where(above, inside, outside)  # type: ignore[no-any-return]
+    refuse_complex("entr", x)
+    return call(_entr, x)
 
 
 def xlog1py(input: Any, other: Any) -> Tensor:
     """``input * log1p(other)``, and 0 where ``input`` is 0 (NaN where ``other`` is NaN)."""
-    a, b = _pair("xlog1py", input, other)
+    a, b = real_tensors("xlog1py", input, other, float_result=True)
     nothing = logical_and(eq(a, 0), logical_not(isnan(b)))
     return mul(a, log1p(where(nothing, 0.0, b)))
 

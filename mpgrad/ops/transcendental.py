@@ -12,6 +12,7 @@ from mpgrad.ops.promotion import (
     as_tensor_operand,
     floating,
     operands,
+    real_tensors,
     refuse_complex,
     require_tensors,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "sinh",
     "tan",
     "tanh",
+    "xlogy",
 ]
 
 
@@ -306,9 +308,7 @@ _xlogy = operator(
 
 def xlogy(input: Any, other: Any) -> Tensor:
     """``input * log(other)``, and 0 where ``input`` is 0 (NaN where ``other`` is NaN)."""
-    a, b = operands(input, other, float_result=True)
-    refuse_complex("xlogy", a, b)
-    return call(_xlogy, as_tensor_operand(a), as_tensor_operand(b))
+    return call(_xlogy, *real_tensors("xlogy", input, other, float_result=True))
 
 
 _relu = operator(

@@ -16,9 +16,13 @@ from mpgrad.ops import (
     linalg,
     piecewise,
     products,
+    rearrangements,
     reduction,
     scattering,
     selection,
+    signs,
+    special,
+    transcendental,
 )
 from mpgrad.ops.promotion import check_cast
 from mpgrad.ops.shape import clone
@@ -48,17 +52,22 @@ def _composed(
 _FORMS = (
     (arithmetic, "addcmul addcdiv"),
     (linalg, "addmm baddbmm"),
+    (rearrangements, "put"),
     (reduction, "cumsum"),
     (scattering, "index_add index_copy index_fill masked_scatter scatter scatter_add"),
     (selection, "tril triu"),
+    (signs, "addbmm addmv addr"),
 )
 #: Those whose formulas ask for values, and comparisons, which give none to the old ones.
 _FORMS_OF_VALUES = (
     (arithmetic, "true_divide"),
     (comparison, "eq ne gt ge lt le logical_and logical_not logical_or logical_xor"),
     (comparison, "not_equal greater greater_equal less less_equal"),
-    (piecewise, "deg2rad erfc float_power frac hypot logit nan_to_num rad2deg xlogy"),
+    (piecewise, "deg2rad erfc float_power frac hypot logit nan_to_num rad2deg"),
     (products, "cumprod"),
+    (signs, "copysign fmod gcd heaviside lcm ldexp"),
+    (transcendental, "xlogy"),
+    (special, "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc"),
 )
 
 METHODS: dict[str, Callable[..., Any]] = {
