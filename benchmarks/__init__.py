@@ -1,4 +1,4 @@
-"""Benchmarks: mpgrad beside its peers, in one run, on the machine at hand.
+"""Benchmarks: mpgrad compared with its peers, in one run on one machine.
 
 ``scripts/bench`` runs them; ``scripts/bench --write docs/benchmarks.md`` writes the document.
 """

@@ -1,10 +1,10 @@
-"""What ``auto`` takes beside the better of both modes, on six graphs, as in a training loop.
+"""Compares ``auto`` with the better of both modes, on six graphs, as in a training loop.
 
     python -m benchmarks.auto [GRAPH ...] [--steps N]
 
-Each mode runs in a process of its own, new for each graph: what a mode learns of costs helps no
-other one. They take turns, step by step, so that noise hits them alike: only the ratios count. Work
-that others do on the machine takes from the workers first.
+Each mode has its own process, new for each graph, so that no mode uses the costs that another one
+has learned. They take turns, step by step, so that noise affects them alike: only the ratios count.
+Other programs on the machine take time from the workers first.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from benchmarks.loads import loops_for
 ROOT = Path(__file__).resolve().parents[1]
 MODES = ("local", "process", "auto")
 STEPS = 50
-#: Steps before those whose total is compared.
+#: The number of steps before those whose total is compared.
 SETTLING = 4
 
-#: The loss of a step; what it leads to are the leaves.
+#: A function from the number of a step to its loss; its leaves are those of the graph.
 Graph = tuple[list[mg.Tensor], Callable[[int], mg.Tensor]]
 
 
 class Busy(mg.Function):
-    """Holds the GIL for so many loops in its derivative."""
+    """Holds the GIL for a number of loops in its derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: mg.Tensor, loops: int) -> Any:
@@ -48,7 +48,7 @@ class Busy(mg.Function):
 
 
 def branches_of(milliseconds: float, count: int = 16) -> Graph:
-    """Functions that hold the GIL so long."""
+    """Functions that hold the GIL for that time."""
     loops = loops_for(milliseconds)
     leaves = [mg.ones(8, requires_grad=True) for _ in range(count)]
     return leaves, lambda _: mg.stack([Busy.apply(leaf, loops) for leaf in leaves]).sum()
@@ -77,7 +77,7 @@ def products(width: int, rows: Callable[[int], int]) -> Graph:
 
 
 def deep() -> Graph:
-    """2,000 products of 1,000 numbers, one behind the other."""
+    """2,000 products of 1,000 numbers in a chain."""
     leaf = mg.ones(1000, requires_grad=True)
 
     def loss(_: int) -> mg.Tensor:
@@ -109,8 +109,8 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 
 
 def serve(graph: str, mode: str) -> None:
-    """Print how long the start took; then for each step that stdin names, what backward took in
-    seconds, and whether it ran in workers."""
+    """Print the time of the start; then for each step number on stdin the seconds of backward, and
+    whether it ran in workers."""
     leaves, loss = GRAPHS[graph]()
     began = time.perf_counter()
     with mg.Engine(mode, cpu_workers=2) as engine:
@@ -154,7 +154,7 @@ class Subject:
         self.went += "p" if in_workers else "l"
 
     def total_ms(self) -> float:
-        """Of the steps that are compared."""
+        """The total of the steps that are compared."""
         return 1e3 * sum(self.took_s[SETTLING:])
 
     def close(self) -> None:

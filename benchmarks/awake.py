@@ -1,9 +1,9 @@
-"""kept_awake(): no processor falls asleep while something is measured.
+"""kept_awake(): keeps processors out of deep sleep during a measurement.
 
-What a sleeping processor needs to get going, and where a hypervisor puts one that wakes up, is the
-machine's affair and has nothing to do with those who are compared. On a virtual machine it disturbs
-most of all: two processors may be one core for a while, above all after one has slept, and two
-processes then get the work of one done (``docs/profiles.md``).
+The time in which a sleeping processor wakes up, and the core where a hypervisor puts it, depend on
+the machine and not on the contenders. On a virtual machine they disturb most: two processors may
+share one core for a while, above all after one has slept, and two processes then do the work of one
+(``docs/profiles.md``).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: While somebody holds it open, no processor falls into a sleep that takes longer to leave
-#: than the microseconds that were written: https://docs.kernel.org/power/pm_qos_interface.html
+#: While it is open, no processor enters a sleep that takes longer to leave than the microseconds
+#: written to it: https://docs.kernel.org/power/pm_qos_interface.html
 _LATENCY = Path("/dev/cpu_dma_latency")
 
 
 @contextmanager
 def kept_awake() -> Iterator[str]:
-    """Gives what came of it, in words: it needs the rights of root."""
+    """Yields the outcome in words: it needs the rights of root."""
     try:
         held = _LATENCY.open("wb", buffering=0)
     except OSError as error:

@@ -1,12 +1,12 @@
-"""One workload in two checkouts of mpgrad, in turns: what a change has gained, and where.
+"""One workload in two checkouts of mpgrad, in turns: the gain of a change, and its source.
 
     python -m benchmarks.before_after BEFORE AFTER WORKLOAD [--rounds N] [--stacks]
 
-Each checkout has an interpreter of its own, and the two take turns, so that noise hits them alike.
-After the times, for each of them: CPU milliseconds of every process of the engine, how long those
-waited for a core, time in the garbage collector. ``--stacks`` also shows the functions in which
-py-spy (if it is installed) finds the client, the coordinator and a worker most often. The file runs
-by itself and uses public names alone, since the checkouts may be old.
+Each checkout has its own interpreter, and the two take turns, so that noise affects them alike.
+After the times it prints, for each of them: CPU milliseconds of every process of the engine, their
+time of waiting for a core, and time in the garbage collector. ``--stacks`` also shows the functions
+in which py-spy (if it is installed) finds the client, the coordinator and a worker most often. This
+file needs no other file and uses public names only, since the checkouts may be old.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 WARM_UP_ROUNDS = 3
-#: Backwards that are counted for what is not time.
+#: The number of backwards for the figures other than times.
 COUNTED = 10
-#: How the checkouts are told what ``loops_per_ms`` found.
+#: The environment variable that gives the checkouts the result of ``loops_per_ms``.
 LOOPS_PER_MS = "BEFORE_AFTER_LOOPS_PER_MS"
 SPY_S, SPY_PER_S, SPY_ROWS = 5, 500, 6
 
@@ -46,7 +46,7 @@ def _leaves(mg: Any, random: Any, *shapes: tuple[int, ...]) -> list[Any]:
 
 
 def wide(nodes: int) -> Build:
-    """So many products of 8 numbers, stacked and summed."""
+    """That many products of 8 numbers, stacked and summed."""
 
     def build(mg: Any, random: Any) -> tuple[list[Any], Callable[[], Any]]:
         leaves = _leaves(mg, random, *[(8,)] * nodes)
@@ -87,7 +87,7 @@ def perceptrons(branches: int, layers: int, width: int) -> Build:
 
 
 def gil(branches: int, milliseconds: float) -> Build:
-    """So many Functions whose derivative holds the GIL so long."""
+    """That many Functions whose derivative holds the GIL for that time."""
 
     def build(mg: Any, random: Any) -> tuple[list[Any], Callable[[], Any]]:
         loops = round(float(os.environ[LOOPS_PER_MS]) * milliseconds)
@@ -175,7 +175,7 @@ class Subject:
         return [os.getpid(), self._engine.coordinator_pid or 0, *self._engine.worker_pids()]
 
     def seconds(self) -> float:
-        """Of one backward."""
+        """The seconds of one backward."""
         gc.collect()
         return self._backward()
 
@@ -214,7 +214,7 @@ class Subject:
         return sum(self._engine.statistics().tasks.values()) - before
 
     def run(self) -> None:
-        """Go on until py-spy has had enough."""
+        """Run until py-spy has finished."""
         end = time.monotonic() + SPY_S + 2
         while time.monotonic() < end:
             self._backward()
@@ -244,7 +244,7 @@ def _schedule(pid: int) -> tuple[int, int]:
     return sum(row[0] for row in rows), sum(row[1] for row in rows)
 
 
-# ---------------------------------------------------------------------- beside both
+# ---------------------------------------------------------------------- both checkouts
 
 
 class Checkout:

@@ -1,4 +1,4 @@
-"""The command line: which workloads, how thoroughly, and where the figures go."""
+"""The command line: the workloads, the effort, and the destination of the figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.report import Run, as_json, show_case, show_header
 from benchmarks.rounds import CaseResult, Effort, measure
 from benchmarks.workloads import WORKLOADS, Workload
 
-#: The figures that the page of the documents was written from.
+#: The figures behind the page of the documents.
 COMMITTED = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.json"
 
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for workload in WORKLOADS.values():
             console.print(f"[bold]{workload.name}[/]\n{workload.about}\n", highlight=False)
         return 0
-    # Read first: a missing file should not be found out after ten minutes, and the page that is
+    # Read first: a missing file should be reported before the measurement, and the page to be
     # written may be the one that is compared with.
     committed = _figures(options.against if options.compare else None)
     earlier = _figures(options.before)
@@ -73,7 +73,7 @@ def _name_faults(console: Console, run: Run) -> int:
 
 
 def _figures(path: Path | None) -> dict[str, Any] | None:
-    """What an earlier run wrote."""
+    """The figures of an earlier run."""
     if path is None:
         return None
     try:
@@ -91,7 +91,7 @@ def _write_json(path: Path, figures: dict[str, Any]) -> None:
 
 
 def _write_page(console: Console, page: Path, run: Run, earlier: dict[str, Any] | None) -> None:
-    """The page, its pictures, and beside it the figures that ``--compare`` reads."""
+    """Write the page, its pictures, and the figures that ``--compare`` reads."""
     pictures = draw(run, page)
     page.write_text(document(run, earlier, pictures))
     _write_json(page.with_suffix(".json"), as_json(run, has_samples=False))
@@ -209,12 +209,12 @@ def _run(
 def _measure_all(
     console: Console, workload: Workload, run: Run, effort: Effort, disturbance: Disturbance
 ) -> list[CaseResult]:
-    """All cases of a workload; what they need is closed even if one fails."""
+    """Measure all cases of a workload; their resources are closed even if one fails."""
     results = []
     with closing(workload.cases(run.is_quick)) as cases:
         for case in cases:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            # Refreshed by hand: a drawing thread would take part in what is measured.
+            # Refreshed by hand: a drawing thread would disturb the measurement.
             with Progress(
                 *columns, console=console, transient=True, auto_refresh=False
             ) as progress:

@@ -1,7 +1,7 @@
-"""A run beside an earlier one, of another commit: what became faster, and what slower.
+"""Compares a run with an earlier one of another commit.
 
-Milliseconds of two runs cannot be compared, but each run has a peer that did not change: compared
-are the speeds (or sizes) relative to it.
+Milliseconds of two runs cannot be compared, but each run has a peer that did not change: the speeds
+(or sizes) relative to it are compared.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from benchmarks.report import Run, published
 from benchmarks.rounds import CaseResult
 from benchmarks.statistics import speed_up
 
-#: What has become slower (or larger) than this share of before is a regression.
+#: A contender with less than this share of its earlier speed (or size) is a regression.
 REGRESSION = 0.8
 
 
 class Change(NamedTuple):
     """One contender in one case: its speed relative to ``baseline``, then and now.
 
-    ``now`` is 0 where the contender gave no figure any more although its peer did.
+    ``now`` is 0 if the contender has no figure any more although its peer has one.
     """
 
     case: str
@@ -44,10 +44,10 @@ class Change(NamedTuple):
 
 
 def changes(earlier: Mapping[str, Any], run: Run) -> Iterator[Change]:
-    """Everything that both runs have measured beside a peer.
+    """Everything that both runs have measured relative to a peer.
 
     Args:
-        earlier: what ``scripts/bench --json`` or ``--write`` wrote.
+        earlier: the output of ``scripts/bench --json`` or ``--write``.
         run: the new one.
     """
     for name, results in run.results.items():
@@ -71,7 +71,7 @@ def _changes_of_case(name: str, old: Mapping[str, Any], result: CaseResult) -> I
 
 
 def show_changes(console: Console, earlier: Mapping[str, Any], run: Run) -> Sequence[Change]:
-    """Print how the run compares with an earlier one, the worst first, and return that."""
+    """Print how the run compares with an earlier one, the worst changes first; return them."""
     found = sorted(changes(earlier, run), key=lambda change: change.factor)
     then, now = (machine["processor"] for machine in (earlier["machine"], run.machine))
     if then != now:

@@ -1,10 +1,10 @@
-"""Disturbance: whether something that nobody can see from here slows the processors down.
+"""Disturbance: detects that the processors are slowed down from outside.
 
-On a virtual machine two processors may be two threads of one core, or share it with a stranger, for
-milliseconds or minutes. A loop then takes nearly twice as long while the system reports an idle
-machine. So a short loop runs on two processors at once before and after each sample, and a sample
-beside which it took much longer than usual is taken again. The sample itself is not looked at, and
-contenders are treated alike.
+On a virtual machine two processors may be two threads of one core, or share it with another guest,
+for milliseconds or minutes. A loop then takes nearly twice as long while the system reports an idle
+machine. So a short loop runs on two processors at once before and after each sample, and the sample
+is taken again if the loop took much longer than usual. The value of the sample itself does not
+matter, and all contenders are treated alike.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from statistics import median
 from mpgrad.base.machine import available_cpus
 
 _ROOT = Path(__file__).resolve().parents[1]
-#: Rounds of one loop, about 0.3 ms, and loops of which the median counts.
+#: Rounds of one loop, about 0.3 ms, and the number of loops for a median.
 _ROUNDS, _LOOPS = 30_000, 3
-#: From so many times the usual on, the processors are slowed down: two threads of a core, or a core
-#: for one, differ by a factor of 1.8.
+#: The factor from which the processors count as slowed down; two threads of one core differ from
+#: two cores by a factor of 1.8.
 SLOWED = 1.35
-#: A sample is taken so often at most. And all samples of a run wait no longer together than this:
-#: then they are taken as they come. (The last figure is for quick runs.)
+#: The maximum number of times that a sample is taken; and the total time that all samples of a run
+#: may wait before they are taken in any case. (The last figure is for quick runs.)
 _TRIES, PATIENCE_S, QUICK_PATIENCE_S = 6, 600.0, 30.0
-#: One sample waits so long for an undisturbed moment, and looks this often.
+#: The time that one sample waits for an undisturbed moment, and the time between two checks.
 _WAIT_S, _LOOK_EVERY_S = 10.0, 0.02
 
 
@@ -37,12 +37,12 @@ class Disturbance:
     """A context manager; while it is open, a second process sleeps until it is asked to probe.
 
     Args:
-        patience_s: what all samples together may wait and be taken again.
+        patience_s: the total time in which samples may wait and be taken again.
 
     Attributes:
-        repeated: how many samples were taken again.
-        counted: how many count although the processors were slowed down.
-        undisturbed: how many others there are.
+        repeated: the number of samples that were taken again.
+        counted: the number of samples that count although the processors were slowed down.
+        undisturbed: the number of other samples.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -72,7 +72,7 @@ class Disturbance:
             self._child.wait()
 
     def is_slowed(self) -> bool:
-        """Probe; on a machine with one processor there is nothing to find out."""
+        """Probe; a machine with one processor has nothing to probe."""
         if self._child is None:
             return False
         self._connection.send_bytes(b"probe")
@@ -91,7 +91,7 @@ class Disturbance:
         return True
 
     def sample(self, take: Callable[[], float]) -> float:
-        """What ``take`` gives, undisturbed if that can be had."""
+        """The result of ``take``, undisturbed if possible."""
         for attempt in range(_TRIES):
             started = time.monotonic()
             is_calm = self.wait()
@@ -117,7 +117,7 @@ class Disturbance:
 
 
 def _loop_s() -> float:
-    """Seconds of a loop that nothing but the processor's speed decides."""
+    """Seconds of a loop that depends only on the speed of the processor."""
     took = []
     for _ in range(_LOOPS):
         start = time.perf_counter()

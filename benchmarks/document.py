@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: a run's tables, its targets, and what it has not reached."""
+"""docs/benchmarks.md: the tables of a run, its targets, and those it has not reached."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def document(
     """The page, as Markdown.
 
     Args:
-        run: what was measured.
-        earlier: another run; the page says what has changed since.
+        run: the run.
+        earlier: another run; the page shows the changes since then.
         pictures: Markdown that shows a picture, by workload.
     """
     blocks = [_INTRODUCTION, *_warnings(run), _machine(run)]
@@ -159,7 +159,7 @@ def _not_reached(run: Run) -> str:
 
 
 def _absent(run: Run) -> Iterable[str]:
-    """Contenders without figures: what is not installed once, all others with their case."""
+    """Contenders without figures: uninstalled ones once, all others with their case."""
     return {
         f"{contender}: {remark}"
         if remark == NOT_INSTALLED
@@ -172,7 +172,7 @@ def _absent(run: Run) -> Iterable[str]:
 
 
 def _not_measured(run: Run) -> str:
-    """What is missing from this run, and from all runs so far."""
+    """The parts that are missing in this run, and in all runs so far."""
     lines = [f"- {text}." for text in _absent(run)]
     lines += [
         f"- {name}, {result.name}: {result.fault}."

@@ -1,4 +1,4 @@
-"""call(): one function in a new interpreter, for figures that what ran before would change."""
+"""call(): runs one function in a new interpreter, for figures that earlier code would change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """What ``function`` returns; it and the arguments can be written as JSON.
+    """The result of ``function``; it and the arguments must be serialisable as JSON.
 
     Args:
         function: ``module.function`` in ``benchmarks``.

@@ -24,7 +24,7 @@ def spin(loops: int) -> float:
 
 
 def branch_input(branch: int, elements: int) -> Array:
-    """What branch number ``branch`` saves: float32, the same in every process."""
+    """The saved array of branch number ``branch``: float32, the same in every process."""
     return np.random.default_rng(branch).standard_normal(elements, np.float32)
 
 

@@ -1,9 +1,9 @@
-"""Loads: how many loops take a given time here, and whether a case's loops took what its name says.
+"""Loads: the number of loops for a given time here, and checks that a case's loops took that time.
 
 A processor that is shared with others may be half as fast for moments or minutes. Loops that were
-counted in such a moment take half the time in the next one, and the case is another one than its
-name says. So the loops run once more after they were counted, and in every round, in a row of their
-own; figures of a case whose loops took another time are not published.
+counted in such a moment take half the time in the next one, and the name of the case is then wrong.
+So the loops run once more after they were counted, and in every round, in a row of their own. The
+figures of a case whose loops took another time are not published.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from benchmarks.disturbance import SLOWED
 from benchmarks.gil_work import spin
 from benchmarks.rounds import CaseResult, Contender, timed
 
-#: How far from what the name says a load may be.
+#: The largest relative difference between a load and the name of its case.
 TOLERANCE = 0.1
-#: Of ``spin``, the first time; tries that are compared; the pause after each, so that they do not
-#: all lie in one slow moment; and how often all of it is done again if a second look differs.
-_LOOPS, _TRIES, _PAUSE_S, _LOOKS = 50_000, 15, 0.02, 5
+#: For ``spin``: the loops of the first try; the time of one try, as long as all branches of the
+#: longest case (a processor is faster at first); the tries that are compared; the pause after each,
+#: so that they do not all fall into one slow moment; and how often the count is repeated if a check
+#: differs.
+_LOOPS, _TRY_S, _TRIES, _PAUSE_S, _LOOKS = 50_000, 0.3, 7, 0.02, 5
 #: The row of the loops without anything else.
 ALONE = "the loops alone"
 
@@ -30,12 +32,12 @@ Seconds = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Load:
-    """What a sample of a case consists of, to be held against what was measured.
+    """The load of a sample of a case, to compare with measurements.
 
     Attributes:
-        milliseconds: what all loops take one after another, by the case's name.
-        serial: the row of who runs them one after another; empty if nobody does.
-        has_little_else: whether that row cannot take noticeably longer than its loops either.
+        milliseconds: the time of all loops one after another, by the case's name.
+        serial: the row of the contender that runs them one after another; empty if there is none.
+        has_little_else: whether that row cannot take noticeably longer than its loops.
     """
 
     milliseconds: float
@@ -43,7 +45,7 @@ class Load:
     has_little_else: bool
 
     def fault(self, result: CaseResult) -> str:
-        """In words, how the measured loops differ from those of the name; empty if they do not."""
+        """The difference between the measured loops and the case's name; empty if there is none."""
         rows = {ALONE: True, self.serial: self.has_little_else}
         for row, has_upper_bound in rows.items():
             if not row:
@@ -71,24 +73,24 @@ def alone(loops: int, branches: int, repeats: int) -> Contender:
 
 
 def _seconds(loops: int) -> float:
-    """Short ones run many times in a row, as branches do: after a pause, caches are cold."""
-    repeats = max(1, _LOOPS // loops)
-    start = time.perf_counter()
-    for _ in range(repeats):
+    """They run many times in a row, as branches do, because caches are cold after a pause."""
+    repeats, start = 0, time.perf_counter()
+    while (took := time.perf_counter() - start) < _TRY_S:
         spin(loops)
-    return (time.perf_counter() - start) / repeats
+        repeats += 1
+    return took / repeats
 
 
 def loops_for(milliseconds: float, seconds: Seconds = _seconds) -> int:
-    """How many loops of ``spin`` take that long here.
+    """The number of loops of ``spin`` that take that time here.
 
     Args:
-        milliseconds: what they should take.
-        seconds: what so many loops take.
+        milliseconds: the time that they should take.
+        seconds: measures the time of a number of loops.
 
     Returns:
-        A number that was tried: it took that long within the tolerance, unless the processor's
-        speed changed at each of several looks.
+        A number that was tried: it took that time within the tolerance, unless the processor's
+        speed changed at each of several checks.
     """
     loops = _LOOPS
     for _ in range(_LOOKS):
@@ -99,7 +101,7 @@ def loops_for(milliseconds: float, seconds: Seconds = _seconds) -> int:
 
 
 def _usual(loops: int, seconds: Seconds) -> float:
-    """The median of the tries that nothing has slowed down; as ``Disturbance`` sees it."""
+    """The median of the tries that were not slowed down, by the criterion of ``Disturbance``."""
     tries = []
     for _ in range(_TRIES):
         tries.append(seconds(loops))

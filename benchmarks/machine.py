@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, memory, versions, and how busy it was."""
+"""The machine of a measurement: processor, memory, versions, and other programs' load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpgrad.base.machine import available_cpus
 #: The packages whose versions matter to the figures.
 _PACKAGES = ("mpgrad", "numpy", "pyzmq", "msgspec")
 _PEERS = ("torch", "autograd", "jax", "tensorflow", "joblib", "ray", "distributed")
-#: Others that use more of the cores than this disturb a measurement visibly.
+#: Other programs that use a larger share of the cores disturb a measurement visibly.
 _BUSY = 0.1
 
 
@@ -35,15 +35,16 @@ def describe() -> dict[str, str]:
 
 
 def load() -> str:
-    """How busy the machine is, ours included."""
+    """The load of the machine, this process included."""
     one, five, fifteen = os.getloadavg()
     return f"{one:.2f}, {five:.2f}, {fifteen:.2f} (1, 5, 15 minutes)"
 
 
 class OtherPrograms:
-    """What share of the cores others have used since this was made.
+    """The share of the cores that other programs have used since this was made.
 
-    Everything that ran minus this process and its children; those count once they have ended.
+    It is the CPU time of all programs minus that of this process and its children; children count
+    once they have ended.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class OtherPrograms:
 
     @staticmethod
     def _seconds() -> tuple[float, float]:
-        """Of the clock, and of others' CPU time."""
+        """Seconds of the clock, and of other programs' CPU time."""
         spent = psutil.cpu_times()
         everyone = sum(spent) - spent.idle - spent.iowait - spent.guest - spent.guest_nice
         own = os.times()
@@ -66,7 +67,7 @@ class OtherPrograms:
 
 
 def is_busy(share: float) -> bool:
-    """Whether figures taken beside so much other work should not be quoted."""
+    """Whether figures measured beside this much other work should not be quoted."""
     return share > _BUSY
 
 
@@ -93,7 +94,7 @@ def _version(package: str) -> str:
 
 
 def _blas() -> str:
-    """NumPy's; the thread count is what each process of the benchmark gets from its engine."""
+    """NumPy's BLAS; each process of the benchmark gets its thread count from its engine."""
     found = [info for info in threadpool_info() if info["user_api"] == "blas"]
     # The kernels matter more than the version: AVX-512 ones are half as fast again as Haswell's.
     names = (
@@ -104,7 +105,7 @@ def _blas() -> str:
 
 
 def _commit() -> str:
-    """The source's commit, marked where files differ from it."""
+    """The source's commit, with a mark if files differ from it."""
     root = Path(__file__).resolve().parents[1]
     try:
         done = subprocess.run(

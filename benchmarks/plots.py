@@ -16,7 +16,7 @@ Line = dict[float, Spread]
 
 _MINE = "mpgrad process"
 _TORCH = "torch 1 thread"
-#: Okabe and Ito's colours, which people with colour blindness can tell apart.
+#: Okabe and Ito's colours, which people with colour blindness can distinguish.
 _COLOURS = {
     _MINE: "#d55e00",
     "mpgrad auto": "#e69f00",
@@ -34,11 +34,11 @@ _SHAPES = ("chain", "wide", "tree")
 
 
 def draw(run: Run, page: Path) -> dict[str, str]:
-    """Write what can be drawn from ``run`` beside ``page``.
+    """Draw the pictures of ``run`` into files beside ``page``.
 
     Returns:
-        The Markdown that shows each picture, by the workload that it belongs to; nothing where
-        matplotlib is not installed.
+        The Markdown that shows each picture, by its workload; empty if matplotlib is not
+        installed.
     """
     if not is_installed("matplotlib"):
         return {}
@@ -60,10 +60,10 @@ def draw(run: Run, page: Path) -> dict[str, str]:
 
 
 def speed_up_lines(results: Sequence[CaseResult]) -> dict[str, Line]:
-    """Of every contender, its speed relative to torch at each task length.
+    """The speed of every contender relative to torch at each task length.
 
-    Where two cases have the same length, as mpgrad beside gradients and beside task systems, the
-    first counts.
+    If two cases have the same length, such as mpgrad compared with autograd systems and with task
+    systems, the first counts.
     """
     lines: dict[str, Line] = {}
     for result in published(results):
@@ -77,7 +77,7 @@ def speed_up_lines(results: Sequence[CaseResult]) -> dict[str, Line]:
 
 
 def time_lines(results: Sequence[CaseResult], shape: str) -> dict[str, Line]:
-    """Of every contender, the time per node at each size of the graphs of one shape."""
+    """The time per node of every contender at each size of the graphs of one shape."""
     lines: dict[str, Line] = {}
     for result in results:
         if result.point is not None and result.point.series == shape:

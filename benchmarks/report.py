@@ -15,16 +15,16 @@ from benchmarks.statistics import Spread, speed_up, spread, time_ratio, verdict
 
 @dataclass
 class Run:
-    """Everything that one call of the command has measured.
+    """All measurements of one call of the command.
 
     Attributes:
         machine: see ``machine.describe``.
         load_before, load_after: see ``machine.load``.
         processors: whether they could fall asleep, see ``awake``.
-        disturbance: how many samples were disturbed, see there.
-        others_share: of all cores, used by other programs meanwhile.
+        disturbance: the number of disturbed samples, see there.
+        others_share: the share of all cores that other programs used.
         is_quick: few rounds, rough figures.
-        seconds: what the whole run took.
+        seconds: the time of the whole run.
         results: by workload.
     """
 
@@ -40,7 +40,7 @@ class Run:
 
 
 def published(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Those whose work was what their name says."""
+    """The results of cases whose work was that of their name."""
     return [result for result in results if not result.fault]
 
 
@@ -108,7 +108,7 @@ def ratio(found: Spread | None) -> str:
 
 
 def show_header(console: Console, run: Run) -> None:
-    """Who measures, and how."""
+    """Print the machine and the conditions."""
     for name, text in {
         **run.machine,
         "processors": run.processors,
@@ -118,7 +118,7 @@ def show_header(console: Console, run: Run) -> None:
 
 
 def show_case(console: Console, workload: str, result: CaseResult) -> None:
-    """The table of one case and what became of its targets."""
+    """Print the table of one case and the results of its targets."""
     count = max((len(samples) for samples in result.samples.values()), default=0)
     table = Table(title=f"{workload}: {result.name} ({count} rounds)", title_justify="left")
     names, cells = cells_of(result)
@@ -145,7 +145,7 @@ def show_case(console: Console, workload: str, result: CaseResult) -> None:
 
 
 def as_json(run: Run, *, has_samples: bool = True) -> dict[str, Any]:
-    """All of it; without samples what is published: medians, and what ``comparison`` needs."""
+    """All results; without samples the published ones: medians, and those for ``comparison``."""
     return {
         "machine": dict(run.machine),
         "load_before": run.load_before,

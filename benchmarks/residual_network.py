@@ -20,7 +20,7 @@ def resnet18(library: Any, *, is_small: bool) -> Any:
     module: Any = nn.Module
 
     class BasicBlock(module):  # type: ignore[misc]
-        """Two 3 x 3 convolutions, added to what came in."""
+        """Two 3 x 3 convolutions, added to the input."""
 
         def __init__(self, channels_in: int, channels: int, stride: int) -> None:
             super().__init__()

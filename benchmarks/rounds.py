@@ -1,11 +1,11 @@
-"""Cases and how they are measured: all contenders in every round, so that noise hits them alike.
+"""Cases and their measurement: all contenders in every round, so that noise affects them alike.
 
-A machine drifts (clock, neighbours, temperature). Contenders therefore take turns, never all of A
-and then all of B, and ratios are formed within a round before their median is taken. Each round
-has another order, such that everyone follows everyone else equally often: what one leaves behind
-(caches, threads that still spin, cores that have gone to sleep) would otherwise always meet the
-same one. And a process may be slow for its whole life (where its memory lies, on which core): those
-that can be are started anew between rounds, so that no row hangs on one of them.
+A machine drifts (clock, neighbours, temperature). So contenders take turns, never all of A and then
+all of B, and ratios are formed within a round before their median is taken. Each round has another
+order, such that each contender follows each other one equally often: the effects of one (caches,
+threads that still spin, sleeping cores) would otherwise always meet the same next one. A process
+may also be slow for its whole life (depending on its memory and core): such processes start anew
+between rounds, so that no row depends on one of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 #: The usual ``Case.quantity``.
 TIME = "time"
-#: Pause before each sample: threads that spin for work after a parallel loop have gone to sleep.
+#: Pause before each sample, in which threads that spin after a parallel loop fall asleep.
 SETTLE_S = 0.005
-#: Rounds that nobody looks at; gradients are compared after them.
+#: The number of uncounted rounds; gradients are compared after them.
 WARM_UP_ROUNDS = 3
-#: How often a case's processes are there: each time for a share of the rounds, after a warm-up.
+#: How often a case's processes start: each time for a share of the rounds, after a warm-up.
 GENERATIONS = 3
 
 
@@ -37,12 +37,12 @@ class Contender:
 
     Attributes:
         name: the row of the table.
-        sample: does the work once and returns its seconds; None: the contender is not there.
-        gradients: what the last sample computed, compared between all contenders.
-        same_bits: members of a group so named must agree bit for bit.
-        remark: said beside the row, asked after the last round. For a contender that is not there,
-            the reason.
-        renew: starts the processes that it works with anew.
+        sample: does the work once and returns its seconds; None: the contender is missing.
+        gradients: the results of the last sample, compared between all contenders.
+        same_bits: members of the group with this name must agree bit for bit.
+        remark: shown beside the row, computed after the last round. For a missing contender, the
+            reason.
+        renew: starts its processes anew.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Target:
-    """What ``contender`` should reach, per round.
+    """The target of ``contender``, per round.
 
-    ``at_least``: so many times the speed of ``against``. ``at_most``: so many times its time, or,
-    without ``against``, so much in the case's unit.
+    ``at_least``: this many times the speed of ``against``. ``at_most``: this many times its time,
+    or, without ``against``, this much in the case's unit.
     """
 
     contender: str
@@ -68,7 +68,7 @@ class Target:
 
 
 class Point(NamedTuple):
-    """Where a case lies on the plot of its workload: at ``x`` on the line called ``series``."""
+    """The place of a case on the plot of its workload: at ``x`` on the line called ``series``."""
 
     series: str
     x: float
@@ -76,20 +76,20 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One piece of work and who does it.
+    """One piece of work and its contenders.
 
     Attributes:
         name: unique in its workload.
         contenders: in the order in which they take turns.
         baselines: names of contenders that get a ratio column.
-        rounds: how often each is measured.
+        rounds: the number of measurements of each.
         unit, per_second: samples are multiplied by ``per_second`` to be in ``unit``.
-        targets: what should be reached here.
-        tolerance: how far gradients may differ between libraries, by norm.
-        point: where it lies on its workload's plot.
-        warm_up_rounds: instead of as many as all others; for cases that take long.
-        quantity: what samples are; of time, ratios are speeds.
-        fault: says after the last round why the case is not what its name says; empty if it is.
+        targets: the targets of this case.
+        tolerance: the largest difference of gradients between libraries, by norm.
+        point: its place on the workload's plot.
+        warm_up_rounds: another number of them than usual; for cases that take long.
+        quantity: the quantity of the samples; ratios of time are speeds.
+        fault: says after the last round why the work differs from the name; empty if it does not.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Case:
 
 @dataclass
 class CaseResult:
-    """What was measured; ``samples`` by contender, one per round, in ``unit``.
+    """The measurements: ``samples`` by contender, one per round, in ``unit``.
 
     ``fault``: why the figures are not published; empty if they are.
     """
@@ -125,11 +125,11 @@ class CaseResult:
 
 
 class WrongGradient(AssertionError):
-    """Two contenders do not compute the same."""
+    """Two contenders compute different gradients."""
 
 
 def timed(work: Callable[[], object], repeats: int = 1) -> float:
-    """Seconds that ``work`` takes; see :func:`backward`."""
+    """The seconds of ``work``; see :func:`backward`."""
     return average(lambda: None, lambda _: work(), repeats)
 
 
@@ -138,11 +138,10 @@ def backward(build: Callable[[], Any], repeats: int = 1) -> Callable[[], float]:
 
     Args:
         build: the forward pass; returns the root.
-        repeats: short work is done so often in a row, after once unseen, and averaged, as a
-            training loop does it. Else the sample is mostly what came before: the cold caches that
-            the collection leaves, and cores that fell asleep while another contender had its turn
-            (a backward of ``mlp_chain`` in workers takes 10.4 ms after a pause of 5 ms and 13.9
-            after one of 100 ms; in this process 13.1 and 14.2).
+        repeats: short work runs this often in a row, after one uncounted run, and is averaged, as
+            in a training loop. Otherwise the sample is dominated by effects of the work before it:
+            cold caches after the collection, and cores that fell asleep during the turn of another
+            contender.
     """
     return lambda: average(build, lambda root: root.backward(), repeats)
 
@@ -171,14 +170,14 @@ def average(prepare: Callable[[], Any], work: Callable[[Any], object], repeats: 
 
 @dataclass(frozen=True)
 class Effort:
-    """How thoroughly to measure; ``rounds``: instead of each case's own number."""
+    """The effort of a measurement; ``rounds``: instead of each case's own number."""
 
     rounds: int | None = None
     warm_up_rounds: int = WARM_UP_ROUNDS
     generations: int = GENERATIONS
 
     def samples(self, case: Case) -> int:
-        """How many samples :func:`measure` takes."""
+        """The number of samples that :func:`measure` takes."""
         present = sum(one.sample is not None for one in case.contenders)
         warm_ups = self.warm_ups_of(case) * (1 + len(self.renewals_of(case)))
         return present * (warm_ups + self.rounds_of(case))
@@ -193,13 +192,13 @@ class Effort:
         ) - {0}
 
     def warm_ups_of(self, case: Case) -> int:
-        """The rounds that nobody looks at."""
+        """The number of uncounted rounds."""
         if case.warm_up_rounds is None:
             return self.warm_up_rounds
         return min(case.warm_up_rounds, self.warm_up_rounds)
 
     def rounds_of(self, case: Case) -> int:
-        """The rounds that count."""
+        """The number of rounds that count."""
         return case.rounds if self.rounds is None else self.rounds
 
 
@@ -212,8 +211,8 @@ def measure(
     """Warm up, check that all compute the same, then measure in turns; see also ``GENERATIONS``.
 
     Args:
-        case: what to measure.
-        effort: how thoroughly.
+        case: the case.
+        effort: the effort.
         tick: called after each sample, for a progress bar.
         take: takes a sample of time that counts (``Disturbance.sample``).
 
@@ -243,8 +242,8 @@ def measure(
                 warm_up()
             for index in order(len(present), turn):
                 one, sample = present[index]
-                # Only times are disturbed by others, and bytes that were counted before (the cases
-                # of memory in ``scale``) cannot be counted again.
+                # Others disturb only times; and bytes that were counted before (the memory cases of
+                # ``scale``) cannot be counted again.
                 found = take(sample) if case.quantity == TIME else sample()
                 result.samples.setdefault(one.name, []).append(found * case.per_second)
                 tick()
@@ -255,7 +254,7 @@ def measure(
 
 
 def order(count: int, turn: int) -> list[int]:
-    """In which order ``count`` contenders take round ``turn``.
+    """The order of ``count`` contenders in round ``turn``.
 
     Over ``count`` rounds (twice as many for an odd number) each one follows each other one equally
     often: E. J. Williams, "Experimental designs balanced for the estimation of residual effects of
@@ -270,8 +269,8 @@ def order(count: int, turn: int) -> list[int]:
 def _collector_off() -> Iterator[None]:
     """No cyclic collection inside a sample; there is one before each.
 
-    What exists already (torch alone has 100,000s of objects) is frozen, so that those are short;
-    what somebody else has frozen stays so.
+    Existing objects (torch alone has hundreds of thousands) are frozen, so that collections are
+    short; objects that other code has frozen stay frozen.
     """
     was_frozen = gc.get_freeze_count() > 0
     gc.collect()

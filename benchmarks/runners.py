@@ -20,13 +20,13 @@ from mpgrad.engine.engine import current_engine
 
 #: Every workload is measured with two workers: the targets are for two cores.
 WORKERS = 2
-#: What a client does between two backwards of a training loop: batches, forward, optimizer.
+#: Milliseconds of a client's work between two backwards of a training loop.
 OTHER_WORK_MS = 20.0
 
 
 @dataclass
 class Runner:
-    """Who runs a program.
+    """A way to run a program.
 
     Attributes:
         name: the row of the table.
@@ -45,20 +45,20 @@ class Runner:
     def select(self) -> None:
         """Make this runner the one that the next backward uses."""
         if (engine := self.engine) is not None:
-            # An engine's `with` block ends it on leaving; here several live side by side.
+            # An engine's `with` block closes it at the end; here several are alive at once.
             engine_slot.install(lambda: engine)
         elif self.library is not None:
             self.library.set_num_threads(self.threads)
 
     def renew(self) -> None:
-        """Start an engine in place of this one."""
+        """Start a new engine instead of this one."""
         if self.engine is not None:
             self.engine.close()
             self.engine = mg.Engine(mode=self.engine.mode, cpu_workers=self.engine.cpu_workers)
 
     @property
     def has_processes(self) -> bool:
-        """Whether others than this one could be slow."""
+        """Whether it has processes beside this one, which could be slow."""
         return self.engine is not None and self.engine.mode != "local"
 
     def contender(
@@ -71,8 +71,8 @@ class Runner:
     ) -> Contender:
         """Times ``backward()`` after the forward pass that ``make`` writes for a library.
 
-        With ``is_whole`` the forward pass is timed as well. ``after``: is done before each forward
-        pass, and not timed.
+        With ``is_whole`` the forward pass is timed, too. ``after``: untimed work before each
+        forward pass.
         """
         if self.library is None:
             return Contender(self.name, None, remark=lambda: NOT_INSTALLED)
@@ -108,7 +108,7 @@ class Runner:
         return made
 
     def remark(self) -> str:
-        """Where ``auto`` went; the others have no choice."""
+        """The modes that ``auto`` chose; other runners have no choice."""
         if self.engine is None or self.engine.mode != "auto":
             return ""
         counts = self.engine.statistics()
@@ -117,7 +117,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A forward pass that can be run again and again, and the leaves whose gradients count.
+    """A forward pass that can run again and again, and the leaves whose gradients count.
 
     ``constants``: other tensors that it holds, such as the batch.
     """
@@ -144,7 +144,7 @@ def mpgrad_runners(*modes: str, workers: int = WORKERS) -> Iterator[list[Runner]
 
 
 def torch_runners(*threads: int) -> list[Runner]:
-    """torch on the CPU with so many threads each."""
+    """torch on the CPU, one runner for each number of threads."""
     torch = find_torch()
     return [Runner(f"torch {_threads(count)}", torch, threads=count) for count in threads]
 
@@ -173,7 +173,7 @@ def find_torch() -> Any:
 
 
 def start_auto(runner: Runner, contender: Contender, patience_s: float = 10.0) -> None:
-    """Run until ``auto`` has once chosen the workers: it starts them beside its first backwards."""
+    """Run until ``auto`` has chosen workers once: they start during its first backwards."""
     if runner.engine is None or contender.sample is None:
         return
     end = time.monotonic() + patience_s

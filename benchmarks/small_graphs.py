@@ -1,4 +1,4 @@
-"""The arrays of ``overhead``'s and ``scale``'s small nodes: the same for everyone."""
+"""The arrays of the small nodes of ``overhead`` and ``scale``: the same for all contenders."""
 
 from __future__ import annotations
 

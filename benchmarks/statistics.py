@@ -1,4 +1,4 @@
-"""What samples say: medians, spread, paired ratios, and whether a target was reached."""
+"""Statistics of samples: medians, spread, paired ratios, and whether a target was reached."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Spread(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A target and what came out; ``measured`` is None where a contender was not there.
+    """A target and its outcome; ``measured`` is None if a contender is missing.
 
     Attributes:
         wanted: the target in words.
         measured: the figure that is compared with it, over the rounds.
         is_reached: by the median.
-        missed_by: share of the target that is missing; 0 where it is reached.
+        missed_by: the missing share of the target; 0 if it is reached.
     """
 
     wanted: str
@@ -34,12 +34,12 @@ class Verdict(NamedTuple):
 
 
 def spread(figures: Sequence[float]) -> Spread:
-    """Of at least one figure."""
+    """The spread of at least one figure."""
     return Spread(median(figures), min(figures), max(figures))
 
 
 def speed_up(result: CaseResult, contender: str, against: str) -> Spread | None:
-    """How many times as fast as ``against``, formed per round; None where one was not there."""
+    """The speed relative to ``against``, formed per round; None if one is missing."""
     mine, theirs = result.samples.get(contender), result.samples.get(against)
     if not mine or not theirs:
         return None
@@ -47,7 +47,7 @@ def speed_up(result: CaseResult, contender: str, against: str) -> Spread | None:
 
 
 def time_ratio(result: CaseResult, contender: str, against: str) -> Spread | None:
-    """How many times the time (or the bytes) of ``against``, formed per round."""
+    """The time (or the bytes) relative to ``against``, formed per round."""
     return speed_up(result, against, contender)
 
 

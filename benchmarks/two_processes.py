@@ -1,8 +1,8 @@
-"""The two-process limit: what two processes can do that have nothing to manage.
+"""The two-process limit: the speed of two processes that have nothing to manage.
 
-Each already holds its half of the branches, gets one byte through a pipe, computes, writes its
-gradients where the caller can read them, and answers with one byte. No engine can be faster than
-that by more than luck, so it says how much of a second core is there at all.
+Each already has its half of the branches, gets one byte through a pipe, computes, writes its
+gradients where the caller can read them, and replies with one byte. No engine can be reliably
+faster, so this shows how much of a second core there is.
 """
 
 from __future__ import annotations

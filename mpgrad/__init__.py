@@ -6,9 +6,9 @@
     (x * x).sum().backward()
     x.grad
 
-Public names are loaded on first use (see ``mpgrad.base.lazy``): to import any part of the package
+Public names are loaded on first use (see ``mpgrad.base.lazy``): importing any part of the package
 runs this file, and the coordinator process must not load NumPy. ``python -m tests.stubs`` writes
-``__init__.pyi``, which tells editors and type checkers the same names.
+``__init__.pyi``, which gives editors and type checkers the same names.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import sys as _sys
 from mpgrad.base.lazy import attach as _attach
 
 if "numpy" not in _sys.modules:
-    # After a product on several threads, OpenBLAS lets them spin for 2**26 cycles (tens of
-    # milliseconds), which takes a core away from the workers. It reads this when it is loaded.
+    # After a product on several threads, OpenBLAS's idle threads spin for 2**26 cycles (tens of
+    # milliseconds), which takes a core from the workers. OpenBLAS reads this when it is loaded.
     _os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
 
 __version__ = "0.1.0"
@@ -45,7 +45,8 @@ _NAMES_OF = {
         "no_grad enable_grad set_grad_enabled is_grad_enabled "
         "inference_mode is_inference_mode_enabled"
     ),
-    "mpgrad.engine.engine": "Engine current_engine",
+    "mpgrad.engine.engine": "Engine current_engine set_engine",
+    "mpgrad.compilation.compile": "compile",
     "mpgrad.ops.creation": (
         "tensor as_tensor from_numpy empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "
@@ -149,6 +150,7 @@ _SUBMODULES = (
     "backends",
     "cuda",
     "data",
+    "distributed",
     "distributions",
     "errors",
     "fft",
@@ -161,7 +163,7 @@ _SUBMODULES = (
     "utils",
 )
 
-#: Modules that know no Tensor; for all others its methods must be there first.
+#: Modules that know no Tensor; before any other module, Tensor's methods must be loaded.
 _WITHOUT_TENSOR = (
     "mpgrad.autograd",
     "mpgrad.graph.grad_modes",

@@ -9,6 +9,7 @@ from mpgrad import autograd as autograd
 from mpgrad import backends as backends
 from mpgrad import cuda as cuda
 from mpgrad import data as data
+from mpgrad import distributed as distributed
 from mpgrad import distributions as distributions
 from mpgrad import errors as errors
 from mpgrad import fft as fft
@@ -60,10 +61,12 @@ from mpgrad.base.limits import iinfo as iinfo
 from mpgrad.base.memory_formats import contiguous_format as contiguous_format
 from mpgrad.base.memory_formats import preserve_format as preserve_format
 from mpgrad.base.size import Size as Size
+from mpgrad.compilation.compile import compile as compile
 from mpgrad.devices.device_arrays import get_default_device as get_default_device
 from mpgrad.devices.device_arrays import set_default_device as set_default_device
 from mpgrad.engine.engine import Engine as Engine
 from mpgrad.engine.engine import current_engine as current_engine
+from mpgrad.engine.engine import set_engine as set_engine
 from mpgrad.graph.anomaly import is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled
 from mpgrad.graph.anomaly import is_anomaly_enabled as is_anomaly_enabled
 from mpgrad.graph.grad_modes import enable_grad as enable_grad

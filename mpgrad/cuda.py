@@ -1,4 +1,4 @@
-"""``mg.cuda``: which GPUs there are, which one is current, and what they hold."""
+"""``mg.cuda``: the GPUs, the current one, and their memory."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ Gpu = Device | str | int | None
 
 
 def is_available() -> bool:
-    """Whether tensors can be made on a GPU: CuPy, a driver and a GPU are there."""
+    """Whether tensors can be made on a GPU: CuPy, a driver and a GPU are present."""
     return device_count() > 0
 
 
 def device_count() -> int:
-    """How many GPUs this process can use."""
+    """The number of GPUs that this process can use."""
     return cuda_driver.device_count()
 
 
 def current_device() -> int:
-    """The number of the GPU that "cuda" stands for in this thread.
+    """The number of the GPU that "cuda" means in this thread.
 
     Raises:
         RuntimeError: there is none.
@@ -48,7 +48,7 @@ def current_device() -> int:
 
 
 def set_device(device: Gpu) -> None:
-    """Let "cuda" stand for ``device`` in this thread from now on.
+    """Let "cuda" mean ``device`` in this thread from now on.
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -57,7 +57,7 @@ def set_device(device: Gpu) -> None:
 
 
 class device:
-    """Inside the ``with`` block "cuda" stands for this GPU, in this thread.
+    """Inside the ``with`` block "cuda" means this GPU, in this thread.
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -77,7 +77,7 @@ class device:
 
 
 def synchronize(device: Gpu = None) -> None:
-    """Wait until ``device`` has done all that this process has asked of it.
+    """Wait until ``device`` has done all work of this process.
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -87,7 +87,7 @@ def synchronize(device: Gpu = None) -> None:
 
 
 def get_device_name(device: Gpu = None) -> str:
-    """What its maker calls it.
+    """The vendor's name of the GPU.
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -105,7 +105,7 @@ def get_device_capability(device: Gpu = None) -> tuple[int, int]:
 
 
 def mem_get_info(device: Gpu = None) -> tuple[int, int]:
-    """Bytes (free, in all) of the device, whoever holds the rest.
+    """Bytes (free, total) of the device, all processes counted.
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -114,7 +114,7 @@ def mem_get_info(device: Gpu = None) -> tuple[int, int]:
 
 
 def memory_allocated(device: Gpu = None) -> int:
-    """Bytes that arrays of this process hold on ``device``.
+    """Bytes on ``device`` in arrays of this process.
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -125,7 +125,7 @@ def memory_allocated(device: Gpu = None) -> int:
 
 
 def memory_reserved(device: Gpu = None) -> int:
-    """Bytes that were taken from ``device`` for arrays of this process, free ones included.
+    """Bytes taken from ``device`` for arrays of this process, including free ones.
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -136,10 +136,10 @@ def memory_reserved(device: Gpu = None) -> int:
 
 
 def empty_cache() -> None:
-    """Give memory back that is kept for later arrays.
+    """Return memory that is kept for later arrays.
 
-    GPU workers give theirs back before their next task, and let go of what they have open of this
-    process's memory: only then the GPU gets that.
+    GPU workers return theirs before their next task, and close this process's idle segments; the
+    GPU gets those only then.
     """
     if is_available():
         cuda_driver.driver().namespace.get_default_memory_pool().free_all_blocks()
@@ -151,7 +151,7 @@ def empty_cache() -> None:
 def _exported() -> tuple[int, int]:
     """Bytes (used, held) of the current device in memory that GPU workers can open."""
     devices = sys.modules.get("mpgrad.devices.client_devices")
-    if devices is None:  # no engine with GPU workers was ever made here
+    if devices is None:  # no engine with GPU workers was made here
         return 0, 0
     found: tuple[int, int] = devices.bytes_on(cuda_driver.driver().current_device())
     return found

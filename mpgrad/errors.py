@@ -9,11 +9,15 @@ import contextlib
 
 
 class MpgradError(RuntimeError):
-    """Base of every error that the executor raises on its own behalf."""
+    """Base of every error that the executor itself raises."""
+
+
+class CompilationError(MpgradError):
+    """``mg.compile(fullgraph=True)`` met what it cannot compile; the text says what, and where."""
 
 
 class PerformanceWarning(UserWarning):
-    """Something runs slower than it could; the text says what to do."""
+    """The program is slower than it could be; the text says what to do."""
 
 
 class WorkerLost(MpgradError):
@@ -21,17 +25,49 @@ class WorkerLost(MpgradError):
 
 
 class TaskTimedOut(WorkerLost, TimeoutError):
-    """A NodeTask took longer than ``Engine(task_timeout=...)`` allows, also when it was retried."""
+    """A NodeTask took longer than ``Engine(task_timeout=...)`` allows, and so did its retry."""
 
 
 class CoordinatorLost(MpgradError):
-    """The coordinator process died; the engine is started again by the next call.
+    """The coordinator process died; the next call starts the engine again.
 
     Attributes:
         has_run_user_code: hooks or Functions of the backward had already run in this process.
     """
 
     has_run_user_code = False
+
+
+class ResultsDiffer(MpgradError):
+    """A Function gave another gradient on a worker than here; see ``Engine(check=...)``."""
+
+
+class HostLost(MpgradError):
+    """A rank of a process group died, cannot be reached, or left while others waited for it.
+
+    Attributes:
+        rank: the lost rank.
+        cause: the reason, as far as it is known.
+    """
+
+    def __init__(self, rank: int, cause: str, during: str = "") -> None:
+        self.rank, self.cause, self.during = rank, cause, during
+        what = f"{during}: " if during else ""
+        super().__init__(
+            f"{what}rank {rank} is lost: {cause}. The group cannot go on: end it with "
+            "destroy_process_group(), and start all ranks again."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.rank, self.cause, self.during))
+
+
+class RendezvousTimeout(MpgradError, TimeoutError):
+    """Some ranks of a process group did not come in time; the text names them."""
+
+
+class CollectiveTimeout(MpgradError, TimeoutError):
+    """A collective took longer than the group's timeout; the text names the ranks it waited for."""
 
 
 class EngineClosed(MpgradError):
@@ -50,7 +86,7 @@ class SharedMemoryExhausted(MpgradError, MemoryError):
     """An arena has reached its limit.
 
     Attributes:
-        requested: bytes that were asked for.
+        requested: the bytes of the request.
         used: bytes in live blocks.
         limit: bytes that the arena may hold.
     """
@@ -68,7 +104,7 @@ class SharedMemoryExhausted(MpgradError, MemoryError):
 
 
 class LinAlgError(RuntimeError):
-    """A matrix is singular, or not positive definite, or an iteration did not settle."""
+    """A matrix is singular or not positive definite, or an iteration did not converge."""
 
 
 class RemoteTraceback(Exception):
@@ -83,6 +119,6 @@ class RemoteTraceback(Exception):
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """``error.add_note``; nothing where the user's class does not let itself be changed."""
+    """``error.add_note``; does nothing if the user's class does not allow changes."""
     with contextlib.suppress(Exception):
         error.add_note(note)

@@ -1,7 +1,7 @@
 """``mg.func``: derivatives of functions, as functions.
 
-The names are those of ``torch.func``; ``value_and_grad`` is what JAX and HIPS autograd have in
-place of ``grad_and_value``.
+The names are those of ``torch.func``; ``value_and_grad`` is the form of ``grad_and_value`` in JAX
+and HIPS autograd.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Argnums = int | tuple[int, ...]
 def grad(
     func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """The function that gives the gradient of ``func``, which gives a single number.
+    """The function that returns the gradient of ``func``, which returns a single number.
 
     Args:
-        func: of Tensors, or of lists, tuples and dictionaries of them; NumPy's arrays become
-            Tensors.
-        argnums: of which arguments; the result is of the same form as these.
-        has_aux: ``func`` gives ``(number, something else)``, and so does what is returned.
+        func: a function of Tensors, or of lists, tuples and dictionaries of them; NumPy's arrays
+            become Tensors.
+        argnums: the numbers of the arguments; the result has the same form as these.
+        has_aux: ``func`` returns ``(number, other)``, and so does the result.
 
     Returns:
-        A function of the same arguments. What it gives can be differentiated again.
+        A function of the same arguments, whose result can be differentiated again.
     """
     both = grad_and_value(func, argnums, has_aux)
 
@@ -68,11 +68,11 @@ def value_and_grad(
 def grad_and_value(
     func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """As :func:`grad`, and gives ``(gradient, value)``; with ``has_aux`` ``(gradient, (value,
-    something else))``.
+    """As :func:`grad`, but returns ``(gradient, value)``; with ``has_aux`` ``(gradient, (value,
+    other))``.
 
     Raises (when it is called):
-        RuntimeError: ``func`` gives no number.
+        RuntimeError: ``func`` does not return a number.
     """
     places = argnums if isinstance(argnums, tuple) else (argnums,)
 
@@ -103,7 +103,7 @@ def grad_and_value(
 
 
 def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
-    """``func(*primals)``, and a function of a gradient of that which gives those of ``primals``."""
+    """``func(*primals)``, and a function from a gradient of it to the gradients of ``primals``."""
     with enable_grad():
         inputs = [_input(value) for value in primals]
         result = func(*inputs)
@@ -119,12 +119,12 @@ def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any
 
 
 def jacrev(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
-    """The function that gives the Jacobian of ``func`` with respect to one argument."""
+    """The function that returns the Jacobian of ``func`` with respect to one argument."""
     return _with_respect_to(functional.jacobian, func, argnums)
 
 
 def hessian(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
-    """The function that gives the Hessian of ``func``, which gives a single number."""
+    """The function that returns the Hessian of ``func``, which returns a single number."""
     return _with_respect_to(functional.hessian, func, argnums)
 
 
@@ -150,7 +150,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _input(value: Any) -> Tensor:
-    """A Tensor of its own that requires grad, with the history of ``value``."""
+    """A new Tensor that requires grad, with the history of ``value``."""
     tensor = _tensor(value)
     return tensor[...] if tensor.requires_grad else tensor.detach().requires_grad_()
 

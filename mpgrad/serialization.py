@@ -1,7 +1,7 @@
-"""``mg.save`` and ``mg.load``: tensors, and what is made of them, in files.
+"""``mg.save`` and ``mg.load``: tensors and objects that contain them, in files.
 
-A file is a pickle (protocol 5). Since a pickle can run any code, ``load`` makes nothing but tensors
-and plain containers of it, unless it is told to trust the file.
+A file is a pickle (protocol 5). Since a pickle can run any code, ``load`` makes only tensors and
+plain containers from it, unless the user trusts the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["load", "save"]
 
 File = str | PathLike[str] | IO[bytes]
 
-#: All that a file of tensors needs, by module. NumPy's core has had two names.
+#: All names that a file of tensors needs, by module. NumPy's core has had two names.
 _HARMLESS = {
     "mpgrad": "Tensor Device Size",
     "mpgrad.nn.parameter": "Parameter",
@@ -38,8 +38,8 @@ _HARMLESS = {
 def save(obj: Any, f: File) -> None:
     """Write ``obj`` to a file.
 
-    Tensors keep their values, ``requires_grad`` and device; views become tensors of their own, and
-    computed tensors leaves.
+    Tensors keep their values, ``requires_grad`` and device; views become independent tensors, and
+    computed tensors become leaves.
 
     Args:
         obj: a tensor, a ``state_dict``, or anything else that can be pickled.
@@ -58,17 +58,17 @@ def load(
     *,
     weights_only: bool = True,
 ) -> Any:
-    """Read what :func:`save` wrote.
+    """Read a file of :func:`save`.
 
     Args:
         f: a path, or a file open for reading bytes.
-        map_location: the device that all tensors come to, or for devices' names others. What is
-            not named comes to the device that it was saved from.
+        map_location: the device of all tensors, or a dictionary of devices by name. A tensor whose
+            device is not in it goes to the device that it was saved from.
         weights_only: refuse everything but tensors, numbers, strings and plain containers. Without
-            it the file may run any code: only for files that you trust.
+            it the file may run any code: use it only for files that you trust.
 
     Raises:
-        pickle.UnpicklingError: it holds something else, and ``weights_only`` is True.
+        pickle.UnpicklingError: the file contains other objects, and ``weights_only`` is True.
         RuntimeError: a tensor was saved from a GPU that is not here, and not mapped elsewhere.
     """
     if isinstance(f, str | PathLike):
@@ -84,7 +84,7 @@ def _read(file: IO[bytes], map_location: Any, weights_only: bool) -> Any:
 
 
 class _Harmless(pickle.Unpickler):
-    """Finds no class but those of tensors and plain containers."""
+    """Finds only the classes of tensors and plain containers."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _HARMLESS.get(module, "").split():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Functions hand out Tensors, which must have their methods.
+# Functions return Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.base.missing_names import missing_from as _missing_from

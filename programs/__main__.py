@@ -17,7 +17,7 @@ from programs.sources import ROOT, Repository, fetched, manifest
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for; 1 where a program does not do what it does with PyTorch."""
+    """Run the chosen programs; 1 if a program does not do the same as with PyTorch."""
     parser = argparse.ArgumentParser(prog="scripts/programs", description=__doc__)
     parser.add_argument("only", nargs="*", help="a part of the names of the programs to run")
     parser.add_argument("--steps", type=int, default=20, help="backwards a program may begin")

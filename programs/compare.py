@@ -6,18 +6,18 @@ import math
 import re
 from typing import NamedTuple
 
-#: How far apart two numbers may be, as a share of the larger one, and beyond that.
+#: The largest relative difference of two numbers, and the largest absolute one.
 RELATIVE, ABSOLUTE = 2e-3, 1e-4
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
 
 
 class Outcome(NamedTuple):
-    """How one run of a program ended.
+    """The result of one run of a program.
 
     Attributes:
         code: its exit code; None: it took too long.
-        losses: what each ``backward()`` began with.
+        losses: the value on which each ``backward()`` was called.
         printed: on stdout.
         error: the last line on stderr, of a run that failed.
     """
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a comparison found: ``runs`` with mpgrad, ``agrees`` with PyTorch, and in words."""
+    """A comparison: ``runs`` with mpgrad, ``agrees`` with PyTorch, and a description."""
 
     runs: bool
     agrees: bool
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 def compare(torch: Outcome, ours: Outcome) -> Verdict:
-    """Whether a program did with mpgrad what it did with PyTorch, where it ran."""
+    """Whether a program did the same with mpgrad as with PyTorch, if it ran with PyTorch."""
     if ours.code != 0:
         return Verdict(False, False, ours.error or "it took too long")
     if len(torch.losses) != len(ours.losses):

@@ -1,4 +1,4 @@
-"""Writes docs/programs.md: which public programs run, and whether their numbers are PyTorch's."""
+"""Writes docs/programs.md: the public programs, and whether their numbers agree with PyTorch's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write(rows: Sequence[Row], repositories: Sequence[Repository], steps: int) -
 
 
 def _table_row(row: Row) -> str:
-    # With blanks, so that nobody takes it for a path in this repository.
+    # With spaces, so that it does not look like a path in this repository.
     name = f"{row.source.partition('/')[2]}/{row.program}".replace("/", " / ")
     if not row.comparable:
         return f"| {name} | does not run | | {_cell(row.torch.error)} |"

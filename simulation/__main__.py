@@ -1,4 +1,4 @@
-"""``python -m simulation --seeds A:B``: run simulated engines, or see one failed seed again."""
+"""``python -m simulation --seeds A:B``: run simulated engines, or repeat a failed seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIONS = ("workers", "gpus", "graphs", "sessions", "clients")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the Worlds that ``arguments`` name (default: ``sys.argv``); 1 if one went wrong."""
+    """Run the Worlds that ``arguments`` name (default: ``sys.argv``); 1 if one failed."""
     chosen = vars(_parser().parse_args(arguments))
     first, last = chosen.pop("seeds")
     show_log = chosen.pop("log")

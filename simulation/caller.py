@@ -1,16 +1,14 @@
 """Caller: one calling thread of a user's process, around a real Session.
 
-It plans its graphs, submits them in chunks, runs the tasks that belong to it, compares the captures
-with the serial engine's, and lets go of them later. The Session is the engine's own, and blocks
-this thread as it would block the user's.
+It plans its graphs, submits them in chunks, runs the client tasks, compares the captures with those
+of a serial engine, and releases them later. The Session is the engine's own, and blocks this thread
+as it would block the user's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from mpgrad.base.handles import (
@@ -24,6 +22,7 @@ from mpgrad.engine.session import Session
 from mpgrad.errors import EngineClosed
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.chunks import in_chunks
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, Plan
 from mpgrad.wire.codec import encode
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
 TASK_US_MAX = 100
 Seeds: TypeAlias = tuple[tuple[int, int, int, GradientRef], ...]
-#: What the caller writes into a result that is its own alone.
+#: The content that the caller writes into a result of which it is the only holder.
 ADOPTED: Content = (-2, -2)
 
 
@@ -68,27 +67,27 @@ class Caller:
         self.process, self._world = process, world
         self.peer = f"c{process}.{number}"
         self.is_alive = True
-        #: By the session's name for it.
+        #: By the session's number of the graph.
         self.graphs = graphs
         self._session: Session | None = None
         self._dealer: MemoryDealer | None = None
         self._plans: dict[int, Plan] = {}
-        #: Graphs whose first task was run here before they were submitted.
+        #: Graphs whose first task ran here before they were submitted.
         self._ran_ahead: set[int] = set()
-        #: Serial position of the last task of each graph that ran here: hooks keep their order.
+        #: Serial position of the last client task of each graph: hooks keep their order.
         self._last_position: dict[int, int] = {}
         #: Blocks of the client's arena that a running graph may still read.
         self._own_blocks: dict[int, list[Block]] = {}
-        #: Results and inputs of hooks that the caller can see, with what they showed at first.
+        #: Results and inputs of hooks that the caller can see, with their content at first.
         self._views: list[tuple[Block, Content]] = []
         self._thread = CallingThread(world.time, self._live)
-        #: How many backwards it is in.
+        #: The number of backwards that it is inside of.
         self._depth = 0
 
     # ------------------------------------------------------------------ the thread
 
     def start(self) -> None:
-        """Begin, and plan what will come between."""
+        """Begin, and schedule the events in between."""
         time, rng, dice = self._world.time, self._world.rng, self._world.dice
         horizon = sum(80 * len(graph.spec.nodes) for graph in self.graphs)
         if dice.strikes("cancel"):
@@ -120,7 +119,7 @@ class Caller:
             self._backward(name, 0)
 
     def _idle(self, delay_us: int) -> None:
-        """Between two backwards; views die meanwhile, and the engine is told so now and then."""
+        """Wait between two backwards; views die meanwhile, and releases are sent now and then."""
         assert self._session is not None
         for part in (delay_us // 2, delay_us - delay_us // 2):
             self._thread.sleep(part)
@@ -134,7 +133,7 @@ class Caller:
         )
         return self._dealer
 
-    # ------------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------------ faults
 
     def _press_ctrl_c(self) -> None:
         if self.is_alive and self._depth:
@@ -142,7 +141,7 @@ class Caller:
             self._thread.wake_up(KeyboardInterrupt())
 
     def vanish(self) -> None:
-        """The process dies. Its arena lives on as long as a worker has it mapped."""
+        """The process dies. Its arena exists as long as a worker has it mapped."""
         if not self.is_alive:
             return
         world, self.is_alive = self._world, False
@@ -151,7 +150,7 @@ class Caller:
         if self._dealer is not None:
             self._dealer.cut()
             self._dealer.close()
-            # Whoever has something for it notices; if nobody has, this tells.
+            # A peer that sends it something notices its death; otherwise this message shows it.
             goodbye = MemoryDealer(world.router, self.peer, (CLIENT,))
             goodbye.close()
             frames = [encode(EndSession(self.peer))]
@@ -163,7 +162,7 @@ class Caller:
         self._thread.end()
 
     def _break_protocol(self) -> None:
-        """Say something that is never true, and be cut off for it."""
+        """Send a message that is never valid, and be cut off for it."""
         if not self.is_alive or self._dealer is None:
             return
         self._world.coordinator.forgers.add(self.peer)
@@ -176,7 +175,7 @@ class Caller:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether it has broken the protocol: nothing that it holds is its own any more."""
+        """Whether it has broken the protocol: then it does not own anything any more."""
         return self.peer in self._world.coordinator.forgers
 
     def running(self) -> list[int]:
@@ -184,7 +183,7 @@ class Caller:
         return [] if self._session is None else self._session.running
 
     def _leave(self) -> None:
-        """The thread ends; results that it still holds are given back with the session."""
+        """The thread ends; the session returns the results that it still holds."""
         self.is_alive = False
         left = [] if self._is_cut_off else self.running()
         require(not left, f"{self.peer} leaves, and its graphs {left} have not ended")
@@ -230,15 +229,14 @@ class Caller:
             self.peer,
             name,
             depth=depth,
-            tasks=tuple(tasks[: cuts[0]]),
+            tasks=(),
             seeds=seeds,
             capture_count=len(graph.spec.captures),
-            is_whole=len(cuts) == 1,
             done=done,
         )
         self._depth += 1
         try:
-            messages = self._messages(submitted, tasks, cuts)
+            messages = in_chunks(submitted, cuts, partial(self._tables, tasks))
             end = self._session.run(messages, partial(self._run_task, depth))
             if isinstance(end, do.CompleteGraph) and not self._is_cut_off:
                 self._check_result(name, end)
@@ -253,15 +251,12 @@ class Caller:
             self._depth -= 1
         self._free(name)
 
-    def _messages(
-        self, submitted: ev.GraphSubmitted, tasks: list[NodeTaskSpec], cuts: list[int]
-    ) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
-        yield submitted
-        for start, end in pairwise(cuts):
-            if self._world.dice.strikes("cancel"):
-                raise NotMade
-            part = tuple(tasks[start:end])
-            yield ev.GraphExtended(self.peer, submitted.graph, part, is_whole=end == len(tasks))
+    def _tables(
+        self, tasks: list[NodeTaskSpec], start: int, stop: int, done: int
+    ) -> tuple[NodeTaskSpec, ...]:
+        if start and self._world.dice.strikes("cancel"):
+            raise NotMade
+        return tuple(tasks[start:stop])
 
     def _seeds(self, name: int, graph: TracedGraph, planned: Plan) -> Seeds:
         sizes = [graph.spec.nodes[node].input_nbytes[nr] for node, nr in graph.spec.seeds]
@@ -274,7 +269,7 @@ class Caller:
         )
 
     def _run_ahead(self, name: int, graph: TracedGraph, planned: Plan, seeds: Seeds) -> Seeds:
-        """Run task 0 in this process; the other seeds, and what it gives."""
+        """Run task 0 in this process; return the other seeds and its outputs."""
         self._ran_ahead.add(name)
         sums: list[Value | None] = [None] * len(planned.tasks[0].places)
         for (task, slot, _), value in zip(planned.seeds, graph.seeds, strict=True):
@@ -300,7 +295,7 @@ class Caller:
         return block
 
     def _free(self, name: int) -> None:
-        """The graph has ended: nobody reads what this process made for it any more."""
+        """The graph has ended: nothing made for it in this process is read any more."""
         in_sight = [block for block, _ in self._views]
         for block in self._own_blocks.pop(name):
             if block not in in_sight:
@@ -347,7 +342,7 @@ class Caller:
             return ev.NodeTaskFailed(self.peer, *key, error.text, kept, error.step)
 
     def _call_user_code(self, depth: int) -> None:
-        """A hook takes its time, or calls ``backward`` itself."""
+        """A hook takes some time, or calls ``backward`` itself."""
         world = self._world
         later = [name for name in range(len(self.graphs)) if name not in self._plans]
         if later and world.rng.random() < 0.8:
@@ -376,7 +371,7 @@ class Caller:
         return tuple(refs)
 
     def _keep(self, dispatch: do.DispatchNodeTask) -> tuple[Block, ...]:
-        """A hook may hold on to the gradients that it was shown."""
+        """A hook may keep the gradients that it got."""
         inputs = [ref for slot in dispatch.inputs for ref in slot if isinstance(ref, Block)]
         kept = tuple(
             block
@@ -397,7 +392,7 @@ class Caller:
                     self._let_go(ref)
                     continue
                 if is_exclusive and self._world.rng.random() < 0.5:
-                    # The caller makes it its own and adds to it in place: nobody may see that.
+                    # The caller adds to its own result in place: nobody may see that.
                     self._world.memory.overwrite(ref, ADOPTED)
                 self._hold(ref)
         tasks, done = self._plans[name].tasks, int(name in self._ran_ahead)
@@ -406,12 +401,12 @@ class Caller:
         require(ran == on_workers, f"graph {name} reports tasks {ran} of workers, not {on_workers}")
 
     def _hold(self, block: Block) -> None:
-        """A view of ``block`` lives on in this process, for a while."""
+        """A view of ``block`` stays in this process for a while."""
         self._views.append((block, self._world.memory.read(block)))
         self._world.time.after(self._world.rng.randint(0, 5000), self._release)
 
     def _release(self) -> None:
-        """One view dies; what it showed must not have changed meanwhile."""
+        """One view dies; its content must not have changed."""
         if self.is_alive and self._views:
             at = self._world.rng.randrange(len(self._views))
             block, content = self._views.pop(at)
@@ -420,7 +415,7 @@ class Caller:
             self._let_go(block)
 
     def _let_all_go(self) -> None:
-        """The last views die; then nothing is left that the coordinator keeps for this session."""
+        """The last views die; then the coordinator keeps nothing for this session."""
         assert self._session is not None
         for block, _ in self._views:
             self._let_go(block)

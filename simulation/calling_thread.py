@@ -1,7 +1,8 @@
 """CallingThread: user code that sleeps in the simulation's time.
 
-A session blocks where a user's thread blocks. So each has a thread of its own here, too, and only
-one runs at a time: it runs while somebody waits in ``resume``, and sleeps in ``suspend``.
+A session blocks its thread, as in the user's process. So each session has a thread of its own, and
+only one thread runs at a time: it runs while another thread waits in ``resume``, and sleeps in
+``suspend``.
 """
 
 from __future__ import annotations
@@ -14,40 +15,40 @@ from simulation.virtual_time import VirtualTime
 
 
 class ProcessDied(BaseException):
-    """The process of this thread is gone: nothing that it would still do counts."""
+    """The process of this thread is dead: none of its later actions counts."""
 
 
 class CallingThread:
-    """A thread that stands still unless it is resumed.
+    """A thread that runs only while it is resumed.
 
     Args:
-        time: the World's.
-        body: what it does.
+        time: the World's clock.
+        body: the code of the thread.
     """
 
     def __init__(self, time: VirtualTime, body: Callable[[], None]) -> None:
         self._time, self._body = time, body
-        #: Counts its sleeps: whoever wants to end one must mean this very one.
+        #: The number of its sleeps: a wake-up is meant for one particular sleep.
         self._sleeps = 0
         self._is_listening = False
         self._may_go, self._is_back = threading.Lock(), threading.Lock()
         self._may_go.acquire()
         self._is_back.acquire()
-        #: What it finds when it goes on, and what ended it.
+        #: The exception that its sleep raises, and the one that has ended it.
         self._thrown: BaseException | None = None
         self._failure: BaseException | None = None
         self.has_begun = self.has_ended = False
-        #: Nothing that its code still does counts.
+        #: None of the later actions of its code counts.
         self._is_dead = False
 
     def resume(self, thrown: BaseException | None = None) -> None:
         """Let it run until it sleeps again or ends.
 
         Args:
-            thrown: what its sleep raises.
+            thrown: the exception that its sleep raises.
 
         Raises:
-            Exception: what its body raised.
+            Exception: the exception of its body.
         """
         self._thrown = thrown
         if not self.has_begun:
@@ -63,7 +64,7 @@ class CallingThread:
         """Sleep, in the thread itself.
 
         Raises:
-            BaseException: what ``resume`` was given.
+            BaseException: the argument of ``resume``.
         """
         if self._is_dead:
             raise ProcessDied
@@ -76,13 +77,13 @@ class CallingThread:
     # ------------------------------------------------------------------ in virtual time
 
     def sleep(self, delay_us: int) -> None:
-        """Something of the user's takes time; only ``wake_up`` breaks it."""
+        """User code takes some time; only ``wake_up`` interrupts it."""
         self._sleeps += 1
         self._time.after(delay_us, self._end_sleep, self._sleeps)
         self.suspend()
 
     def listen(self, timeout_ms: int | None) -> None:
-        """Sleep until something comes."""
+        """Sleep until a message arrives."""
         self._sleeps += 1
         self._is_listening = True
         if timeout_ms is not None:
@@ -94,12 +95,12 @@ class CallingThread:
             self._is_listening = False
 
     def on_arrival(self) -> None:
-        """Something has come."""
+        """A message has arrived."""
         if self._is_listening:
             self.wake_up()
 
     def wake_up(self, thrown: BaseException | None = None) -> None:
-        """End its sleep, whatever it waits for."""
+        """End its sleep, whatever it is waiting for."""
         self._end_sleep(self._sleeps, thrown)
 
     def _end_sleep(self, sleep: int, thrown: BaseException | None = None) -> None:
@@ -110,13 +111,13 @@ class CallingThread:
     # ------------------------------------------------------------------ its end
 
     def end(self) -> None:
-        """The process is gone."""
+        """The process is dead."""
         if self.has_begun and not self.has_ended:
             self._is_dead = True
             self.resume(ProcessDied())
 
     def fail(self, error: Exception) -> NoReturn:
-        """In the thread itself: something that must not happen has happened."""
+        """Report, in the thread itself, an error that must not happen."""
         self._failure, self._is_dead = error, True
         raise ProcessDied
 

@@ -1,6 +1,6 @@
-"""CoordinatorProcess: the real Coordinator and Supervisor, and a look at every event.
+"""CoordinatorProcess: the real Coordinator and Supervisor, with a check after every event.
 
-Loop, watchdog, deadlines, Hellos, deaths: all is the coordinator's own. Only the transport, the
+Loop, watchdog, deadlines, Hellos and deaths are the coordinator's own. Only the transport, the
 clock, the arena and the worker processes are the World's. After every event all tables are
 recounted.
 """
@@ -11,6 +11,7 @@ import itertools
 import signal
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.base.handles import Block
@@ -22,6 +23,8 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.invariants import check_invariants
+from mpgrad.shm.status_board import StatusBoard
+from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.journal import AllocatorRecorder, Journal
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
@@ -36,20 +39,20 @@ from simulation.worker_process import TIMEOUT_S, WorkerProcess
 if TYPE_CHECKING:
     from simulation.world import World
 
-#: After a deadline the workers that it ends are reaped within this time.
+#: The time after a deadline within which its workers are reaped.
 REAPED_US_MAX = 4 * SLOW_DELAY_US
-#: What has come meanwhile waits so long at most until the coordinator has done a turn.
+#: The longest time that a message waits until the coordinator has done a turn.
 TURN_US = 20
-#: The descriptor by which the coordinator sees its client die.
+#: The descriptor by which the coordinator notices its client's death.
 CLIENT_PIDFD = 0
 
 
 class Refused(Exception):
-    """The coordinator refuses a frame that nobody has forged; its cause says why."""
+    """The coordinator refuses a frame that was not forged; its cause has the reason."""
 
 
 class WatchedCoordinator(Coordinator):
-    """Tells of the frames that it refuses."""
+    """A Coordinator that reports the frames it refuses."""
 
     on_refusal: Callable[[Arrival, Exception], None]
 
@@ -59,11 +62,11 @@ class WatchedCoordinator(Coordinator):
 
 
 class WatchedJournal(JournalKeeper):
-    """Stays in memory, and lets somebody look at each event.
+    """A journal in memory that calls a function for each event.
 
     Args:
         segment_events: see Journal.
-        watch: is given an event and what handles it.
+        watch: gets an event and its handler.
     """
 
     def __init__(
@@ -82,19 +85,34 @@ class WatchedJournal(JournalKeeper):
         return lambda event: self._watch(event, journal.handle_event)
 
 
+@cache
+def status_board() -> StatusBoard:
+    """One for all that this process simulates: each time the rows are cleared that are used."""
+    return StatusBoard.create()
+
+
+def simulated_setup(
+    endpoint: Endpoint,
+    cpu_workers: int,
+    gpus: tuple[int, ...] = (),
+    task_timeout_s: float | None = None,
+) -> CoordinatorSetup:
+    """What a coordinator is told that has no process and no memory of its own."""
+    return CoordinatorSetup(
+        endpoint=endpoint, client_pid=0, cpu_workers=cpu_workers, shm_limit=0, client_arena_fd=-1,
+        engine_arena_fd=-1, worker_environment=b"", blas_threads=1, executable="", python_path="",
+        journal=JournalPlan("errors", ""), task_timeout_s=task_timeout_s, gpus=gpus,
+    )  # fmt: skip
+
+
 class CoordinatorProcess:
     """The coordinator process and, as their parent, the workers."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        setup = CoordinatorSetup(
-            endpoint=world.endpoint, client_pid=0, cpu_workers=world.options["workers"],
-            shm_limit=0, client_arena_fd=-1, engine_arena_fd=-1, worker_environment=b"",
-            blas_threads=1, executable="", python_path="", journal=JournalPlan("errors", ""),
-            task_timeout_s=TIMEOUT_S,
-            gpus=tuple(world.device_of(world.options["workers"] + at)
-                       for at in range(world.options["gpus"])),
-        )  # fmt: skip
+        workers = world.options["workers"]
+        gpus = tuple(world.device_of(workers + at) for at in range(world.options["gpus"]))
+        setup = simulated_setup(world.endpoint, workers, gpus, TIMEOUT_S)
         clock = world.time.seconds
         supervisor = Supervisor(setup.cpu_workers, setup.gpus, world.board, self, clock)
         journal = WatchedJournal(world.journal_events, self._watch)
@@ -105,21 +123,21 @@ class CoordinatorProcess:
         self._supervisor, self.journal, self.core = supervisor, journal.journal, self._shell.state
         world.router.on_arrival = self._wake
         self._is_awake = False
-        #: When it is going to look whether all is well, if nothing comes before.
-        self._alarm_us: int | None = None
+        #: The time of its next check, if nothing arrives before.
+        self._alarm_us: float | None = None
         self._is_closing = False
         self.situations = Situations(self.core)
         self.workers: dict[str, WorkerProcess] = {}
-        #: Peers that have sent something which must be refused.
+        #: Peers that have sent a frame which must be refused.
         self.forgers: set[str] = set()
-        #: Sessions that have given back all that they held.
+        #: Sessions that have returned everything that they held.
         self.empty_handed: set[str] = set()
         self._pidfds = itertools.count(CLIENT_PIDFD + 1)
-        #: Who is gone, and memory of GPU workers of which the core has been told that.
+        #: Dead peers, and memory of GPU workers whose death was reported to the core.
         self._gone: set[str] = set()
         self._lost_arenas: set[int] = set()
-        #: Workers that are being killed: all; because a deadline has passed; and because they hung,
-        #: in which task (None: stopped).
+        #: Workers that are being killed: all of them; because of a deadline; and because they hung,
+        #: with the task (None: stopped).
         self._fenced: set[str] = set()
         self._ended: set[str] = set()
         self._hung: dict[str, do.DispatchNodeTask | None] = {}
@@ -127,7 +145,7 @@ class CoordinatorProcess:
         self._cut: set[str] = set()
         #: By slot.
         self._deaths: Counter[int] = Counter()
-        #: Workers that have died by their own fault since one was ready.
+        #: The number of workers that died by their own fault since one was ready.
         self._failed_starts = 0
 
     def begin(self) -> None:
@@ -149,7 +167,7 @@ class CoordinatorProcess:
             self._set_alarm()
 
     def _set_alarm(self) -> None:
-        """Where the real loop sleeps no longer than this, though nothing comes."""
+        """Set the time at which the real loop would wake up without an event."""
         wait_ms = self._shell.wait_ms()
         if wait_ms is not None:
             at_us = self._world.time.now + 1000 * wait_ms
@@ -157,15 +175,15 @@ class CoordinatorProcess:
                 self._alarm_us = at_us
                 self._world.time.weakly_at(at_us, self._on_alarm, at_us)
 
-    def _on_alarm(self, at_us: int) -> None:
+    def _on_alarm(self, at_us: float) -> None:
         if self._alarm_us == at_us and not self._is_closing:
             self._alarm_us = None
             self._turn()
 
-    # ------------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------------ events
 
     def _watch(self, event: Any, handle_event: Callable[[Any], list[Any]]) -> list[Any]:
-        """One event into the core: its tables are recounted, its instructions are looked at."""
+        """Give an event to the core; recount its tables and check its instructions."""
         world = self._world
         world.note("->", event)
         self._before(event)
@@ -201,7 +219,7 @@ class CoordinatorProcess:
             self._check_lost(event)
 
     def _check_hung(self, event: ev.WorkerHung) -> None:
-        """It stands still, or its task will never end."""
+        """Check that the worker is stopped, or that its task never ends."""
         worker = self.workers[event.peer]
         stalled = worker.stalled
         if event.running is None:
@@ -211,7 +229,7 @@ class CoordinatorProcess:
             require(key == event.running, f"{event.peer} hangs in {key}, not in {event.running}")
 
     def _check_lost(self, event: ev.WorkerDied) -> None:
-        """What the coordinator says of a death is what happened."""
+        """Check that the coordinator describes a death correctly."""
         worker = self.workers[event.peer]
         require(not worker.is_alive, f"{event.peer} is taken for dead")
         was, key = worker.executing, None
@@ -247,7 +265,7 @@ class CoordinatorProcess:
                 self._hung[event.peer] = event.running and self.workers[event.peer].stalled
 
     def _check_ended(self, graph: int) -> None:
-        """A moment after its deadline no worker has anything of a cancelled graph."""
+        """Check, just after its deadline, that no worker has tasks of a cancelled graph."""
         late = [
             worker.peer
             for worker in self.core.membership.workers()
@@ -256,7 +274,7 @@ class CoordinatorProcess:
         require(not late, f"{late} still run graph {graph} after its deadline")
 
     def _on_refusal(self, arrival: Arrival, error: Exception) -> None:
-        """Only forgers break the protocol, and those who are gone already."""
+        """Check that the sender is a forger, or dead: others do not break the protocol."""
         self._world.note("shell", f"refuses a frame of {arrival.peer}: {error}")
         if not isinstance(error, ProtocolError):
             raise Refused from error
@@ -266,7 +284,7 @@ class CoordinatorProcess:
             raise Refused from error
         self._cut.add(arrival.peer)
 
-    # ------------------------------------------------------------------ what it does
+    # ------------------------------------------------------------------ instructions
 
     def _check_instruction(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.DispatchNodeTask | do.CompleteGraph):
@@ -281,7 +299,7 @@ class CoordinatorProcess:
             require(not is_fenced, f"{instruction.peer} is being killed")
 
     def _check_reachable(self, instruction: do.DispatchNodeTask | do.CompleteGraph) -> None:
-        """Nobody is sent to memory that is known to be gone."""
+        """Check that no process is told to read memory that is known to be lost."""
         slots = (
             instruction.inputs
             if isinstance(instruction, do.DispatchNodeTask)
@@ -292,7 +310,7 @@ class CoordinatorProcess:
         require(not lost, f"{instruction} names memory of dead workers: arenas {lost}")
 
     def _check_ending(self, end: do.CompleteGraph | do.FailGraph) -> None:
-        """When a graph ends, nothing of it is anywhere any more."""
+        """Check that nothing of a graph is left when it ends."""
         expected = self._world.expected
         expected.check_ending(end)
         program = expected.number_of(end.peer, end.graph)
@@ -307,7 +325,7 @@ class CoordinatorProcess:
     def start(self, peer: str, slot: int, device: int, arena: int) -> WorkerProcess:
         """As a Spawner."""
         world = self._world
-        # At first only the last one may be refused: the others have something to do then.
+        # At first only the last one may be refused: then the others still have work.
         may_fail = not peer.endswith(".1") or slot == self._supervisor.slots - 1
         if world.expected.has_given_up or (may_fail and world.dice.strikes("unavailable")):
             world.expected.has_given_up = True
@@ -321,22 +339,22 @@ class CoordinatorProcess:
         return worker
 
     def kill(self, slot: int | None) -> None:
-        """SIGKILL to the worker of a slot or (None) to all of them, whatever they do."""
+        """Send SIGKILL to the worker of a slot or (None) to all of them."""
         for worker in list(self.workers.values()):
             if slot in (None, worker.slot) and self.may_die(worker.slot):
                 worker.die(-signal.SIGKILL, "was killed from outside")
 
     def check_kill(self, peer: str) -> None:
-        """The coordinator kills a worker: only those that it has reason to."""
+        """Check that the coordinator has a reason to kill a worker."""
         is_meant = peer in self._fenced or peer in self._cut or self._is_closing
         require(is_meant, f"{peer} is killed for nothing")
 
     def may_die(self, slot: int) -> bool:
-        """Whether one more death stays below what the core takes for a hopeless case."""
+        """Whether one more death stays below the core's limit for giving up."""
         return self._deaths[slot] < DEATHS_MAX
 
     def on_worker_death(self, worker: WorkerProcess) -> None:
-        """The kernel knows at once, the coordinator a little later."""
+        """The kernel notices it at once, the coordinator a little later."""
         self._deaths[worker.slot] += worker.peer not in self._ended
         self._gone.add(worker.peer)
         time = self._world.time
@@ -347,7 +365,7 @@ class CoordinatorProcess:
         self._failed_starts += not is_ready and worker.status != -signal.SIGKILL
 
     def on_session_gone(self, peer: str) -> None:
-        """A session has taken its leave."""
+        """A session has ended."""
         self._gone.add(peer)
 
     # ------------------------------------------------------------------ the end
@@ -357,7 +375,7 @@ class CoordinatorProcess:
             worker.let_all_go()
 
     def close(self) -> None:
-        """The engine is closed: all workers leave by themselves."""
+        """The engine is closed: all workers exit by themselves."""
         self._is_closing = True
         self._world.router.on_arrival = nothing  # its loop is over
         alive = [worker for worker in self.workers.values() if worker.is_alive]

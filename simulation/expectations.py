@@ -1,7 +1,7 @@
-"""Expectations: what must come out of a World, kept apart from the core that brings it about.
+"""Expectations: the right outcome of a World, computed independently of the core.
 
-It remembers which faults were planted where, so that a graph may fail only for one of them, and
-must not complete in spite of one.
+It records which faults were planted where: a graph may fail only because of one of them, and must
+not complete in spite of one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
 from mpgrad.scheduler.plan_tables import CAPTURE, NOBODY, Member, Plan
 from simulation.path_counts import TracedGraph
 
-#: What a task of the client says whose inputs died with their GPU worker.
+#: The error of a client task whose inputs were lost with their GPU worker.
 MEMORY_IS_LOST = b"the worker that held this gradient is dead"
-#: What it says whose user code Ctrl-C broke.
+#: The error of a client task whose user code was interrupted by Ctrl-C.
 INTERRUPTED = b"interrupted"
 
 
 class Wrong(Exception):
-    """The simulation saw something that must not happen."""
+    """The simulation saw a fault of the engine."""
 
 
 def require(truth: bool, message: str) -> None:
@@ -32,7 +32,7 @@ def require(truth: bool, message: str) -> None:
 
 
 class Program(NamedTuple):
-    """A submitted graph, as its tasks find it by the payload that travels with them."""
+    """A submitted graph; its tasks find it by their payload."""
 
     peer: str
     name: int
@@ -58,26 +58,26 @@ class Expectations:
 
     def __init__(self) -> None:
         self.programs: list[Program] = []
-        #: Programs whose caller has asked for an early end.
+        #: Programs whose caller has cancelled them.
         self.cancelled: set[int] = set()
-        #: Programs that have a task whose user code Ctrl-C broke.
+        #: Programs with a task whose user code was interrupted by Ctrl-C.
         self.interrupted: set[int] = set()
-        #: True where memory may run out, and where no more workers can be had.
+        #: Whether memory may run out, and whether workers cannot be started any more.
         self.is_memory_short = False
         self.has_given_up = False
-        #: Programs of which gradients lay in the memory of a GPU worker that died.
+        #: Programs with gradients in the memory of a GPU worker that died.
         self.bereaved: set[int] = set()
         self._numbers: dict[tuple[str, int], int] = {}
         self._ended: set[int] = set()
         self._runs: set[tuple[int, int, int]] = set()
-        #: Per (program, task): workers that crashed in it, or were killed in it, and the tasks
-        #: whose graphs must fail for that.
+        #: Per (program, task): the workers that crashed or were killed while they ran it; and the
+        #: tasks whose graphs must fail because of that.
         self._crashes: Counter[tuple[int, int]] = Counter()
         self._kills: Counter[tuple[int, int]] = Counter()
         self._fatal: set[tuple[int, int]] = set()
 
     def add_program(self, peer: str, name: int, graph: TracedGraph, plan: Plan) -> int:
-        """The number under which the tasks of a graph find their rules."""
+        """The number by which the tasks of a graph find their rules."""
         self.programs.append(Program(peer, name, graph, plan))
         self._numbers[peer, name] = number = len(self.programs) - 1
         return number
@@ -110,7 +110,7 @@ class Expectations:
         return any(program == number for program, _ in self._fatal)
 
     def check_ending(self, end: do.CompleteGraph | do.FailGraph) -> None:
-        """A graph ends once; it fails for a planted reason, and completes for want of one."""
+        """Check that a graph ends once, and that it fails only for a planted reason."""
         number = self._numbers[end.peer, end.graph]
         require(number not in self._ended, f"graph {end.graph} of {end.peer} ends twice")
         self._ended.add(number)
@@ -130,11 +130,11 @@ class Expectations:
         if end.kind == "error":
             _, _, graph, plan = self.programs[number]
             found = {at: (node, task, step) for at, node, task, step in _errors(graph, plan)}
-            # The first one; but user code behind an error does not run, even if a task that has
-            # Nodes in front of the error waits for it: then the error behind may be the first.
+            # The first one. But user code after an error does not run, even if a task with Nodes
+            # before the error waits for it: then a later error may be the first.
             first = {min(found)} if found else set()
             first.update(at for at in found if at == min(_positions(graph, plan, at), default=-1))
-            # Where it was ended early for another reason, the first error may not have come.
+            # If it was ended early for another reason, the first error may not have occurred.
             ended_early = (
                 self.is_memory_short
                 or self.has_given_up
@@ -164,16 +164,16 @@ def _positions(graph: TracedGraph, plan: Plan, last: int) -> list[int]:
 def _errors(
     graph: TracedGraph, plan: Plan, last: int = NOBODY
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Which rules raise if every task is run that can be: serial position, Node, task, step.
+    """The rules that raise if every task runs that can: serial position, Node, task, step.
 
-    What a failed task has not published, what lies behind it does not get.
+    Tasks behind a failed one do not get the outputs that it has not published.
 
     Args:
-        graph: says which rules raise.
+        graph: the graph, with the rules that raise.
         plan: its tasks.
-        last: tasks of the client whose serial position is behind it do not run.
+        last: client tasks with a later serial position do not run.
     """
-    #: Tasks that never begin, and for each that raises the step and what it published before.
+    #: Tasks that never begin; and for each that raises, the step and its earlier publications.
     stopped: set[int] = set()
     raised: dict[int, tuple[int, set[int]]] = {}
     feeds: dict[int, set[int]] = {}
@@ -204,14 +204,14 @@ def _first_raising(graph: TracedGraph, members: Sequence[Member]) -> int | None:
 
 
 def _gives(plan: Plan, producer: int, task: int, raised: dict[int, tuple[int, set[int]]]) -> bool:
-    """Whether a task that raises has published before all that another one waits for."""
+    """Whether a task that raises has first published everything that another one waits for."""
     spec, (_, published) = plan.tasks[producer], raised[producer]
     needed = {number for number, output in enumerate(spec.outputs) if output.task == task}
     return needed <= published and task not in spec.unlocks
 
 
 def _published(members: Sequence[Member], step: int) -> set[int]:
-    """Outputs that a worker has published when Node ``step`` of its task has raised: all so far."""
+    """Outputs that a worker has published when Node ``step`` of its task raises: all so far."""
     published: set[int] = set()
     for at, member in enumerate(members[: step + 1]):
         published.update(output for _, output in member.captures)
@@ -231,5 +231,5 @@ def topological(feeds: dict[int, set[int]], count: int) -> Iterator[int]:
 
 
 def error_text(node: int, task: int) -> bytes:
-    """What the planted exception says: it names the Node and the task that really raised."""
+    """The text of the planted exception, with the Node and the task that raised."""
     return f"the rule of node {node} raised in task {task}".encode()

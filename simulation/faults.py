@@ -1,4 +1,4 @@
-"""Faults: the dials of what goes wrong in a simulation, and how often each did."""
+"""Faults: the kinds of faults in a simulation, their probabilities, and their counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from random import Random
 
-#: Processes of one worker slot that may die in one World: below the core's own limit of deaths
+#: Processes of one worker slot that may die in one World, fewer than the core's limit of deaths
 #: without progress.
 DEATHS_MAX = 15
 
@@ -17,28 +17,28 @@ class Faults:
 
     Attributes:
         crash_before_reply: per task that runs on a worker; it may have written part of its blocks.
-        crash_after_progress: per publication of a task that goes on.
-        crash_after_reply: per reply; what is underway may be lost or arrive after the death.
+        crash_after_progress: per publication of a running task.
+        crash_after_reply: per reply; messages in transit may be lost or arrive after the death.
         kill: per worker: SIGKILL from outside at any time.
         kill_all: per World: SIGKILL to all workers at once, at some times.
         die_at_start: per worker process: it dies before it is ready.
         stall: per task: it hangs until its worker is fenced.
-        late_reply: per stall: it ends after all, when the fence is on its way.
-        lengthy: per task: it takes seconds, whether its graph is cancelled meanwhile or not.
+        late_reply: per stall: the task ends after all, when the fence is already under way.
+        lengthy: per task: it takes seconds, even if its graph is cancelled.
         stop: per task: SIGSTOP from outside while it runs or soon after, SIGCONT much later.
-        duplicate_progress: per publication of a task that goes on.
+        duplicate_progress: per publication of a running task.
         duplicate_reply: per reply of a worker.
-        forge: per task: the reply names somebody else's block.
+        forge: per task: the reply names a block of another task.
         raise_rule: per graph: one to three of its rules raise.
         cancel: per graph: the caller cancels it at any time.
-        vanish: per client process: it is gone with all its sessions at any time.
-        orphan: per backward inside another: its client is gone while it runs.
-        rejoin: per client process that vanished: another one begins its graphs anew.
-        breach: per session: it sends what the protocol forbids, and is cut off.
-        small_arena: per World: the arena is too small, for a while or for good.
+        vanish: per client process: it dies with all its sessions at any time.
+        orphan: per nested backward: its client dies while it runs.
+        rejoin: per client process that vanished: another one runs its graphs again.
+        breach: per session: it sends a forbidden message, and is cut off.
+        small_arena: per World: the arena is too small, for a while or permanently.
         arena_fills: per World: memory runs out at any time, for a while.
         slow: per worker: its tasks take thirty times as long, so that its credit stays used up.
-        unavailable: per worker to be started: no process can be had any more.
+        unavailable: per worker start: no process can be started any more.
     """
 
     crash_before_reply: float = 0.0
@@ -109,13 +109,13 @@ OF_TASKS = (
 
 
 class FaultDice:
-    """Throws for each fault, and counts those that happened."""
+    """Draws each fault, and counts those that happened."""
 
     def __init__(self, faults: Faults, rng: Random) -> None:
-        # Each World leaves out about half of the kinds: where everything fails at once, little
-        # gets far, and what two faults do to each other is never seen alone ("swarm testing",
-        # Groce et al., 2012). In one World of three, faults of single tasks strike four times
-        # as often, so that the same task is hit again and again.
+        # Each World leaves out about half of the kinds: if everything fails at once, little work
+        # gets done, and the interaction of two faults is never seen alone ("swarm testing", Groce
+        # et al., 2012). In one World of three, faults of single tasks are four times as frequent,
+        # so that the same task is hit again and again.
         self._rng = rng
         intensity = rng.choice((1, 1, 4))
         self.rates = {

@@ -1,15 +1,23 @@
-"""What a Session of a World has around it: the coordinator as it sees it, Ctrl-C, and bad luck."""
+"""The coordinator as a World's Session sees it, its Ctrl-C, and graphs that cannot be made."""
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from random import Random
 
 from mpgrad.autograd.running.deferred_interrupts import Interrupts
 from simulation.expectations import Wrong
 from simulation.transport import MemoryEndpoint
 
-#: What running tasks are given where the caller no longer wants a graph.
+#: The milliseconds that running tasks have after their graph was cancelled.
 GRACES_MS = (0, 2, 1000)
+
+
+@cache
+def _pidfd() -> int:
+    """A descriptor that never becomes readable; sessions keep copies of it."""
+    return os.eventfd(0)
 
 
 class NotMade(Exception):
@@ -17,13 +25,13 @@ class NotMade(Exception):
 
 
 class KnownCoordinator:
-    """The coordinator process as its sessions see it."""
+    """The coordinator process for its sessions."""
 
     pid = 1
     is_closed = False
 
-    def __init__(self, endpoint: MemoryEndpoint, pidfd: int) -> None:
-        self.endpoint, self.pidfd = endpoint, pidfd
+    def __init__(self, endpoint: MemoryEndpoint) -> None:
+        self.endpoint, self.pidfd = endpoint, _pidfd()
 
     def is_stopped(self) -> bool:
         return False
@@ -39,7 +47,7 @@ class KnownCoordinator:
 
 
 class DrawnInterrupts(Interrupts):
-    """Says nothing, and leaves running tasks more or less time."""
+    """Prints nothing, and varies the time that running tasks have."""
 
     rng: Random
 

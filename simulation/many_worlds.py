@@ -1,4 +1,4 @@
-"""Many Worlds, one after another: how many there were, and what they have been through."""
+"""Many Worlds, one after another, and the sums of their faults and situations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_worlds(seeds: Iterable[int], **chosen: int | None) -> Tally:
         chosen: options that are not drawn from the seed.
 
     Raises:
-        WorldFailure: the first that went wrong.
+        WorldFailure: the first World that failed.
     """
     tally = Tally()
     for seed in seeds:

@@ -1,8 +1,8 @@
 """The simulation's gradients: integers whose right values are known exactly.
 
-Each Node adds up its inputs, so a capture must receive the number of paths that lead to it. Beside
-the number travels a fingerprint that depends on *which* values were added in *which* order: two
-gradients with equal fingerprints were computed by the same sums and the same rules.
+Each Node adds its inputs, so a capture must receive the number of paths that lead to it. Each
+number has a fingerprint that depends on *which* values were added in *which* order: two gradients
+with equal fingerprints were computed by the same sums and the same rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUM_BASE, _RULE_BASE = 1_000_003, 1_299_709
 _PART_BASE = 15_485_863
 _UNDEFINED = 271_828_183
 
-#: (paths, fingerprint): what a block or an inline gradient holds.
+#: (paths, fingerprint): the content of a block or an inline gradient.
 Content: TypeAlias = tuple[int, int]
 
 _packed = struct.Struct("<QQ")
@@ -43,21 +43,21 @@ class Value(NamedTuple):
 
 
 class TracedGraph(NamedTuple):
-    """A GraphSpec and what its rules do."""
+    """A GraphSpec with the behaviour of its rules."""
 
     spec: GraphSpec
     #: For each seed its gradient (None: undefined).
     seeds: tuple[Value | None, ...]
     #: (node, output number) whose gradient the rule leaves undefined.
     undefined: frozenset[tuple[int, int]]
-    #: Nodes of one input that pass it on as it is.
+    #: Nodes with one input that return it unchanged.
     passing: frozenset[int]
     #: Nodes whose rules raise.
     raising: frozenset[int]
 
 
 def pack(content: Content) -> bytes:
-    """The bytes of a gradient that travels inside a message."""
+    """The bytes of a gradient inside a message."""
     return _packed.pack(*content)
 
 
@@ -82,16 +82,16 @@ def add(left: Value | None, right: Value | None) -> Value | None:
 
 
 def cut(value: Value | None, parts: tuple[int, int]) -> Value | None:
-    """Some parts of a gradient, which nobody takes for others."""
+    """Some parts of a gradient, which differ from all other parts."""
     if value is None:
         return None
     return Value(value.paths, (value.fingerprint * _PART_BASE + _number(parts)) % MODULUS)
 
 
 def join(pieces: Sequence[Value], count: int) -> Value | None:
-    """The gradient of which these are all ``count`` parts; a wrong one if they are not.
+    """The gradient whose ``count`` parts these are; a wrong one if they are not.
 
-    Of an undefined gradient nothing has arrived.
+    It is undefined if nothing has arrived.
     """
     if not pieces:
         return None
@@ -128,7 +128,7 @@ def run_rule(graph: TracedGraph, node: int, inputs: Sequence[Value | None]) -> l
 
 
 def run_serially(graph: TracedGraph) -> list[Value | None]:
-    """What a serial engine computes: the captures, without plan, tasks or places."""
+    """The captures of a serial engine, computed without plan, tasks or places."""
     sums: list[list[Value | None]] = [[None] * len(n.input_nbytes) for n in graph.spec.nodes]
 
     def accumulate(target: Target, value: Value | None) -> None:
@@ -153,17 +153,17 @@ def run_members(
     on_node: Callable[[int], None] = lambda node: None,
     on_publish: Callable[[dict[int, Value | None]], None] = lambda outputs: None,
 ) -> list[Value | None]:
-    """One NodeTask: run its Nodes on the sums that flow into its slots; the task's outputs.
+    """Run the Nodes of one NodeTask on the sums of its slots; return the task's outputs.
 
     Args:
-        graph: whose Nodes they are.
+        graph: the graph of the Nodes.
         members: the Nodes.
-        slots: where they are entered.
-        inputs: what flows in there.
-        output_count: how many outputs the task has.
-        on_node: is told of each Node before its rule runs.
-        on_publish: gets all outputs so far by number, where the plan says that they are published,
-            and before a rule raises.
+        slots: the inputs with contributions from outside.
+        inputs: the sums of these.
+        output_count: the number of the task's outputs.
+        on_node: is called for each Node before its rule runs.
+        on_publish: gets all outputs so far by number, where the plan publishes them, and before a
+            rule raises.
     """
     sums: list[list[Value | None]] = [
         [None] * len(graph.spec.nodes[member.node].input_nbytes) for member in members

@@ -1,7 +1,7 @@
 """Random backward graphs for the simulation: every shape that a real one can have, from one seed.
 
-Chains, diamonds, fan-out and fan-in, several edges to one consumer, inputs that nothing flows
-into, edges that nobody wants, seeds in the middle, captures anywhere, sinks, Nodes of the client.
+They have chains, diamonds, fan-out and fan-in, several edges to one consumer, inputs without
+contributions, unused outputs, seeds in the middle, captures anywhere, sinks, Nodes of the client.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def random_graph(
     """A graph of 5 to 60 Nodes; with ``raising``, the rules of one to three raise.
 
     Args:
-        rng: decides everything.
-        client_share: of the Nodes, where there are some that only the client may run.
+        rng: the source of all choices.
+        client_share: the share of Nodes for the client, in graphs that have any.
         raising: whether rules raise.
         devices: GPUs on which some of the Nodes run.
     """
     count = rng.randint(NODES_MIN, NODES_MAX)
-    # Indices say nothing about the order: node index[at] stands at topological position ``at``.
+    # Indices do not give the order: node index[at] is at topological position ``at``.
     index = list(range(count))
     rng.shuffle(index)
     sizes = [_sizes(rng) for _ in range(count)]
@@ -65,7 +65,7 @@ def _sizes(rng: Random) -> tuple[int, ...]:
 def _edges(
     rng: Random, count: int, index: list[int], sizes: list[tuple[int, ...]]
 ) -> tuple[list[list[Target | None]], tuple[Target, ...]]:
-    """Edges from earlier to later positions; a Node that gets none is seeded."""
+    """Edges from earlier to later positions; a Node without one is seeded."""
     draw_producers = rng.choice((_chain, _local, _anywhere, _wide))
     extra_seeds = rng.choice((0.0, 0.0, 0.1))
     edges: list[list[Target | None]] = [[] for _ in range(count)]
@@ -98,7 +98,7 @@ def _anywhere(rng: Random, at: int, count: int) -> list[int]:
 
 
 def _wide(rng: Random, at: int, count: int) -> list[int]:
-    """Branches that start at the first Node and meet in the last."""
+    """Branches from the first Node to the last one."""
     if at == count - 1:
         return [rng.randrange(at) for _ in range(min(at, 20))]
     return [0 if rng.random() < 0.5 else rng.randrange(at)]
@@ -114,7 +114,7 @@ def _nodes(
     count = len(index)
     dear_share = rng.choice((0.0, 0.3, 1.0))
     has_client = rng.random() < 0.5
-    # Mostly as recorded (the last first); sometimes with ties and numbers that contradict it.
+    # Mostly in the order of recording (the last first); sometimes with ties or other numbers.
     blur = rng.choice((0, 0, count))
     nodes: list[NodeSpec | None] = [None] * count
     for at, node in enumerate(index):
@@ -177,7 +177,7 @@ def _on_devices(
 
 
 def _captures(rng: Random, nodes: tuple[NodeSpec, ...]) -> tuple[Target, ...]:
-    """What leaves receive, some gradients inside, and now and then one result twice."""
+    """Inputs of leaves, some gradients inside, and sometimes one result twice."""
     captures: list[Target] = []
     for node, spec in enumerate(nodes):
         is_leaf = all(edge is None for edge in spec.edges)
@@ -192,7 +192,7 @@ def _captures(rng: Random, nodes: tuple[NodeSpec, ...]) -> tuple[Target, ...]:
 
 
 def publish_anywhere(planned: Plan, rng: Random) -> Plan:
-    """The same plan, whose tasks publish what has left them at any of their Nodes."""
+    """The same plan with publications before any of the Nodes."""
     groups = [
         members
         if task.on_client

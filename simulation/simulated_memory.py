@@ -1,6 +1,6 @@
-"""The simulation's shared memory: every block remembers its generation and what was written to it.
+"""The simulation's shared memory: every block knows its generation and content.
 
-Each access says what it expects, so that use after free, a stale reference, a second write to a
+Each access states what it expects. So use after free, a stale reference, a second write to a
 published block and a read of an unwritten one are found at the access itself.
 """
 
@@ -17,16 +17,16 @@ from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.shm.free_list import FreeList, FreeListStatistics
 from simulation.path_counts import Content
 
-#: What a worker leaves in a block when it dies while it writes.
+#: The content of a block whose worker died while it wrote.
 GARBAGE: Content = (-1, -1)
-#: A block that never was.
+#: A block that never existed.
 UNKNOWN_BLOCK = Block(ENGINE_ARENA, 64, 64, 1 << 40)
 #: Address space of the simulated engine arena.
 ARENA_BYTES = 1 << 40
 
 
 class MemoryFault(Exception):
-    """Somebody read or wrote what was not theirs (any more)."""
+    """An access to memory that does not belong to the process (any more)."""
 
 
 class _Cell:
@@ -38,14 +38,14 @@ class _Cell:
 
 
 class SimulatedMemory:
-    """The arenas and the GPUs' memory; for the coordinator's core the engine arena's allocator."""
+    """The arenas and the memory of GPUs; for the core it is the engine arena's allocator."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.free_list = FreeList(ARENA_BYTES, ARENA_BYTES, "simulated arena")
-        #: May change at any time, which FreeList's own limit may not.
+        #: It may change at any time, which FreeList's own limit may not.
         self.limit_bytes = limit_bytes
         self._cells: dict[tuple[int, int], _Cell] = {}
-        #: How often there was no room.
+        #: The number of allocations without room.
         self.refusals = 0
         self._client_blocks = 0
         self._device_blocks = 0
@@ -98,28 +98,28 @@ class SimulatedMemory:
         return block
 
     def free_on_device(self, block: Block) -> None:
-        """The worker that made it was told that nobody holds it any more."""
+        """Free a block: the worker that made it was told that it has no holder."""
         self._cell(block, "freed again")
         del self._cells[block.arena, block.offset]
 
     def lose(self, arena: int) -> None:
-        """A GPU worker is dead, and its memory gone."""
+        """A GPU worker died, and its memory with it."""
         self._lost_arenas.add(arena)
         for key in [key for key in self._cells if key[0] == arena]:
             del self._cells[key]
 
     def is_lost(self, block: Block) -> bool:
-        """Whether it lay in the memory of a GPU worker that is dead."""
+        """Whether it lay in the memory of a dead GPU worker."""
         return block.arena in self._lost_arenas
 
     def device_blocks(self) -> int:
         """Blocks in the memory of living GPU workers."""
         return sum(arena >= WORKER_DEVICE_ARENA for arena, _ in self._cells)
 
-    # ------------------------------------------------------------------ everybody
+    # ------------------------------------------------------------------ all processes
 
     def check_live(self, block: Block) -> None:
-        """Raise MemoryFault unless ``block`` is still what it was when it was handed out."""
+        """Raise MemoryFault unless ``block`` is in the same use as when it was handed out."""
         self._cell(block, "looked at")
 
     def read(self, block: Block) -> Content:
@@ -129,14 +129,14 @@ class SimulatedMemory:
         return content
 
     def write(self, block: Block, content: Content) -> None:
-        """Write once: who has seen the block relies on what it saw."""
+        """Write once: readers rely on the content."""
         cell = self._cell(block, "written")
         if cell.content is not None:
             raise MemoryFault(f"written twice: {block}")
         cell.content = content
 
     def overwrite(self, block: Block, content: Content) -> None:
-        """A write by the one who is alone with the block."""
+        """Write as the only holder of the block."""
         self._cell(block, "overwritten").content = content
 
     def _cell(self, block: Block, verb: str) -> _Cell:

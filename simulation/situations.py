@@ -1,8 +1,8 @@
-"""Situations: what a World has really been through, beyond the faults that were injected.
+"""Situations: the rare situations that a World has reached, beyond the injected faults.
 
-A simulation proves nothing about a situation that it never gets into. So each one that the protocol
-has a rule for is counted when it is seen, and the tests demand that none is missing. On the way one
-more promise is checked: no worker idles while a task waits that it could run.
+A simulation proves nothing about a situation that it never reaches. So each situation that the
+protocol has a rule for is counted, and the tests require that none is missing. One more promise is
+checked here: no worker is idle while a task waits that it could run.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ ALL_SITUATIONS = frozenset(
 
 
 class Situations:
-    """Looks at the coordinator's tables before and after each event."""
+    """Checks the coordinator's tables before and after each event."""
 
     def __init__(self, core: CoordinatorState) -> None:
         self._core = core
         self.seen: Counter[str] = Counter()
         self._first_errors: dict[int, Any] = {}
-        #: Graphs (session, its name for it) that failed because memory was short.
+        #: Graphs (session, its number of it) that failed for lack of memory.
         self._out_of_memory: set[tuple[str, int]] = set()
 
     def before(self, event: Any) -> None:
@@ -135,14 +135,14 @@ class Situations:
         self._check_work_goes_on(is_memory_short)
 
     def _note_fenced(self, graph: int, instructions: Sequence[Any]) -> None:
-        """Look at what the workers have that a deadline ends."""
+        """Check the tasks of the workers that a deadline ends."""
         for fence in instructions:
             flights = self._core.membership.members[fence.peer].flights
             self.seen[DEADLINE_FENCED] += 1
             self._note(BYSTANDER_FENCED, any(key.graph != graph for key in flights))
 
     def _note_peers(self, dispatch: do.DispatchNodeTask) -> None:
-        """Look at who reads whose memory."""
+        """Check which GPU worker reads whose memory."""
         reader = self._core.membership.members[dispatch.peer]
         arenas = {
             ref.arena
@@ -157,7 +157,7 @@ class Situations:
             self.seen[situation] += 1
 
     def _check_nothing_to_wait_for(self, instructions: Sequence[Any]) -> None:
-        """Memory may fail a graph only where nothing in flight could give some back."""
+        """Lack of memory may fail a graph only if no task in flight could release some."""
         failed = {
             (graph.owner, graph.name)
             for graph in self._core.graphs.values()
@@ -177,7 +177,7 @@ class Situations:
             require(not busy, f"graphs {sorted(new)} fail although {busy} may give memory back")
 
     def _check_work_goes_on(self, is_memory_short: bool) -> None:
-        """The most urgent task waits only where no worker may have it, or memory is short."""
+        """The most urgent task waits only if no worker may have it, or if memory is short."""
         for device in self._core.ready.devices():
             self._check_device_goes_on(device, is_memory_short)
 
@@ -196,7 +196,7 @@ class Situations:
             )
         ]
         if is_memory_short:
-            # Whoever works may give memory back; if nobody does, nothing will ever come.
+            # A running task may release memory; without one, nothing will ever come.
             is_busy = any(worker.flights for worker in self._core.membership.workers())
             require(is_busy or not free, f"task {first.task} of graph {first.graph} waits in vain")
             self.seen[MEMORY_AWAITED] += 1

@@ -1,4 +1,4 @@
-"""The log of a World, and as text: one aligned line per entry, short enough to read forty."""
+"""TaskHistory: the log of a World, with one short aligned line per entry."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mpgrad.launch.event_text import brief, cut
 
 
 class TaskHistory:
-    """Every event and every instruction, in order: microsecond, who, what."""
+    """Every event and every instruction in order: microsecond, process, description."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[int, str, tuple[Any, ...]]] = []
+        self.entries: list[tuple[float, str, tuple[Any, ...]]] = []
 
-    def note(self, time_us: int, who: str, *what: Any) -> None:
+    def note(self, time_us: float, who: str, *what: Any) -> None:
         self.entries.append((time_us, who, what))
 
     def lines(self, last: int = 0) -> list[str]:
@@ -29,6 +29,6 @@ class TaskHistory:
         return len(self.entries)
 
 
-def _line(time_us: int, who: str, what: tuple[Any, ...]) -> str:
+def _line(time_us: float, who: str, what: tuple[Any, ...]) -> str:
     """``what`` in brief: blocks as place and generation, bytes and tables by their length."""
     return cut(f"{time_us:>9,}  {who:<6} {' '.join(brief(part) for part in what)}")

@@ -1,4 +1,4 @@
-"""What a NodeTask of a World computes: path counts in place of gradients."""
+"""The computation of a World's NodeTask: path counts instead of gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class RuleRaised(Exception):
-    """The planted error of a graph's rule, and which Node of its task that is."""
+    """The planted error of a rule, and the index of its Node in the task."""
 
     def __init__(self, text: bytes, step: int) -> None:
         self.text, self.step = text, step
@@ -36,7 +36,7 @@ class RuleRaised(Exception):
 
 
 def sum_inputs(world: World, dispatch: do.DispatchNodeTask) -> list[Value | None]:
-    """Read every contribution and add them up, left to right, or join them where they are parts."""
+    """Read every contribution; add them from left to right, or join them if they are parts."""
     number, task = dispatch.payload
     joins = dict(world.expected.programs[number].plan.joins[task])
     world.coordinator.situations.seen[PARTS_JOINED] += bool(joins)
@@ -58,10 +58,10 @@ def is_on_host(block: Block | None) -> bool:
 
 
 def refuse_lost_memory(world: World, dispatch: do.DispatchNodeTask) -> None:
-    """What the client does where a worker dies: it cannot read, and says so.
+    """Raise the client's error for inputs that died with their worker.
 
     Raises:
-        RuleRaised: an input lay in the memory of a GPU worker that is dead.
+        RuleRaised: an input lay in the memory of a dead GPU worker.
     """
     refs = [ref for slot in dispatch.inputs for ref in slot]
     if any(isinstance(ref, Block) and world.memory.is_lost(ref) for ref in refs):
@@ -100,7 +100,7 @@ def run_program(
 def may_run_ahead(graph: TracedGraph, planned: Plan) -> bool:
     """Whether task 0 waits for nothing but seeds, and its rules raise nothing.
 
-    The real client is choosier, see ``Plan.opens_alone``.
+    The real client is more selective, see ``Plan.opens_alone``.
     """
     first, members = planned.tasks[0], planned.groups[0]
     return (
@@ -115,10 +115,10 @@ def check_captures(world: World, name: int, graph: TracedGraph, end: do.Complete
     """Compare the results of a backward with a serial engine's.
 
     Args:
-        world: whose memory they lie in.
-        name: the session's name for the graph.
-        graph: what was to be computed.
-        end: what came of it.
+        world: the World with their memory.
+        name: the session's number of the graph.
+        graph: the graph.
+        end: the end of the backward.
     """
     for number, (ref, value) in enumerate(zip(end.captures, run_serially(graph), strict=True)):
         if isinstance(ref, Block) and world.memory.is_lost(ref):

@@ -1,6 +1,6 @@
 """The transport within one process: the contract of ``wire.transport``, without sockets.
 
-What is sent goes through lanes. The lanes of this file deliver at once; a World's take their time.
+Frames go through lanes. The lanes of this file deliver at once; a World's lanes take time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from mpgrad.wire.transport import CLIENT, ROUTER_LANES, WORKER_LANES, Arrival, R
 class Lane(Protocol):
     """One direction between two peers, in order."""
 
-    def send(self, frame: bytes) -> None: ...
+    def send(self, frames: Sequence[bytes]) -> None:
+        """These leave in one piece."""
+        ...
 
     def cut(self) -> None:
         """The sender has died."""
@@ -27,17 +29,21 @@ class DirectLane:
     """Delivers at once."""
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:
-        self.send = deliver
+        self._deliver = deliver
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            self._deliver(frame)
 
     def cut(self) -> None:
-        """Nothing is underway."""
+        """No frame is in transit."""
 
 
 MakeLane = Callable[[Callable[[bytes], None]], Lane]
 
 
 def nothing() -> None:
-    """What happens when a frame arrives that nobody waits for."""
+    """Do nothing when a frame arrives."""
 
 
 class MemoryRouter:
@@ -45,10 +51,10 @@ class MemoryRouter:
 
     Args:
         make_lane: makes the lane that ends in a function.
-        on_arrival: is told when something has come.
+        on_arrival: is called when a frame has arrived.
     """
 
-    #: Within one process there are no strangers.
+    #: Within one process every sender belongs to the engine.
     ignored = 0
 
     def __init__(
@@ -57,13 +63,13 @@ class MemoryRouter:
         self.make_lane, self.on_arrival = make_lane, on_arrival
         self._inbox: dict[str, deque[Arrival]] = {lane: deque() for lane in ROUTER_LANES}
         self._outbox: dict[tuple[str, str], list[bytes]] = {}
-        #: The lanes to those who are connected.
+        #: The lanes to the connected peers.
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._watched: list[int] = []
         self._readable: list[int] = []
 
     def connect(self, lane: str, peer: str, deliver: Callable[[bytes], None]) -> Lane:
-        """A dealer for ``lane`` is there; its own lane to this router."""
+        """Connect a dealer for ``lane``; return its own lane to this router."""
         self._lanes[lane, peer] = self.make_lane(deliver)
         return self.make_lane(lambda frame: self._arrive(Arrival(lane, peer, frame)))
 
@@ -75,7 +81,7 @@ class MemoryRouter:
         self.on_arrival()
 
     def become_readable(self, descriptor: int) -> None:
-        """A watched descriptor has something to tell: its process has died."""
+        """A watched descriptor becomes readable: its process has died."""
         if descriptor not in self._readable:
             self._readable.append(descriptor)
         self.on_arrival()
@@ -89,7 +95,7 @@ class MemoryRouter:
             self._readable.remove(descriptor)
 
     def receive(self, timeout_ms: int | None) -> Received:
-        """All that has arrived; there is nothing to wait for within one thread."""
+        """All frames that have arrived; within one thread it cannot wait."""
         arrivals: list[Arrival] = []
         for queue in self._inbox.values():
             arrivals.extend(queue)
@@ -106,8 +112,7 @@ class MemoryRouter:
             if way is None:
                 gone.append(peer)
             else:
-                for frame in frames:
-                    way.send(frame)
+                way.send(frames)
         self._outbox.clear()
         return gone
 
@@ -119,8 +124,8 @@ class MemoryDealer:
     """A worker's or a session's end.
 
     Args:
-        on_arrival: is told when something has come.
-        sleep: sleeps for so many milliseconds (None: for ever) or until something comes.
+        on_arrival: is called when a frame has arrived.
+        sleep: sleeps for this many milliseconds (None: forever) or until a frame arrives.
     """
 
     def __init__(
@@ -156,7 +161,7 @@ class MemoryDealer:
         return cls(router, peer, (CLIENT,))
 
     def watch(self, descriptor: int) -> None:
-        """Nothing becomes readable here."""
+        """Do nothing: no descriptor becomes readable here."""
 
     def wait(self, timeout_ms: int | None) -> list[int]:
         if not any(self._inbox.values()):
@@ -172,12 +177,10 @@ class MemoryDealer:
 
     def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
         if not self._is_cut:
-            way = self._ways[lane or self._reply_lane]
-            for frame in frames:
-                way.send(frame)
+            self._ways[lane or self._reply_lane].send(frames)
 
     def cut(self) -> None:
-        """The process has died: what it sent last may be lost, and it sends no more."""
+        """The process has died: its last frames may be lost, and it sends no more."""
         self._is_cut = True
         for way in self._ways.values():
             way.cut()
@@ -188,7 +191,7 @@ class MemoryDealer:
 
 
 class MemoryEndpoint(Endpoint):
-    """Where the processes of a simulated engine meet."""
+    """The endpoint of a simulated engine."""
 
     #: Makes the Dealer of a peer.
     make_dealer: Callable[[str, tuple[str, ...]], MemoryDealer]

@@ -1,18 +1,18 @@
-"""The simulation's clock and its lanes: who hears what when, decided by one seed.
+"""The simulation's clock and its lanes: one seed decides when each message arrives.
 
-A lane keeps its order, as one direction of a ZeroMQ socket pair does; between lanes any order can
-happen. This file knows frames, not what is in them.
+A lane keeps its order, like one direction of a ZeroMQ socket pair; between lanes any order can
+happen. This file does not look into frames.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-#: A usual hand-over takes this long, plus up to as much again ...
+#: A usual delivery takes this long, plus up to as much again ...
 USUAL_DELAY_US = 20
 #: ... and one in ten up to this long, so that messages of other lanes overtake it.
 SLOW_DELAY_US = 1500
@@ -20,37 +20,37 @@ SLOW_SHARE = 0.1
 
 
 class VirtualTime:
-    """A heap of things to do, each at its microsecond; equal times in the order of asking."""
+    """A heap of actions, each with its microsecond; equal times keep the order of scheduling."""
 
     def __init__(self, rng: Random) -> None:
-        self.now = 0
+        self.now: float = 0
         self.rng = rng
         self._asked = 0
-        #: Time, order of asking, whether it is weak, what to do.
-        self._agenda: list[tuple[int, int, bool, Callable[..., None], tuple[Any, ...]]] = []
+        #: Time, order of scheduling, whether it is weak, the action.
+        self._agenda: list[tuple[float, int, bool, Callable[..., None], tuple[Any, ...]]] = []
         self._strong = 0
 
     def seconds(self) -> float:
-        """The time as a shell's clock says it."""
+        """The time for a shell's clock."""
         return self.now / 1e6
 
     def after(self, delay_us: float, action: Callable[..., None], *arguments: Any) -> None:
         """Call ``action(*arguments)`` when ``delay_us`` have passed."""
         self.at(self.now + int(delay_us), action, *arguments)
 
-    def at(self, time_us: int, action: Callable[..., None], *arguments: Any) -> None:
+    def at(self, time_us: float, action: Callable[..., None], *arguments: Any) -> None:
         self._asked += 1
         self._strong += 1
         heappush(self._agenda, (time_us, self._asked, False, action, arguments))
 
-    def weakly_at(self, time_us: int, action: Callable[..., None], *arguments: Any) -> None:
-        """The same for a shell that only looks whether all is well: if nothing else is left to do,
-        it is not done either."""
+    def weakly_at(self, time_us: float, action: Callable[..., None], *arguments: Any) -> None:
+        """The same for a periodic check of a shell: it does not happen if nothing else is
+        scheduled."""
         self._asked += 1
         heappush(self._agenda, (time_us, self._asked, True, action, arguments))
 
     def step(self) -> bool:
-        """Do what comes next; False if nothing does."""
+        """Do the next action; False if there is none."""
         if not self._strong:
             return False
         self.now, _, is_weak, action, arguments = heappop(self._agenda)
@@ -59,7 +59,7 @@ class VirtualTime:
         return True
 
     def hand_over_us(self) -> int:
-        """How long the next message is underway."""
+        """The delivery time of the next message."""
         rng = self.rng.random
         if rng() < SLOW_SHARE:
             return int(SLOW_DELAY_US * rng())
@@ -72,12 +72,13 @@ class SlowLane:
     def __init__(self, time: VirtualTime, deliver: Callable[[bytes], None]) -> None:
         self._time, self._deliver = time, deliver
         self._frames: deque[bytes] = deque()
-        self._last_us = 0
+        self._last_us: float = 0
 
-    def send(self, frame: bytes) -> None:
-        self._frames.append(frame)
-        self._last_us = max(self._last_us, self._time.now + self._time.hand_over_us())
-        self._time.at(self._last_us, self._arrive)
+    def send(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            self._frames.append(frame)
+            self._last_us = max(self._last_us, self._time.now + self._time.hand_over_us())
+            self._time.at(self._last_us, self._arrive)
 
     def cut(self) -> None:
         """The sender has died: some of its last frames are lost, the others still arrive."""

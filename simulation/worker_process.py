@@ -1,9 +1,9 @@
 """WorkerProcess: a real Worker without a process of its own, and the tasks that it runs.
 
-Worker, core, codec and status board are those of a worker process. What is simulated is what a
-TaskRunner does to shared memory: read the inputs while the task runs, write the lent blocks, pass a
-block on as it is, keep views and give them back later. A task takes time: so not the Worker's own
-loop drives it, which waits for the task, but the World, turn by turn.
+Worker, core, codec and status board are those of a worker process. The simulated part is a
+TaskRunner's use of shared memory: it reads the inputs while the task runs, writes the lent blocks,
+passes blocks on unchanged, keeps views and releases them later. A task takes time, so the World
+drives the Worker turn by turn; the Worker's own loop would wait for the task.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from simulation.transport import MemoryDealer
 if TYPE_CHECKING:
     from simulation.world import World
 
-#: The engine's ``task_timeout_s``, and when a task is surely fenced that never ends.
+#: The engine's ``task_timeout_s``, and the time at which an endless task has surely been fenced.
 TIMEOUT_S, FENCED_BY_US = 4.0, 6_500_000
 TASK_US_MAX = 300
-#: A task that takes far longer than a cancelled graph is given, and less than the timeout.
+#: A task that takes far longer than the grace of a cancelled graph, and less than the timeout.
 LENGTHY_US = 2_500_000
-#: How long a process is stopped at most: the coordinator's patience ends before.
+#: The longest time that a process is stopped: the coordinator's limit is shorter.
 STOPPED_US_MAX = 6_000_000
 #: The slowest task still ends long before a hang is assumed.
 SLOW_FACTOR = 30
@@ -48,7 +48,7 @@ _REPLIES = frozenset(
 
 
 class FaultyDealer(MemoryDealer):
-    """A worker's connection, which may send a reply twice, or break when it has sent one."""
+    """A worker's connection, which may send a reply twice, or break after a reply."""
 
     #: Set by the process whose connection it is.
     process: WorkerProcess
@@ -59,7 +59,7 @@ class FaultyDealer(MemoryDealer):
         sent += [frame for frame in replies if world.dice.strikes("duplicate_reply")]
         super().send(sent, lane)
         if any(self.process.may_die() and world.dice.strikes("crash_after_reply") for _ in replies):
-            # The slot that says what is running is already empty.
+            # The row that shows the running task is already empty.
             self.process.die(-signal.SIGSEGV, "crashed after its reply")
 
 
@@ -67,9 +67,9 @@ class WorkerProcess:
     """One incarnation; its Worker's Executor, and the Child of the coordinator's Supervisor.
 
     Args:
-        world: where it lives.
+        world: the World that it belongs to.
         peer, slot: its name.
-        device, arena: which GPU it has, and the number of the memory that it exports.
+        device, arena: its GPU, and the number of the memory that it exports.
         pidfd: becomes readable when it dies.
     """
 
@@ -80,27 +80,27 @@ class WorkerProcess:
     ) -> None:
         self.world, self.peer, self.slot = world, peer, slot
         self.device, self.arena, self.pid, self.pidfd = device, arena, pidfd, pidfd
-        #: Programs that have gradients in that memory, once per block.
+        #: Programs with gradients in that memory, once per block.
         self._made: dict[Block, int] = {}
-        #: None until it has loaded all that it needs.
+        #: None until it has loaded all its modules.
         self.worker: Worker | None = None
-        #: As ``subprocess`` gives it; None while it lives.
+        #: As in ``subprocess``; None while it lives.
         self.status: int | None = None
         self._is_stopped = False
-        #: When it went on after a SIGSTOP.
-        self._went_on_us = 0
-        #: What it does as soon as it goes on.
+        #: The time at which it continued after a SIGSTOP.
+        self._went_on_us: float = 0
+        #: Actions to do as soon as it continues.
         self._put_off: list[Callable[[], None]] = []
-        #: How much longer everything takes on a host that is busy with other things.
+        #: The factor by which everything is slower on a busy host.
         self._slowness = SLOW_FACTOR if world.dice.strikes("slow") else 1
-        #: What really executes.
+        #: The task that it is executing.
         self.executing: do.DispatchNodeTask | None = None
-        #: The task that will never end by itself.
+        #: The task that never ends by itself.
         self.stalled: do.DispatchNodeTask | None = None
-        #: What it has published of that, and the lent blocks that it has written.
+        #: The publications of that task, and the lent blocks that it has written.
         self._published: dict[int, GradientRef] = {}
         self._written: list[Block] = []
-        #: Views that user code holds, with what it saw when it took them.
+        #: Views that user code holds, with their content when it took them.
         self._kept: list[tuple[Block, Content]] = []
 
     @property
@@ -120,10 +120,10 @@ class WorkerProcess:
             tasks.append(core.running)
         return any(task.payload[0] == program for task in tasks)
 
-    # ------------------------------------------------------------------ as its parent sees it
+    # ------------------------------------------------------------------ for its parent
 
     def kill(self) -> None:
-        """SIGKILL strikes a moment later."""
+        """SIGKILL takes effect a moment later."""
         world, late = self.world, self.stalled
         world.coordinator.check_kill(self.peer)
         if late is not None and world.dice.strikes("late_reply"):
@@ -134,7 +134,7 @@ class WorkerProcess:
         return self._is_stopped
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Let the others go on meanwhile."""
+        """Let the others continue meanwhile."""
         time = self.world.time
         end_us = time.now + int(1e6 * timeout_s)
         while self.is_alive and time.now < end_us and time.step():
@@ -148,7 +148,7 @@ class WorkerProcess:
         return End(self.status, describe_exit(self.status))
 
     def die(self, status: int, cause: str) -> None:
-        """The process is gone; what it sent last may be lost."""
+        """The process is dead; its last messages may be lost."""
         if not self.is_alive:
             return
         self.status = status
@@ -163,14 +163,14 @@ class WorkerProcess:
 
     # ------------------------------------------------------------------ its loop
 
-    #: World turns the loop: nobody sleeps on it.
+    #: The World runs the loop, so it never sleeps.
     waiting_fd = -1
 
     def wake(self) -> None:
-        """No threads of user code speak here."""
+        """Do nothing: user code has no threads here."""
 
     def start(self) -> None:
-        """It has loaded all that it needs."""
+        """It has loaded all its modules."""
         if not self.is_alive or self._puts_off(self.start):
             return
         endpoint, board = self.world.endpoint, self.world.board
@@ -184,7 +184,7 @@ class WorkerProcess:
         return self.dealer
 
     def _on_arrival(self) -> None:
-        """Asleep it wakes up; in a task it does not listen."""
+        """Wake up if it sleeps; during a task it does not listen."""
         if self.is_alive and self.executing is None and not self._puts_off(self._on_arrival):
             self._turn(None)
 
@@ -219,7 +219,7 @@ class WorkerProcess:
         for slot in dispatch.inputs:
             for ref in slot:
                 if isinstance(ref, Block) and world.memory.is_lost(ref):
-                    # CUDA lets nobody survive that who reads it.
+                    # CUDA does not let a process survive that reads it.
                     self.die(-signal.SIGKILL, "read the memory of a dead process")
                     return
                 if isinstance(ref, Block):
@@ -277,7 +277,7 @@ class WorkerProcess:
                 action()
 
     def _puts_off(self, action: Callable[..., None], *arguments: Any) -> bool:
-        """Whether ``action`` has to wait until the process goes on."""
+        """Whether ``action`` has to wait until the process continues."""
         if self._is_stopped:
             self._put_off.append(partial(action, *arguments))
         return self._is_stopped
@@ -318,7 +318,7 @@ class WorkerProcess:
         )
 
     def _count_publications(self, dispatch: do.DispatchNodeTask) -> int:
-        """How often the task publishes what it has, before it ends or fails."""
+        """The number of times the task publishes outputs before it ends or fails."""
         number, task = dispatch.payload
         _, _, graph, plan = self.world.expected.programs[number]
         if plan.groups[task][0].piece_of is not None:
@@ -331,7 +331,7 @@ class WorkerProcess:
         return count
 
     def _progress(self, dispatch: do.DispatchNodeTask, point: int) -> None:
-        """Publish what had left the task at one of its points."""
+        """Publish the outputs so far at one of the task's points."""
         if not self.is_alive or self._puts_off(self._progress, dispatch, point):
             return
         if self._reads_lost_memory(dispatch):
@@ -365,7 +365,7 @@ class WorkerProcess:
     ) -> tuple[GradientRef, ...]:
         """References to the outputs that have not been published, in lent blocks or elsewhere.
 
-        What was published before is sometimes named again.
+        Earlier publications are sometimes named again.
         """
         world, refs = self.world, []
         program = world.expected.programs[dispatch.payload[0]]
@@ -381,7 +381,7 @@ class WorkerProcess:
             elif block is None:
                 ref = pack(value.content)
             elif is_on_host(value.source) and world.rng.random() < 0.7:
-                ref = value.source  # passed on as it is; the lent block stays unused
+                ref = value.source  # passed on unchanged; the lent block stays unused
             else:
                 world.memory.write(block, value.content)
                 self._written.append(block)
@@ -390,7 +390,7 @@ class WorkerProcess:
         return tuple(refs)
 
     def _leave_on_device(self, value: Value, program: int) -> Block:
-        """A block of this worker's own GPU, or one on some GPU that holds the same already."""
+        """A block of this worker's own GPU, or one on another GPU with the same content."""
         if value.source is not None and not is_on_host(value.source):
             return value.source
         block = self.world.memory.make_on_device(self.arena, 8, value.content)
@@ -398,7 +398,7 @@ class WorkerProcess:
         return block
 
     def _foreign_block(self, dispatch: do.DispatchNodeTask) -> Block:
-        """A block that the task has nothing to do with."""
+        """A block that does not belong to the task."""
         own = {*dispatch.blocks, *self._published.values()}
         own.update(ref for slot in dispatch.inputs for ref in slot)
         counted = self.world.coordinator.core.leases.counts()
@@ -406,14 +406,14 @@ class WorkerProcess:
         return self.world.rng.choice(others) if others else UNKNOWN_BLOCK
 
     def _forges(self) -> bool:
-        """Whether the message about to be sent names somebody else's block."""
+        """Whether the next message names a block of another task."""
         if self.may_die() and self.world.dice.strikes("forge"):
             self.world.coordinator.forgers.add(self.peer)
             return True
         return False
 
     def _keep(self, dispatch: do.DispatchNodeTask, written: list[Block]) -> tuple[Block, ...]:
-        """Some inputs and outputs stay in sight of user code for a while."""
+        """User code keeps some inputs and outputs for a while."""
         world = self.world
         inputs = [ref for slot in dispatch.inputs for ref in slot if isinstance(ref, Block)]
         kept = tuple(
@@ -425,14 +425,14 @@ class WorkerProcess:
         return kept
 
     def let_all_go(self) -> None:
-        """Nothing is kept any more; told at once, where a real process waits for its next task."""
+        """Release everything at once; a real process would wait for its next task."""
         if self._kept and self.worker is not None and self.is_alive:
             blocks = tuple(block for block, _ in self._kept)
             self._kept.clear()
             self.send(ev.BlocksReleased(self.peer, blocks))
 
     def _let_go(self) -> tuple[Block, ...]:
-        """Some views have died; what they showed must not have changed meanwhile."""
+        """Some views have died; their content must not have changed."""
         rng, gone = self.world.rng, []
         for entry in self._kept[:]:
             if rng.random() < 0.3:

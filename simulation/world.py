@@ -2,16 +2,15 @@
 
 The loops of the coordinator and of the workers, the supervisor, the watchdogs, the sessions, the
 cores, the planner, the codec and the free list are the real ones. Time, delivery order and faults
-are drawn from the seed; memory and gradients are simulated so that every misuse shows. The same
-seed gives the same log, in any process and under any hash seed.
+are drawn from the seed. Memory and gradients are simulated in a way that shows every misuse. The
+same seed gives the same log, in any process and under any hash seed.
 
     python -m simulation --seeds 0:1000
 """
 
 from __future__ import annotations
 
-import os
-from functools import cache, partial
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,10 +18,9 @@ from mpgrad.base.handles import Block
 from mpgrad.scheduler.coordinator_statistics import statistics_of
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.scheduler.invariants import check_invariants
-from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.journal import SEGMENT_EVENTS
 from simulation.caller import Caller
-from simulation.coordinator_process import CoordinatorProcess, Refused
+from simulation.coordinator_process import CoordinatorProcess, Refused, status_board
 from simulation.expectations import Expectations, require
 from simulation.faults import ALL_FAULTS, FaultDice, Faults
 from simulation.known_coordinator import KnownCoordinator
@@ -33,45 +31,33 @@ from simulation.task_history import TaskHistory
 from simulation.transport import MemoryDealer, MemoryEndpoint, MemoryRouter
 from simulation.virtual_time import SlowLane, VirtualTime
 
-#: A World that is not over after this many steps never will be.
+#: A World that has not ended after this many steps never ends.
 STEPS_MAX = 100_000
 HISTORY_LINES = 40
-#: Times that all workers may be killed at once in one World.
+#: The number of times that all workers may be killed at once in one World.
 KILLS_OF_ALL_MAX = 4
-#: Workers of one World in so many that are drawn: more than may die in a row in one slot.
+#: One World in this many has more workers than may die in a row in one slot.
 MANY_WORKERS, MANY_EVERY = 24, 50
 #: GPU worker slots, by seed.
 GPUS = (0, 0, 1, 2, 3)
 AMPLE_BYTES, SMALL_BYTES = 1 << 30, (50_000, 120_000, 400_000)
 
 
-@cache
-def _board() -> StatusBoard:
-    """One for all Worlds of this process: each of them clears what it uses."""
-    return StatusBoard.create()
-
-
-@cache
-def _pidfd() -> int:
-    """A descriptor that never becomes readable; sessions keep copies of it."""
-    return os.eventfd(0)
-
-
 class WorldFailure(AssertionError):
-    """A World went wrong: the seed, its options, its last events and how to see it again."""
+    """A World failed: the seed, its options, its last events, and the command to repeat it."""
 
 
 class World:
     """One simulated engine, from its first Hello to its last message.
 
     Args:
-        seed: decides everything.
-        workers: worker slots of the CPU.
-        gpus: worker slots of GPUs behind those; two of them share the first GPU.
-        graphs: backwards, dealt out to the sessions.
-        sessions: calling threads, dealt out to the clients.
-        clients: client processes.
-        faults: what may go wrong, and how often.
+        seed: the source of all choices.
+        workers: CPU worker slots.
+        gpus: GPU worker slots after those; two of them share the first GPU.
+        graphs: the number of backwards, divided among the sessions.
+        sessions: the number of calling threads, divided among the clients.
+        clients: the number of client processes.
+        faults: the possible faults and their probabilities.
         journal_events: events in a segment of the coordinator's journal.
     """
 
@@ -105,16 +91,16 @@ class World:
         self.router = MemoryRouter(lane)
         self.endpoint = MemoryEndpoint("simulated", b"")
         self.endpoint.make_dealer = self._make_dealer
-        self.known_coordinator = KnownCoordinator(self.endpoint, _pidfd())
-        self.board = _board()
+        self.known_coordinator = KnownCoordinator(self.endpoint)
+        self.board = status_board()
         self.coordinator = CoordinatorProcess(self)
-        #: Client processes so far: each gets a number of its own.
+        #: The number of client processes so far: each gets its own number.
         self._processes = clients
         self.clients = self._make_clients()
 
     @classmethod
     def drawn(cls, seed: int, **chosen: int | None) -> World:
-        """A World whose options come from its seed, too, except the ``chosen`` ones."""
+        """A World whose options come from its seed, except the ``chosen`` ones."""
         drawn: dict[str, Any] = {
             "workers": MANY_WORKERS if seed % MANY_EVERY == 0 else 1 + seed % 4,
             "gpus": GPUS[seed % len(GPUS)],
@@ -158,7 +144,7 @@ class World:
         """Run until nothing is left to do.
 
         Raises:
-            WorldFailure: anything at all was not as it must be.
+            WorldFailure: an expectation was violated.
         """
         try:
             self._begin()
@@ -204,7 +190,7 @@ class World:
                 time.after(rng.randint(0, 12_000), self.kill_client, process)
 
     def _fill_arena(self) -> None:
-        """Somebody else takes the memory, all of it or nearly, for a while."""
+        """Another program takes the memory, all of it or nearly, for a while."""
         self.expected.is_memory_short = True
         used = self.memory.free_list.used_bytes
         self.memory.limit_bytes = used + self.rng.choice((0, *SMALL_BYTES))
@@ -214,7 +200,7 @@ class World:
         self.memory.limit_bytes = AMPLE_BYTES
 
     def kill_client(self, process: int) -> None:
-        """A client process is gone with all its threads; perhaps another one begins anew."""
+        """A client process dies with all its threads; perhaps another one begins again."""
         died = [c for c in self.clients.values() if c.process == process and c.is_alive]
         for client in died:
             client.vanish()
@@ -228,12 +214,12 @@ class World:
     # ------------------------------------------------------------------ checks
 
     def check_unchanged(self, who: str, block: Block, content: Content) -> None:
-        """What a view shows is what it showed when it was made."""
+        """Check that the content of a view has not changed."""
         if self.memory.read(block) != content:
             raise MemoryFault(f"{who} looks at {block}, and its content has changed")
 
     def _check_end(self) -> None:
-        """Nothing is left: no graph, no flight, no block; and every graph has ended."""
+        """Check that nothing is left (no graph, flight or block) and that every graph has ended."""
         for client in self.clients.values():
             require(not client.is_alive, f"deadlock: {client.peer} waits for {client.running()}")
         core = self.coordinator.core

@@ -11,7 +11,9 @@ from pathlib import Path
 from mpgrad.engine.blas import blas_limit
 from stress.chaos import CHAOS
 from stress.deep import DEEP
+from stress.functions import FUNCTIONS
 from stress.fuzz import FUZZ
+from stress.hostile import HOSTILE
 from stress.oom import OOM
 from stress.operators import OPERATORS
 from stress.page import write_row
@@ -21,13 +23,16 @@ from stress.soak import SOAK
 from stress.storm import STORM
 from stress.wide import WIDE
 
-RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS)
+RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS, HOSTILE)
 #: How long forms differ from the defaults, which are for a first look.
-LONG = {"chaos": ["--kills", "1000", "--minutes", "20"]}
+LONG = {
+    "chaos": ["--kills", "1000", "--minutes", "20"],
+    "functions": ["--programs", "10000"],
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Perform what ``arguments`` name (default: ``sys.argv``)."""
+    """Perform the run that ``arguments`` name (default: ``sys.argv``)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
     if options.run is not None:
@@ -47,7 +52,7 @@ def _perform(options: argparse.Namespace, command: str) -> bool:
     if getattr(options, "seed", 0) is None:
         options.seed = seed_of(options)
         command += f" --seed {options.seed}"
-    # What a forward rounds to depends on BLAS's threads, which a backward of another thread limits.
+    # Forwards round by BLAS's number of threads, which a backward of another thread limits.
     with blas_limit(1):
         verdict = run.perform(options)
     print(f"{run.name}: {'PASSED' if verdict.passed else 'FAILED'}: {verdict.figures}", flush=True)

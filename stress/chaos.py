@@ -1,9 +1,10 @@
-"""chaos: workers and coordinators die at random instants under a training; no bit may change.
+"""chaos: workers and coordinators die at random instants during a training; no bit may change.
 
-What is promised, and tested here: a worker's death is nobody's business but the engine's, also if
-it dies while it starts, again and again. A coordinator's death costs a run of the backward, which
-the engine repeats by itself (``recover="all"``) unless a hook or a Function has already run in this
-process; then it raises CoordinatorLost, no gradient has changed, and the training repeats the step.
+The test checks these promises: the engine recovers from the death of a worker without the user's
+help, even if workers die again and again while they start. After the death of a coordinator, the
+engine runs the backward again (``recover="all"``) unless a hook or a Function has already run in
+this process; then it raises CoordinatorLost, no gradient has changed, and the training repeats the
+step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.leftovers import Leftovers, left_since
 
 #: Steps after which the training starts again from the same weights.
 STEPS = 12
-#: Of so many kills of workers one more is of a coordinator, unless said otherwise.
+#: By default, one coordinator is killed per this many workers.
 WORKERS_PER_COORDINATOR = 20
 
 
@@ -67,7 +68,7 @@ def _fingerprints(seed: int) -> list[str]:
 
 @dataclass
 class Tally:
-    """What happened. Times are seconds of each step."""
+    """The events of a run. Times are seconds of each step."""
 
     kills: int = 0
     starting: int = 0
@@ -75,11 +76,11 @@ class Tally:
     #: Backwards that the engine ran again, and steps that the training repeated.
     recovered: int = 0
     repeated: int = 0
-    #: Kills that no restart followed; known only where no coordinator died, who counts them.
+    #: Kills without a following restart; known only if no coordinator died, which counts them.
     unreplaced: int = 0
     wrong: int = 0
     errors: list[str] = field(default_factory=list)
-    #: Steps while nobody was killed, in the storm, and those in which a coordinator died.
+    #: Steps without kills, steps with kills, and steps in which a coordinator died.
     calm: list[float] = field(default_factory=list)
     stormy: list[float] = field(default_factory=list)
     revived: list[float] = field(default_factory=list)
@@ -120,7 +121,7 @@ def _train_under_fire(options: argparse.Namespace, seed: int, expected: list[str
         while killer.is_alive() and time.monotonic() < deadline:
             _train(seed, expected, tally, killer)
         killer.stop()
-        # Whatever the last kill left behind shows here.
+        # Effects of the last kill show here.
         _train(seed, expected, tally)
         tally.kills, tally.starting = killer.workers, killer.starting
         tally.coordinators = killer.coordinators
@@ -132,7 +133,7 @@ def _train_under_fire(options: argparse.Namespace, seed: int, expected: list[str
 
 
 def _train(seed: int, expected: list[str], tally: Tally, killer: Killer | None = None) -> None:
-    """The whole training, or as much of it as the killer lives for."""
+    """The whole training, or as much of it as runs while the killer is alive."""
     training = Training(seed)
     died = 0 if killer is None else killer.coordinators
     for number, fingerprint in enumerate(expected):
@@ -157,7 +158,7 @@ def _train(seed: int, expected: list[str], tally: Tally, killer: Killer | None =
 
 
 def _is_due(error: Exception) -> bool:
-    """Whether this is what the death of a coordinator may cost."""
+    """Whether the death of a coordinator may cause this error."""
     return isinstance(error, CoordinatorLost) and error.has_run_user_code
 
 

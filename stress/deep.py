@@ -52,7 +52,7 @@ def chain(nodes: int) -> bool:
 
 
 class Nested(mg.Function):
-    """Its backward calls backward() on a graph with itself in it, until the levels are used up."""
+    """Its backward calls backward() on a graph that contains it again, ``levels`` times."""
 
     run_on = "client"
 

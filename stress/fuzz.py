@@ -15,9 +15,9 @@ from stress.run import Run, Verdict, count, progress_bar, seed_of
 from stress.storm import fingerprints
 from tests.leftovers import Leftovers, left_since
 
-#: The parts of the frames that go over sockets, and to a worker.
+#: The shares of the frames that go over sockets, and to a worker.
 OVER_SOCKETS, TO_WORKER = 0.1, 0.1
-#: Steps after which the training beside it starts again.
+#: Steps after which the training starts again.
 STEPS = 4
 
 

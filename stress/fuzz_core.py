@@ -1,8 +1,8 @@
 """The codec, the coordinator's shell and the three cores under hostile frames, in one process.
 
-Shell and supervisor are the real ones, over the in-memory transport; only the processes that they
-would start are names in a table. Beside the attackers an honest session has an honest worker add
-numbers up.
+Shell and supervisor are the real ones, over the in-memory transport; the processes that they would
+start are only names in a table. Beside the attackers, an honest session lets an honest worker add
+numbers.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from mpgrad.wire.transport import CLIENT, WORKER_LANES
 from simulation.transport import MemoryDealer, MemoryRouter
 from stress.hostile_frames import HostileFrames
 
-#: Frames between two looks at whether all is well.
+#: The number of frames between two checks.
 BATCH = 500
 TOKEN = bytes(range(32))
 #: Never becomes readable: the client lives.
 CLIENT_PIDFD = 0
 #: Bytes that need a block.
 LARGE = 8192
-#: Frames of honest peers that attackers know.
+#: The number of honest frames that attackers know.
 SEEN_MAX = 60
 
 
 def frames_of_honest_peers(chance: random.Random) -> list[bytes]:
-    """What an attacker would see on the wire; graph numbers and tokens aside, as real ones."""
+    """Frames that an attacker could see on the wire; only graph numbers and tokens differ."""
     return _Stage(chance).seen
 
 
 class Tally(NamedTuple):
-    """What came of the frames."""
+    """The numbers of a run."""
 
     sent: int
     refused: int
@@ -69,8 +69,8 @@ def fuzz(frames: int, chance: random.Random, advance: Callable[[int], None]) -> 
     """Send ``frames`` hostile frames.
 
     Raises:
-        AssertionError: something held that should not, or was counted wrongly.
-        Exception: whatever else the fuzzed code raised: it would have ended a process.
+        AssertionError: a hostile frame had an effect, or was counted wrongly.
+        Exception: another exception of the fuzzed code, which would have ended a process.
     """
     stage = _Stage(chance)
     sent = 0
@@ -83,7 +83,7 @@ def fuzz(frames: int, chance: random.Random, advance: Callable[[int], None]) -> 
 
 
 class _Process:
-    """A worker that is a name only: it dies by being written down."""
+    """A worker that is only a name: a flag marks its death."""
 
     def __init__(self, router: MemoryRouter, number: int) -> None:
         self._router = router
@@ -103,7 +103,7 @@ class _Process:
 
 
 class _Spawner:
-    """Knows who is in which slot."""
+    """Knows the worker of each slot."""
 
     def __init__(self, router: MemoryRouter) -> None:
         self._router, self._numbers = router, itertools.count(1)
@@ -149,7 +149,7 @@ class _Stage:
         other.close()
         self.backwards = 0
         self.seen: list[bytes] = []
-        # Nobody has seen an honest backward yet, so there is nothing to forge.
+        # Before the first honest backward there is no frame to forge.
         self._honest_backward()
 
     @property
@@ -170,14 +170,14 @@ class _Stage:
         self._honest_backward()
 
     def _stranger(self, count: int) -> None:
-        """Has no token; calls itself all kinds of things. Nothing of it may pass."""
+        """Has no token, and uses many names. None of its frames may be accepted."""
         names = ("c66.1", "w1.1", "w1.999", "c1.0", "w0.1", "w7", "x", "")
         before, hostile = self.refused, HostileFrames(self._chance, self.seen)
         for _ in range(count):
             lane = self._chance.choice((*WORKER_LANES, CLIENT))
             name = self._chance.choice(names)
             if name == ("c1.0" if lane == CLIENT else "w0.1"):
-                continue  # the transport lets nobody in under a name that is connected
+                continue  # the transport refuses the name of a connected peer
             dealer = MemoryDealer(self._router, name, (lane,))
             frame = self._forged_hello(name) if self._chance.random() < 0.1 else hostile.next()
             dealer.send([frame])
@@ -193,7 +193,7 @@ class _Stage:
         return encode(schema.Hello(name, forged, schema.PROTOCOL_VERSION))
 
     def _session_gone_bad(self, count: int) -> None:
-        """Has the token; what it sends looks like a session's frames, nearly."""
+        """Has the token; its frames are nearly those of a session."""
         while count > 0:
             peer = f"c2.{next(self._numbers)}"
             dealer = MemoryDealer.session(self._router, peer)
@@ -204,7 +204,7 @@ class _Stage:
         self._finish_tasks()
 
     def _worker_gone_bad(self, count: int) -> None:
-        """The same with a worker that has been given tasks."""
+        """The same with a worker that has tasks."""
         while count > 0:
             peer = self._spawner.peers[1]
             dealer = MemoryDealer.worker(self._router, peer)
@@ -218,7 +218,7 @@ class _Stage:
     def _send_until_cut(
         self, dealer: MemoryDealer, peer: str, count: int, lane: str, allowed: tuple[Any, ...]
     ) -> int:
-        """Frames in its name, a few beyond the first that is refused; how many are left."""
+        """Frames in its name, until a few after the first refused one; return the number left."""
         hostile = HostileFrames(self._chance, [in_name_of(peer, frame) for frame in self.seen])
         beyond = self._chance.randrange(4)
         while count > 0 and beyond >= 0:
@@ -233,7 +233,7 @@ class _Stage:
         return count
 
     def _to_others(self, count: int) -> None:
-        """What a worker and a session would be told by a coordinator that has gone mad."""
+        """Frames that a faulty coordinator might send to a worker and a session."""
         hostile = HostileFrames(self._chance, self.seen)
         worker, client = WorkerState("w0.1"), ClientState("c1.0")
         for _ in range(count):
@@ -255,7 +255,7 @@ class _Stage:
             self.coordinator.turn()
 
     def _finish_tasks(self) -> None:
-        """The honest worker does what the attackers' graphs have given it."""
+        """The honest worker runs the tasks of the attackers' graphs."""
         for _ in range(50):
             self._work()
             self.coordinator.turn()
@@ -263,9 +263,9 @@ class _Stage:
     # ------------------------------------------------------------------ honest work
 
     def _honest_backward(self) -> None:
-        """Task 0 passes its input on, in a message to 1 and in a block to 2; 3 sums what they give.
+        """Task 0 passes its input on, in a message to 1 and in a block to 2; 3 sums both results.
 
-        A block counts as 0: nobody writes into the arena.
+        A block counts as 0: its memory is never written.
         """
         name, seed = next(self._numbers), self._chance.randrange(1000)
         self._say(ev.GraphSubmitted("c1.0", name, 0, TASKS, ((0, 0, 0, _number(seed)),), 2))
@@ -290,7 +290,7 @@ class _Stage:
         self._session.send([encode(message)])
 
     def _note(self, frame: bytes) -> None:
-        """Attackers know what honest peers have said."""
+        """Attackers know the frames of honest peers."""
         if len(self.seen) < SEEN_MAX:
             self.seen.append(frame)
 
@@ -314,7 +314,7 @@ def in_name_of(peer: str, frame: bytes) -> bytes:
 
 
 def is_wellformed(frame: bytes, allowed: tuple[Any, ...]) -> bool:
-    """Whether the codec lets it pass."""
+    """Whether the codec accepts it."""
     try:
         decode(frame, allowed)
     except ProtocolError:
@@ -325,8 +325,8 @@ def is_wellformed(frame: bytes, allowed: tuple[Any, ...]) -> bool:
 def has_other_tables(frame: bytes) -> bool:
     """Whether it begins or extends a graph by tables that no planner has made.
 
-    Those are trusted: they come from the client, whose engine this is, and to check each of their
-    references would cost every backward. What is wrong in them can harm that client's engine only.
+    Such tables are trusted: they come from the client, which owns the engine, and checking each of
+    their references would slow every backward. Wrong tables can harm only that client's engine.
     """
     if not is_wellformed(frame, (ev.GraphSubmitted, ev.GraphExtended)):
         return False

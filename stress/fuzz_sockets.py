@@ -1,6 +1,6 @@
 """Hostile frames over the sockets of a real engine, while it trains.
 
-Attackers are threads here; what they know is what a process of the same user could find out.
+Attackers are threads here; they know only what another process of the same user could find out.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stress.hostile_frames import HostileFrames
 from stress.load import Training
 from tests.leftovers import wait_until
 
-#: Frames that leave together, and batches after which an attacker waits until they are heard.
+#: Frames that are sent together, and batches after which an attacker waits for their reception.
 BATCH, BATCHES_AHEAD = 100, 5
-#: Connections that do not even speak in frames.
+#: The number of connections that do not even send frames.
 RAW_CONNECTIONS = 50
 PATIENCE_S = 30.0
 
@@ -35,13 +35,13 @@ def fuzz_engine(
     """Send ``frames`` frames to a training engine.
 
     Args:
-        frames: how many, of peers without a token: each has to be refused and counted.
-        chance: decides which.
-        expected: fingerprints of ``Training(0)``, again and again.
-        advance: told how many were sent.
+        frames: the number of frames of peers without a token: each must be refused and counted.
+        chance: chooses the frames.
+        expected: fingerprints of ``Training(0)``, repeated.
+        advance: gets the number of frames that were sent.
 
     Raises:
-        AssertionError: a wrong gradient, or the engine heard somebody, or miscounted.
+        AssertionError: a gradient is wrong, or a frame was accepted or miscounted.
     """
     with mg.Engine("process", cpu_workers=2) as engine:
         workers = engine.worker_pids()
@@ -75,7 +75,7 @@ def _train(expected: list[str]) -> int:
 
 
 def _name_of_the_sockets(coordinator: int | None) -> str:
-    """As every process of this user can find it."""
+    """The name of the sockets, as every process of this user can find it."""
     held = {os.readlink(entry) for entry in Path(f"/proc/{coordinator}/fd").iterdir()}
     rows = Path("/proc/net/unix").read_text().splitlines()
     found = [re.search(r" (\d+) @(mpgrad-[0-9a-f]{32})/", row) for row in rows]
@@ -84,7 +84,7 @@ def _name_of_the_sockets(coordinator: int | None) -> str:
 
 
 class _Attacker(threading.Thread):
-    """Talks to every lane under many names."""
+    """Sends frames on every lane under many names."""
 
     def __init__(
         self, name: str, frames: int, chance: random.Random, advance: Callable[[int], None]
@@ -116,7 +116,7 @@ class _Attacker(threading.Thread):
         return dealer
 
     def speak_nonsense(self) -> None:
-        """Bytes that are no frames; the last one is a frame longer than any may be."""
+        """Send bytes that are no frames, and finally a frame that is too long."""
         for _ in range(RAW_CONNECTIONS):
             with socket.socket(socket.AF_UNIX) as raw:
                 raw.connect(f"\0{self._engine}/{self._chance.choice(ROUTER_LANES)}")
@@ -124,7 +124,7 @@ class _Attacker(threading.Thread):
         self._connect("c66.2", CLIENT).send([bytes(MESSAGE_BYTES_MAX + 1)])
 
     def take_names_that_are_taken(self) -> None:
-        """The transport lets nobody in under the name of somebody who is connected."""
+        """The transport refuses a second connection with the name of a connected peer."""
         for lane in WORKER_LANES:
             self._connect("w0.1", lane).send([self._hostile.next() for _ in range(BATCH)], lane)
 

@@ -1,9 +1,9 @@
-"""Hostile tasks for a worker: whatever a dispatch or a program says, the worker refuses or runs it.
+"""Hostile tasks for a worker, which must run or refuse each of them.
 
-``python -m stress.fuzz_worker FRAMES SEED`` is a process of its own: if a handle could lead out of
-its arena, that would end it. It is worker, coordinator and client in one, without their sockets:
-the real core deals out the tasks of real backwards, the real TaskRunner runs them. Before each task
-it is given copies of it that are wrong: in the frame, or in the program that the frame points to.
+``python -m stress.fuzz_worker FRAMES SEED`` is a separate process, because a handle that leads out
+of its arena would end it. It is worker, coordinator and client in one, without their sockets: the
+real core dispatches the tasks of real backwards, and the real TaskRunner runs them. Before each
+task it gets wrong copies of it, with errors in the frame or in the program.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mpgrad.base.exits import describe_exit
 from mpgrad.base.handles import Block
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
@@ -46,16 +47,16 @@ from mpgrad.workers.worker_memory import WorkerMemory
 from stress.fuzz_core import Tally
 from stress.hostile_frames import HostileFrames
 
-#: What this process may map beside its arenas: a shape gone wrong must not fill the machine.
+#: The bytes that this process may map beside its arenas: a wrong shape must not fill the machine.
 MAPPED_BYTES_MAX = 2 << 30
 ARENA_BYTES = 1 << 28
-#: Wrong copies of each task.
+#: The number of wrong copies of each task.
 COPIES = 40
 WORKER, SESSION = "w0.1", "c1.0"
 
 
 class WorkerStage:
-    """One worker process's insides and somebody who deals out tasks."""
+    """The parts of one worker process, and a dispatcher of tasks."""
 
     def __init__(self, chance: random.Random, frames: int) -> None:
         self._chance, self._frames = chance, frames
@@ -67,7 +68,7 @@ class WorkerStage:
         self.sent = self.refused = 0
 
     def backward(self, loss: mg.Tensor, leaf: mg.Tensor, *, attack: bool) -> np.ndarray[Any, Any]:
-        """The gradient of ``leaf``, from a coordinator without a past.
+        """The gradient of ``leaf``, from a new coordinator.
 
         Args:
             loss, leaf: the graph.
@@ -75,11 +76,12 @@ class WorkerStage:
         """
         seed = np.ones((), loss.dtype)
         frozen = freeze([gradient_edge(loss)], [seed], keep_graph=True, cost=costs.estimate)
-        # Where nothing is fused, much goes through blocks.
+        # Without fusion, many gradients go through blocks.
         is_fused = self._chance.random() < 0.5
         prepared = PreparedGraph(frozen.spec, plan(frozen.spec, workers=2, fuse=is_fused))
         handover = Handover(frozen, prepared, {})
-        client = ClientWorker(frozen, prepared, handover, self._arena, contextlib.nullcontext, 1)
+        placed = Placed(frozen, {}, {}, {})
+        client = ClientWorker(placed, prepared, handover, self._arena, contextlib.nullcontext, 1)
         ahead = client.run_ahead() if prepared.plan.opens_alone else None
         self._graphs += 1
         messages = [*handover.messages(SESSION, self._graphs, 0, 2, ahead)]
@@ -116,7 +118,7 @@ class WorkerStage:
     # ------------------------------------------------------------------ attacks
 
     def _attack(self, task: do.DispatchNodeTask) -> None:
-        """Wrong copies of ``task``; whatever they lead to, it has to be an answer."""
+        """Send wrong copies of ``task``; each must get a reply."""
         hostile = HostileFrames(self._chance, [encode(task)])
         for _ in range(min(COPIES, self._frames - self.sent)):
             self.sent += 1
@@ -134,7 +136,7 @@ class WorkerStage:
                 encode(reply)
 
     def _with_wrong_program(self, task: do.DispatchNodeTask) -> do.DispatchNodeTask:
-        """The same task, with a program that somebody has written into."""
+        """The same task with a changed program."""
         program = bytearray(self._memory.read_bytes(*task.payload))
         for _ in range(self._chance.randint(1, 3)):
             at = self._chance.randrange(len(program))
@@ -148,7 +150,7 @@ class WorkerStage:
 
 
 def graph(values: np.random.Generator) -> tuple[mg.Tensor, mg.Tensor]:
-    """A loss with operators of all kinds behind it, and the leaf that it depends on."""
+    """A loss of operators of all kinds, and the leaf that it depends on."""
     leaf = mg.tensor(values.normal(size=(40, 50)).astype(np.float32), requires_grad=True)
     weight = mg.tensor(values.normal(size=(50, 30)).astype(np.float32))
     hidden = mg.tanh(leaf @ weight)
@@ -162,10 +164,10 @@ def graph(values: np.random.Generator) -> tuple[mg.Tensor, mg.Tensor]:
 
 
 def fuzz_worker(frames: int, seed: int) -> Tally:
-    """Give a worker ``frames`` wrong tasks, in a process of its own.
+    """Give a worker ``frames`` wrong tasks, in a separate process.
 
     Raises:
-        AssertionError: it died of them, or a later honest backward went wrong.
+        AssertionError: the worker died, or a later honest backward was wrong.
     """
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "stress.fuzz_worker", str(frames), str(seed)],
@@ -190,10 +192,10 @@ def _main(frames: int, seed: int) -> Tally:
         expected = leaf.grad.numpy().tobytes()
     while stage.sent < frames or not backwards:
         attacked = graph(np.random.default_rng(1))
-        # A wrong task may have written where the right ones read.
+        # A wrong task may have changed memory that the right ones read.
         with contextlib.suppress(AssertionError):
             stage.backward(*attacked, attack=True)
-        # What is kept between tasks (decoded programs, open blocks) must not be spoilt by it.
+        # It must not damage data that are kept between tasks (decoded programs, open blocks).
         fresh = graph(np.random.default_rng(1))
         found = stage.backward(*fresh, attack=False)
         assert found.tobytes() == expected, "a wrong gradient after hostile tasks"
@@ -202,7 +204,7 @@ def _main(frames: int, seed: int) -> Tally:
 
 
 def _limit_memory() -> None:
-    """From now on this process may not map much more."""
+    """Limit the memory that this process may map from now on."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MAPPED_BYTES_MAX,) * 2)

@@ -1,7 +1,7 @@
-"""HostileFrames: what somebody might send who wants the engine to fall.
+"""HostileFrames: frames with which an attacker might try to break the engine.
 
-Valid frames, by chance cut short, with bytes changed, spliced, of another kind, or with one value
-that is out of every range.
+They are valid frames, some of them cut short, with changed bytes, spliced, of another kind, or with
+one value out of range.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HostileFrames:
         return self._chance.choice(self._ways)(self._chance.choice(self._valid))
 
     def replay(self) -> bytes:
-        """A valid frame of somebody, as it was."""
+        """A valid earlier frame, unchanged."""
         return self._chance.choice(self._valid)
 
     def _truncate(self, frame: bytes) -> bytes:
@@ -62,7 +62,7 @@ class HostileFrames:
         return self._chance.randbytes(self._chance.randrange(64))
 
     def _bend(self, frame: bytes) -> bytes:
-        """One value of the message becomes another one."""
+        """Change one value of the message."""
         try:
             message = msgspec.msgpack.decode(frame[1:])
         except msgspec.DecodeError:

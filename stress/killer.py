@@ -1,4 +1,4 @@
-"""Killer: sends SIGKILL to an engine's processes at random instants, and keeps count."""
+"""Killer: sends SIGKILL to an engine's processes at random instants, and counts the kills."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import mpgrad as mg
 
 #: Seconds between two kills: often shorter than a worker needs to start, or a step to finish.
 PAUSES_S = (0.02, 0.6)
-#: What a worker has mapped once it has done all its imports, shortly before it is ready.
+#: The modules that a worker has mapped after all its imports, shortly before it is ready.
 _MAPPED = "mpgrad-engine-arena"
 
 
 class Killer(threading.Thread):
-    """Strikes workers, whether they work, wait or start, and now and then their parent.
+    """Kills workers while they work, wait or start, and sometimes the coordinator.
 
     Args:
-        engine: whose processes.
-        chance: decides when and whom.
-        workers: how many workers to kill.
-        coordinators: how many coordinators; they are spread among the others.
+        engine: the engine.
+        chance: chooses the time and the process.
+        workers: the number of workers to kill.
+        coordinators: the number of coordinators to kill, spread among the workers.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Killer(threading.Thread):
         pid = self._chance.choice(pids)
         maps = _maps_of(pid)
         if not maps or not _kill(pid):
-            return False  # the last kill of it has not been noticed yet
+            return False  # its last kill has not been noticed yet
         self.workers += 1
         self.starting += _MAPPED not in maps
         return True
@@ -66,7 +66,7 @@ class Killer(threading.Thread):
         return True
 
     def stop(self) -> None:
-        """End it, and wait for that."""
+        """Stop the thread and wait for its end."""
         self._stop_asked.set()
         self.join()
 
@@ -79,7 +79,7 @@ def _kill(pid: int) -> bool:
 
 
 def _maps_of(pid: int) -> str:
-    """What a process has mapped; nothing if it is dead, even if nobody has noticed."""
+    """The mappings of a process; empty if it is dead, even before its parent notices."""
     with suppress(OSError), open(f"/proc/{pid}/maps") as maps:
         return maps.read()
     return ""

@@ -1,4 +1,4 @@
-"""limited_group(): a cgroup whose processes may use little, where this user may make one."""
+"""limited_group(): a cgroup with a limit, if this user may make one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
-#: By what is limited: where groups are made and the file with the limit, cgroup v2, then v1.
+#: By resource: the directory of groups and the file with the limit, cgroup v2, then v1.
 _PLACES = {
     "memory": ((_ROOT, "memory.max"), (_ROOT / "memory", "memory.limit_in_bytes")),
     "processes": ((_ROOT, "pids.max"), (_ROOT / "pids", "pids.max")),
@@ -17,11 +17,11 @@ _PLACES = {
 
 @contextlib.contextmanager
 def limited_group(what: str, limit: int) -> Iterator[Path | None]:
-    """The directory of a new group, or None where none can be made; gone at the end.
+    """The directory of a new group, or None if it cannot be made; it is removed at the end.
 
     Args:
         what: "memory" (bytes) or "processes" (their number, threads included).
-        limit: how much.
+        limit: the limit.
 
     A process enters it by writing its number into the file ``cgroup.procs`` there.
     """

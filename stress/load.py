@@ -1,7 +1,7 @@
-"""The training that goes on while something is being broken: everything a real one has.
+"""The training during a stress run, with all the parts of a real one.
 
-Matrix products, a Function that holds the GIL, one that only the client may run, hooks, wide sums,
-and weights that follow the gradients, so that one wrong bit shows in all later steps.
+It has matrix products, a Function that holds the GIL, one that only the client may run, hooks, wide
+sums, and weights that follow the gradients, so that one wrong bit shows in all later steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Spins(mg.Function):
 
 
 class Stays(mg.Function):
-    """Runs in the client, in the middle of what workers run."""
+    """Runs in the client, between Nodes that workers run."""
 
     run_on = "client"
 
@@ -52,13 +52,13 @@ class Stays(mg.Function):
 
 
 class Training:
-    """A fixed sequence of steps; every instance with the same seed goes through the same bits."""
+    """A fixed sequence of steps; all instances with the same seed compute the same bits."""
 
     def __init__(self, seed: int) -> None:
         self._values = np.random.default_rng(seed)
         self.weights = [self._weight() for _ in range(2 * BRANCHES)]
         self._hooked = 0
-        #: Steps that failed with an error that was allowed.
+        #: The number of steps that failed with an allowed error.
         self.repeated = 0
 
     def _weight(self) -> mg.Tensor:

@@ -1,6 +1,6 @@
-"""oom: memory runs out in every way that can be arranged; a clear error, then all works again.
+"""oom: memory runs out in several ways; each gives a clear error, then everything works again.
 
-``python -m stress.oom WAY`` is one way, in a process of its own whose limits it may lower.
+``python -m stress.oom WAY`` is one way, in a separate process whose limits it may lower.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stress.run import Run, Verdict, count
 from tests.leftovers import Leftovers, left_since
 
 MIB = 1 << 20
-#: What the processes of one engine may use together where the machine's memory is to run out.
+#: The memory of the processes of one engine in a cgroup, where it is to run out.
 GROUP_BYTES = 400 * MIB
-#: One such round takes seconds: ten workers are killed.
+#: The number of such rounds; one takes seconds, because ten workers are killed.
 ROUNDS_PER_MACHINE = 10
-#: What the error must say then.
+#: The words of the error in that case.
 TOLD = ("EatsBackward", "(pid ", "SIGKILL", "because memory ran out", " MiB", "Fewer workers")
 NOT_TRIED = "not tried: the kernel's own killer, for no memory cgroup can be made here"
 
@@ -56,7 +56,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
 
 
 def _in_a_process(way: str, rounds: int, group: Path | None = None) -> str:
-    """Its last line: "fine", or what was wrong."""
+    """Its last line: "fine", or a description of the fault."""
     command = [sys.executable, "-m", "stress.oom", way, str(rounds)]
     if group is not None:
         command = entering(group, command)
@@ -129,7 +129,7 @@ def machine(rounds: int) -> None:
 
 
 class _Eats(mg.Function):
-    """Takes all the memory there is."""
+    """Takes all available memory."""
 
     run_on = "worker"
 
@@ -145,7 +145,7 @@ class _Eats(mg.Function):
 
 
 class _Refused:
-    """The body has to end with an error of this kind, whose text says how much was asked for."""
+    """The body must end with an error of this kind that names the requested bytes."""
 
     def __init__(self, kind: type[BaseException]) -> None:
         self._kind = kind
@@ -160,7 +160,7 @@ class _Refused:
 
 
 def _backward(side: int) -> np.ndarray[Any, Any]:
-    """The gradient of a product of two square matrices, taken in the workers."""
+    """The gradient of a product of two square matrices, computed in workers."""
     x = mg.tensor(np.full((side, side), 2.0), requires_grad=True)
     y = mg.tensor(np.ones((side, side)))
     mg.tanh(x * y).sum().backward()
@@ -170,7 +170,7 @@ def _backward(side: int) -> np.ndarray[Any, Any]:
 
 
 def _backward_here(size: int) -> None:
-    """A gradient that the client makes itself."""
+    """A gradient that the client computes itself."""
     x = mg.tensor(np.ones(size), requires_grad=True)
     y = mg.tanh(x)
     y.register_hook(lambda grad: mg.from_numpy(grad.numpy() * 2))

@@ -1,9 +1,9 @@
-"""A child of the run ``operators``: calls operators with odd arguments, and says what came of it.
+"""A child of the run ``operators``: calls operators with odd arguments, and counts the outcomes.
 
     python -m stress.operator_calls SEED FIRST CALLS [--beside-torch] [--in-process]
 
-Before each call its number goes to stdout's file, so that the parent knows what a crash came from.
-The last line is the tally, in JSON.
+Before each call it writes the number of the call to the file of stdout, so that the parent knows
+which call crashed. The last line is the tally, in JSON.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 NUMBERS = (0, 1, -1, 2, -2, 3, 5, 0.5, -0.0, 1e30, float("nan"), float("inf"), True, 1j, 100)
 WORDS = ("mean", "sum", "none", "floor", "trunc", "constant", "reflect", "fro", "left", "nonsense")
 SPECIAL = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e-30, 1e30)
-#: Of the calls with gradients that return, each so-manieth is repeated in workers.
+#: One in this many calls with gradients is repeated in workers.
 EVERY = 10
-#: Functions that change the process, draw numbers, or leave memory as it is.
+#: Functions that change the process, draw numbers, or return uninitialised memory.
 LEFT_OUT = frozenset(
     {"manual_seed", "set_rng_state", "get_rng_state", "empty", "empty_like", "rand", "randn"}
     | {"rand_like", "randn_like", "randint", "randint_like", "randperm", "bernoulli", "normal"}
@@ -52,7 +52,7 @@ LEFT_OUT = frozenset(
     | {"dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"}
     | {"gumbel_softmax", "scaled_dot_product_attention", "from_numpy", "get_default_dtype"}
 )
-#: Words of NumPy's that a user of mpgrad should not have to read.
+#: Messages of NumPy that a user of mpgrad should not see.
 BARE = (
     *(
         "operands could not be broadcast",
@@ -66,7 +66,7 @@ BARE = (
 
 
 def functions(library: Any) -> dict[str, Callable[..., Any]]:
-    """What is called, by its path below the library."""
+    """The functions to call, by their path below the library."""
     found = {}
     for name, home in vars(mg)["_HOME"].items():
         if home.startswith("mpgrad.ops.") and name not in LEFT_OUT:
@@ -98,7 +98,7 @@ def array(chance: random.Random) -> Any:
 
 
 def argument(chance: random.Random, name: str, annotation: str) -> Any:
-    """Something for a parameter: an array stands for a Tensor."""
+    """A value for a parameter: an array stands for a Tensor."""
     odd = chance.random() < 0.08
     if "Sequence[Tensor]" in annotation or name in ("tensors", "arrays"):
         return [array(chance) for _ in range(chance.randrange(4))]
@@ -116,7 +116,7 @@ def argument(chance: random.Random, name: str, annotation: str) -> Any:
 
 
 def calls(seed: int, first: int, count: int) -> Iterator[tuple[int, str, list[Any]]]:
-    """Number, operator and positional arguments of each call; they depend on both alone."""
+    """Number, operator and positional arguments of each call, which depend on seed and number."""
     known = functions(mg)
     signatures = {name: _parameters(function) for name, function in known.items()}
     names = sorted(known)
@@ -148,9 +148,9 @@ def _parameters(function: Any) -> list[tuple[str, str, bool]]:
 
 
 def tensors(library: Any, value: Any, *, grad: bool) -> Any:
-    """``value`` with Tensors of the library in place of arrays."""
+    """``value`` with Tensors of the library instead of arrays."""
     if isinstance(value, np.ndarray):
-        # A copy, which in-place options may change, of the same layout.
+        # A copy of the same layout, because in-place options may change it.
         copied = value if value.size == 0 else np.array(value, order="K")
         tensor = library.from_numpy(copied)
         return tensor.requires_grad_() if grad and value.dtype.kind in "fc" else tensor
@@ -188,7 +188,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def words(name: str, given: list[Any]) -> str:
-    """A call as a reader would write it."""
+    """A call in the form of source code."""
     parts = [
         f"{v.dtype}{list(v.shape)}" if isinstance(v, np.ndarray) else repr(v)[:60] for v in given
     ]
@@ -247,7 +247,7 @@ def _bits(value: Any) -> Any:
 
 
 def _beside(found: Any, beside: Any) -> str:
-    """How a call differs from PyTorch's; empty: it does not."""
+    """The difference between a call and PyTorch's; empty if there is none."""
     if isinstance(beside, Exception):
         if not isinstance(found, Exception):
             return f"accepted here only: PyTorch: {type(beside).__name__}: {beside}"

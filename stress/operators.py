@@ -11,11 +11,11 @@ import time
 
 from stress.run import Run, Verdict, count, progress_bar, seed_of
 
-#: Calls of one child: a crash costs the tally of those before it.
+#: The number of calls of one child: a crash loses the tally of the calls before it.
 OF_A_CHILD = 5000
-#: Seconds after which a child is taken for stuck; it needs a hundredth of it.
+#: Seconds after which a child counts as stuck; it normally needs a hundredth of this.
 STUCK_S = 1800
-#: Notes of each kind that are printed.
+#: The number of notes of each kind that are printed.
 PRINTED = 40
 
 

@@ -1,4 +1,4 @@
-"""The page of results, ``docs/reliability.md``: each run replaces its row; remarks stand below."""
+"""The page of results, ``docs/reliability.md``: each run replaces its row."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from stress.run import Verdict
 
 _HEAD = """# Reliability
 
-What `scripts/stress` has found. Each run writes its own row:
+These are the results of `scripts/stress`. This command runs all of its programs in about half an
+hour and writes their rows:
 
     scripts/stress all --write docs/reliability.md
 
-does all of them (about half an hour; `scripts/stress --help` says what each one does, and
-`scripts/stress RUN --write FILE` does one). Every run is bounded in time and count, prints the seed
-that repeats it, and ends with exit status 0 or 1. Short forms of all of them are tests
-(`tests/stress`); how a process's death is survived stands in `ARCHITECTURE.md`.
+`scripts/stress RUN --write FILE` runs one; `scripts/stress --help` explains each. Every run has a
+limit of time and count, prints the seed that repeats it, and ends with exit status 0 or 1. Short
+forms of all runs are tests (`tests/stress`). `ARCHITECTURE.md` explains what happens when a process
+dies.
 """
 _TABLE = "| run | verdict | figures | command | date, machine |\n|---|---|---|---|---|\n"
 _ROW = re.compile(r"^\| (\w+) \| (?:PASSED|FAILED) \|.*$", re.MULTILINE)
 
 
 def write_row(path: Path, name: str, verdict: Verdict, command: str, order: Sequence[str]) -> None:
-    """Put the result of run ``name`` into the page, whose other rows and words below them stay.
+    """Put the result of run ``name`` into the page; keep other rows and the text below them.
 
     Args:
         path: the page; it is made if it does not exist.
         name: of the run.
-        verdict: how it ended.
-        command: how to do it again.
+        verdict: its result.
+        command: the command that repeats it.
         order: names of all runs, in the order of the rows.
     """
     text = path.read_text() if path.exists() else ""

@@ -1,4 +1,4 @@
-"""What every stress run is: a name, options, and a verdict in one line."""
+"""The common form of stress runs: a name, options, and a verdict in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Verdict(NamedTuple):
-    """How a run ended."""
+    """The result of a run."""
 
     passed: bool
     #: Its figures, in one line.
@@ -48,12 +48,12 @@ def minutes(text: str) -> float:
 
 
 def seed_of(options: argparse.Namespace) -> int:
-    """``--seed``, or a drawn one; whoever asks prints it."""
+    """``--seed``, or a drawn one; the caller prints it."""
     return random.SystemRandom().randrange(10**6) if options.seed is None else int(options.seed)
 
 
 def progress_bar() -> Progress:
-    """Shows how far a run is, on stderr, and vanishes at its end."""
+    """Shows the progress of a run on stderr, and vanishes at its end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -16,7 +16,7 @@ from simulation import WorldFailure
 from simulation.many_worlds import Tally, run_worlds
 from stress.run import Run, Verdict, count, minutes, progress_bar
 
-#: Worlds that one process runs before it reports.
+#: The number of Worlds that one process runs before it reports.
 CHUNK = 100
 #: Seeds are drawn below this.
 SEED_MAX = 10**9
@@ -43,7 +43,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
     tally, failure = _run_all(options, first, start + 60 * options.minutes)
     figures = f"{tally.worlds:,} worlds, seeds {first} to {first + options.seeds - 1}"
     if failure is not None:
-        # The last line is the command that shows it again.
+        # The last line is the command that repeats it.
         print(failure)
         return Verdict(False, f"{figures}, then: {failure.splitlines()[0]}")
     print(*tally.lines(), sep="\n")
@@ -54,7 +54,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
 
 
 def _run_all(options: argparse.Namespace, first: int, deadline: float) -> tuple[Tally, str | None]:
-    """What all Worlds until the first failure or the deadline have seen, and that failure."""
+    """The tally of all Worlds until the first failure or the deadline, and that failure."""
     tally = Tally()
     chunks = _chunks(first, options.seeds)
     with (
@@ -88,13 +88,13 @@ def _run_chunk(seeds: range) -> Tally | str:
     try:
         return run_worlds(seeds)
     except WorldFailure as failure:
-        return str(failure)  # its causes hold what cannot be pickled
+        return str(failure)  # its causes contain objects that cannot be pickled
     finally:
         gc.collect()
 
 
 def _be_patient() -> None:
-    """Worlds are full of cycles, but each chunk is small: its garbage is collected at its end."""
+    """Switch the collector off: Worlds are full of cycles, but a chunk's garbage is small."""
     gc.disable()
 
 

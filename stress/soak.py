@@ -17,16 +17,16 @@ import mpgrad as mg
 from stress.run import Run, Verdict, count, minutes, progress_bar, seed_of
 from tests.leftovers import Leftovers, left_since
 
-#: The part of the backwards that may still make caches and heaps grow.
+#: The share of the backwards during which caches and heaps may still grow.
 WARM_UP = 0.1
-#: Looks after the warm-up; the first and the last fifth of them are compared.
+#: The number of samples after the warm-up; the first and the last fifth of them are compared.
 LOOKS = 100
 GROWTH_MAX = 0.01
 SIDE = 48
 
 
 class Cubes(mg.Function):
-    """Shipped to a worker; fails where it is told to."""
+    """A Function for workers that fails if ``fails`` is set."""
 
     @staticmethod
     def forward(ctx: Any, x: mg.Tensor, fails: bool) -> Any:
@@ -43,7 +43,7 @@ class Cubes(mg.Function):
 
 
 class Mixture:
-    """Backwards of different kinds in turn; each kind gives the same gradients every time."""
+    """Backwards of different kinds in turn; each kind always gives the same gradients."""
 
     def __init__(self, seed: int) -> None:
         values = np.random.default_rng(seed)
@@ -62,7 +62,7 @@ class Mixture:
         grads = [weight.grad for weight in self._weights]
         found = b"".join(b"-" if grad is None else grad.numpy().tobytes() for grad in grads)
         self.wrong += self._first.setdefault(kind, found) != found
-        # A view of one gradient outlives its step, as user code may want.
+        # A view of one gradient outlives its step, as in user code.
         self._kept = None if grads[0] is None else grads[0].detach()[:1]
         for weight in self._weights:
             weight.grad = None
@@ -97,7 +97,7 @@ class Mixture:
 
 
 class Look(NamedTuple):
-    """What the engine holds at one moment."""
+    """A sample of the engine's memory."""
 
     #: Resident bytes: client, coordinator, then the workers.
     resident: tuple[int, ...]
@@ -154,7 +154,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
 
 
 def _backwards(mixture: Mixture, options: argparse.Namespace, deadline: float) -> Iterator[int]:
-    """Do them; hands out their number whenever it is time for a look, and at the end."""
+    """Run the backwards; yield their number when a sample is due, and at the end."""
     warm = int(WARM_UP * options.backwards)
     every = max(1, (options.backwards - warm) // LOOKS)
     with progress_bar() as progress:
@@ -170,9 +170,9 @@ def _backwards(mixture: Mixture, options: argparse.Namespace, deadline: float) -
 
 
 def growths(looks: list[Look]) -> dict[str, float]:
-    """From the first to the last fifth of the looks, as a part of what was there.
+    """The growth from the first to the last fifth of the samples, as a fraction.
 
-    Medians are compared: one look may fall between the death of a view and its release.
+    Medians are compared, because a sample may fall between the death of a view and its release.
     """
     fifth = max(1, len(looks) // 5)
     rows = {

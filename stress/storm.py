@@ -18,7 +18,7 @@ from stress.load import Training
 from stress.run import Run, Verdict, count, minutes, progress_bar, seed_of
 from tests.leftovers import Leftovers, left_since
 
-#: Different trainings; threads and processes share them, so that each is computed once here.
+#: The number of different trainings; threads and processes share them: each is computed once.
 TRAININGS = 5
 
 
@@ -61,7 +61,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
             try:
                 of_threads = list(pool.map(train, range(options.threads)))
             except KeyboardInterrupt:
-                deadline = 0.0  # the threads stop after the backward that they are in
+                deadline = 0.0  # the threads stop after their current backward
                 raise
         of_clients = [client.fingerprints(deadline) for client in clients]
         failed = engine.statistics().failed
@@ -83,14 +83,14 @@ def _perform(options: argparse.Namespace) -> Verdict:
 
 
 def fingerprints(seed: int, steps: int, mode: str = "local") -> list[str]:
-    """The gradients of a whole training."""
+    """The fingerprints of a whole training."""
     with mg.Engine(mode):
         training = Training(seed)
         return [training.step() for _ in range(steps)]
 
 
 class _Client:
-    """A process of its own, with an engine of its own."""
+    """A client process with its own engine."""
 
     def __init__(self, seed: int, options: argparse.Namespace, number: int) -> None:
         self._process = subprocess.Popen(
@@ -101,7 +101,7 @@ class _Client:
         )  # fmt: skip
 
     def fingerprints(self, deadline: float) -> list[str]:
-        """What it found; nothing if it failed or is late."""
+        """Its result; empty if it failed or is late."""
         try:
             printed, _ = self._process.communicate(timeout=max(1.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""wide: very many Nodes that feed one, and one that feeds very many."""
+"""wide: very many Nodes that feed one Node, and one Node that feeds very many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mpgrad as mg
 from stress.run import Run, Verdict, count
 from tests.leftovers import Leftovers, left_since
 
-#: Elements of each tensor: small enough to travel inside messages.
+#: The elements of each tensor: few enough for gradients inside messages.
 SIZE = 4
 
 
@@ -43,14 +43,14 @@ def _perform(options: argparse.Namespace) -> Verdict:
 
 
 def branches(number: int) -> bool:
-    """x feeds so many products, which are stacked; whether its gradient is the sum of factors."""
+    """x feeds this many products, which are stacked; whether its gradient is the sum of factors."""
     x = mg.tensor(np.ones(SIZE), requires_grad=True)
     mg.stack([x * float(factor) for factor in range(number)]).sum().backward()
     return _is(x, number * (number - 1) / 2)
 
 
 def leaves(number: int) -> bool:
-    """The same with a leaf of its own for each product."""
+    """The same with a separate leaf for each product."""
     own = [mg.tensor(np.ones(SIZE), requires_grad=True) for _ in range(number)]
     mg.stack([x * float(factor) for factor, x in enumerate(own)]).sum().backward()
     return all(_is(x, factor) for factor, x in enumerate(own))

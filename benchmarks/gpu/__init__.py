@@ -1,5 +1,5 @@
-"""What ``scripts/gpu_check`` runs on a machine with a GPU: tests, benchmarks, one report.
+"""``scripts/gpu_check``: tests and benchmarks on a machine with a GPU, and one report.
 
-Each benchmark is a module of its own that is run as a process of its own and prints one JSON
-object, so that one that fails costs nothing but its row.
+Each benchmark is a separate module that runs in a separate process and prints one JSON object, so
+that a failure affects only its row.
 """

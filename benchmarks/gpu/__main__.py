@@ -17,7 +17,7 @@ from benchmarks.gpu.suites import LIMIT_S, REHEARSAL, SUITES, end, run_suites
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Modules without which nothing of mpgrad runs, and whose they are; CuPy comes on top.
+#: The modules that mpgrad needs, and their packages; CuPy is needed in addition.
 NEEDED = {
     "numpy": "numpy",
     "zmq": "pyzmq",
@@ -25,16 +25,16 @@ NEEDED = {
     "threadpoolctl": "threadpoolctl",
     "cloudpickle": "cloudpickle",
 }
-#: Seconds that each benchmark may take; with the suites' limit all together less than 8 minutes.
+#: Seconds that each benchmark may take; with the suites' limit less than 8 minutes in total.
 BENCHMARK_S = 50.0
 BENCHMARKS = ("hand_over", "node_task", "perceptron", "resnet", "overlap")
 NO_GPU = 2
 
 
 def main() -> int:
-    """Run what the arguments ask for; 0 if all went well, 2 where it cannot run."""
+    """Run the chosen tests and benchmarks; 0 if all succeeded, 2 if they cannot run here."""
     options = _arguments()
-    # Packages may lie on the caller's path alone.
+    # Packages may be on the caller's path only.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     if options.rehearse:
@@ -75,12 +75,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _obstacle(environment: dict[str, str]) -> str:
-    """Why nothing can be run here, in one line; empty if it can."""
+    """The reason why nothing can run here, in one line; empty if there is none."""
     missing = [name for module, name in NEEDED.items() if not importlib.util.find_spec(module)]
     if missing:
         return f"missing Python packages: {' '.join(missing)} (pip install them)"
     code = (
-        "from mpgrad import device_arrays\n"
+        "from mpgrad.devices import device_arrays\n"
         "from mpgrad.devices.cuda_driver import device_count\n"
         "print(device_count() and 'ok' or device_arrays._why_there_is_none())"
     )
@@ -107,7 +107,7 @@ def _run_benchmark(name: str, environment: dict[str, str], is_rehearsal: bool) -
     try:
         output, errors = run.communicate(timeout=BENCHMARK_S)
     except subprocess.TimeoutExpired:
-        end(run)  # with what it has started, which would disturb the next one
+        end(run)  # with its child processes, which would disturb the next one
         _, errors = run.communicate()
         return Part(name, False, f"not over after {BENCHMARK_S:.0f} s", {"trace": errors[-4000:]})
     if run.returncode != 0:

@@ -1,4 +1,4 @@
-"""A tensor of 1 GB goes to another process: how long until that one has it, and what was copied."""
+"""Hands a tensor of 1 GB to another process: the time until it has it, and the copied bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main() -> None:
     array = device.namespace.ones(elements, "float32")
     took = []
     for number in range(ROUNDS):
-        array *= 1.0  # something that the reader's stream has to wait for
+        array *= 1.0  # work that the reader's stream has to wait for
         started = time.perf_counter()
         event = memory.begin_handover(link)
         handle = memory.handle(array, link, event)

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: their one option, how they time, how they answer."""
+"""The common parts of the GPU benchmarks: their option, their timing, their output."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mpgrad.devices.cuda_driver import driver
 
 
 def is_small() -> bool:
-    """Whether it is a rehearsal: any size will do."""
+    """Whether it is a rehearsal, in which any size will do."""
     return "--small" in sys.argv
 
 
 def seconds_of(run: Callable[[], Any], *, rounds: int, synchronize: Callable[[], None]) -> float:
-    """The median of ``rounds`` runs, each to the end of what it gave the GPU, after one more."""
+    """The median of ``rounds`` runs, after one more, each until the GPU has finished."""
     run()
     synchronize()
     found = []
@@ -31,12 +31,12 @@ def seconds_of(run: Callable[[], Any], *, rounds: int, synchronize: Callable[[],
 
 
 def synchronize() -> None:
-    """Wait until the GPU has done what this process asked of it."""
+    """Wait until the GPU has done all work of this process."""
     driver().synchronize()
 
 
 def torch_or_none() -> Any:
-    """PyTorch with a GPU, if it is there to compare with."""
+    """PyTorch with a GPU, if it is installed."""
     if driver().name == "fake":
         return None  # importing it takes longer than the rest of a rehearsal
     try:

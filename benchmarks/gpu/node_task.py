@@ -1,4 +1,4 @@
-"""A chain of tiny Nodes on a GPU, each a NodeTask of its own: what handing one over costs."""
+"""A chain of tiny Nodes on a GPU, each a NodeTask of its own: the cost of a hand-over."""
 
 from __future__ import annotations
 

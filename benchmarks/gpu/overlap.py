@@ -1,4 +1,4 @@
-"""Two workers on one GPU: does a backward of branches get faster, and when did which one run?
+"""Two workers on one GPU: whether a backward of branches becomes faster, with a timeline.
 
 The timeline shows when the workers were busy with their Nodes, by the host's clock. Kernels of two
 processes share a GPU in time slices unless NVIDIA's MPS runs.

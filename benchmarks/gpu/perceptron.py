@@ -1,4 +1,4 @@
-"""Backward of a perceptron of 8 layers, 8192 wide, in TF32, beside PyTorch's."""
+"""Backward of a perceptron of 8 layers, 8192 wide, in TF32, compared with PyTorch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of ``scripts/gpu_check``: Markdown, from what tests and benchmarks found."""
+"""The report of ``scripts/gpu_check``: Markdown, from the results of tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-#: What there should be to see, by test suite and benchmark.
+#: The target of each test suite and benchmark.
 WANTED = {
     "tests": "all tests marked `gpu` pass",
     "front_end": "the tests of `docs/semantics.md` pass with their tensors on the GPU",
@@ -20,13 +20,13 @@ WANTED = {
 
 
 class Part(NamedTuple):
-    """What came of one test suite or benchmark."""
+    """The result of one test suite or benchmark."""
 
     name: str
     has_worked: bool
     #: One line.
     summary: str
-    #: Everything else: "text" is shown as it is.
+    #: Everything else: "text" is shown unchanged.
     figures: dict[str, Any]
 
 

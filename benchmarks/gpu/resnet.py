@@ -1,6 +1,6 @@
-"""Backward of ResNet-18 on a GPU beside PyTorch's, and which Nodes take the time.
+"""Backward of ResNet-18 on a GPU, compared with PyTorch's, and the time of its Nodes.
 
-Convolutions in TF32, as PyTorch's are unless told otherwise.
+Convolutions are in TF32, PyTorch's default.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _seconds(library: Any, wait: Callable[[], None]) -> tuple[float, float]:
-    """Of forward, and of backward alone."""
+    """The seconds of forward, and of backward alone."""
     step, forward = _step(library)
     forward_s = seconds_of(forward, rounds=ROUNDS, synchronize=wait)
     return forward_s, seconds_of(step, rounds=ROUNDS, synchronize=wait) - forward_s
@@ -63,8 +63,8 @@ def _step(library: Any) -> tuple[Callable[[], None], Callable[[], Any]]:
 
 
 def _profile() -> str:
-    """Of one step, in a process whose kernels are waited for: or the host's clock would show only
-    how long it takes to start them."""
+    """The profile of one step, in a process that waits for its kernels: otherwise the host's clock
+    would only show the time in which they are started."""
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.resnet", "--profile", *sys.argv[1:]],
         env={**os.environ, "CUDA_LAUNCH_BLOCKING": "1"},

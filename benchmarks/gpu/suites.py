@@ -1,6 +1,6 @@
-"""The test suites of ``scripts/gpu_check``: beside each other, each to its end or its time limit.
+"""The test suites of ``scripts/gpu_check``, in parallel, each until its end or its time limit.
 
-A suite that hangs or is cut off tells what it had found until then, and where it was.
+A suite that hangs or is cut off reports its results until then, and the test that it was in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.gpu.report import Part
 
 #: Seconds that all suites together may take.
 LIMIT_S = 200.0
-#: A test that takes so many seconds says where it is.
+#: A test that takes this many seconds prints its stack.
 SLOW_TEST_S = 60
 FAILURES_MAX = 20
 #: Characters of a report of failures; pytest's own, from its beginning.
@@ -75,7 +75,7 @@ REHEARSAL = (
 def run_suites(
     suites: tuple[Suite, ...], root: Path, environment: Mapping[str, str], limit_s: float = LIMIT_S
 ) -> Iterator[Part]:
-    """Run all at once, and tell of each in their order."""
+    """Run all suites at once, and yield the result of each in their order."""
     if importlib.util.find_spec("pytest") is None:
         for suite in suites:
             yield Part(suite.name, False, "not run: pytest is not installed", {})
@@ -109,7 +109,7 @@ def _start(
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that leads a session, with all that it has started there."""
+    """Kill a process that leads a session, with all processes of the session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -128,7 +128,7 @@ def _found(name: str, process: subprocess.Popen[bytes], output: Path, deadline: 
 
 
 def _summary(text: str, status: int | None) -> str:
-    """Pytest's own last line, or what it had counted when it was cut off."""
+    """Pytest's own last line, or its counts when it was cut off."""
     if status is not None and status >= 0:
         return _last_line(text)
     outcomes = re.findall(r" (PASSED|FAILED|ERROR|SKIPPED)\b", text)
@@ -147,7 +147,7 @@ def _last_line(text: str) -> str:
 
 
 def _trace(text: str) -> str:
-    """The failures, or how far it got."""
+    """The failures, or its progress."""
     start = text.find("= FAILURES =")
     if start < 0:
         start = text.find("= ERRORS =")

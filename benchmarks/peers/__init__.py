@@ -1,5 +1,5 @@
-"""Peers other than torch, each in an interpreter of its own.
+"""Peers other than torch, each in its own interpreter.
 
-Their thread pools, event loops and settings disturb neither mpgrad nor each other there. What runs
-in those interpreters never imports mpgrad, which changes how OpenBLAS's threads wait.
+There their thread pools, event loops and settings disturb neither mpgrad nor each other. Code in
+those interpreters never imports mpgrad, which changes how OpenBLAS's threads wait.
 """

@@ -21,7 +21,7 @@ Forward = Callable[[list[Any]], Any]
 
 
 def perceptrons(shape: Perceptrons, threads: int, is_whole: bool) -> Program:
-    """Backward of the perceptrons, or forward and backward, with so many BLAS threads."""
+    """Backward of the perceptrons, or forward and backward, with this many BLAS threads."""
     threadpool_limits(threads)
     batch, leaves = shape.arrays()
 
@@ -46,7 +46,7 @@ defvjp(_branch, lambda ans, x, loops: lambda grad: x * (grad * spin(loops)), Non
 
 
 def gil_branches(branches: int, loops: int, elements: int) -> Program:
-    """The branches that hold the GIL, as primitives with a rule of their own."""
+    """The branches that hold the GIL, as primitives with their own rule."""
     leaves = [branch_input(branch, elements) for branch in range(branches)]
     return _backward(lambda boxes: anp.sum(anp.array([_branch(x, loops) for x in boxes])), leaves)
 

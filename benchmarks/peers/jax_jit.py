@@ -1,4 +1,4 @@
-"""jax on the CPU: compiled forward, and compiled backward apart from it. Runs in a PeerProcess."""
+"""jax on the CPU: forward and backward, compiled separately. Runs in a PeerProcess."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from benchmarks.perceptron_arrays import Perceptrons
 
 
 def perceptrons(shape: Perceptrons, is_whole: bool) -> Program:
-    """Backward of the perceptrons, or forward and backward, on all threads that XLA takes.
+    """Backward of the perceptrons, or forward and backward, on all threads that XLA uses.
 
-    The backward is that of ``jax.vjp``: compiled on its own it takes what the compiled forward
-    returned, as backward() does. The whole is compiled in one piece.
+    The backward is that of ``jax.vjp``: compiled separately, it takes the result of the compiled
+    forward, as backward() does. The whole is compiled in one piece.
     """
     batch, arrays = shape.arrays()
     leaves = [jax.numpy.asarray(array) for array in arrays]

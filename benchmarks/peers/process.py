@@ -1,4 +1,4 @@
-"""PeerProcess: a peer's programs in an interpreter of its own, which takes the time itself."""
+"""PeerProcess: a peer's programs in a separate interpreter, which measures the time itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_INSTALLED = "not installed"
 _ROOT = Path(__file__).resolve().parents[2]
 #: mpgrad sets this for its own process, and children would inherit it.
 _OURS = "OPENBLAS_THREAD_TIMEOUT"
-#: Of what a dead peer wrote, so many characters are shown.
+#: The maximum characters shown of a dead peer's output.
 _SAID_MAX = 2000
 #: A peer is at rest when it used less CPU time than this in a pause of that length.
 _REST_S, _PAUSE_S = 0.001, 0.005
@@ -33,11 +33,11 @@ _PATIENCE_S = 1.0
 
 @dataclass(frozen=True)
 class Program:
-    """What a peer does for one case; made and run in the peer's process.
+    """A peer's work for one case; made and run in the peer's process.
 
     Attributes:
-        work: is timed; gets what ``prepare`` returned.
-        prepare: is not timed.
+        work: the timed part; its argument is the result of ``prepare``.
+        prepare: the untimed part.
         gradients: of the last ``work``.
         close: frees what the program holds.
     """
@@ -49,7 +49,7 @@ class Program:
 
 
 def is_installed(module: str) -> bool:
-    """Whether it could be imported; it is not."""
+    """Whether it can be imported, without importing it."""
     return importlib.util.find_spec(module) is not None
 
 
@@ -60,12 +60,12 @@ class PeerFailed(RuntimeError):
 class PeerProcess:
     """One interpreter for one library; a context manager.
 
-    It starts with the first program, so that a peer nobody asks for costs nothing. What it writes
-    to stderr is shown only if it dies: some libraries chat there.
+    It starts with the first program, so that an unused peer costs nothing. Its stderr is shown only
+    if it dies, because some libraries write much there.
 
     Args:
         name: the row of the table.
-        module: what has to be installed.
+        module: the module that must be installed.
     """
 
     def __init__(self, name: str, module: str) -> None:
@@ -89,9 +89,9 @@ class PeerProcess:
             self._child = None
 
     def contender(self, program: str, *args: Any, repeats: int = 1) -> Contender:
-        """Take up another program, in place of the one before it.
+        """Take another program instead of the one before it.
 
-        A peer that is not installed, or that cannot set up its program, says so in its row.
+        The row of a peer that is not installed, or that cannot set up its program, says so.
 
         Args:
             program: ``module.function`` in ``benchmarks.peers``, which returns a Program.
@@ -147,7 +147,7 @@ class PeerProcess:
 
 
 def _serve(connection: Connection) -> None:
-    """The child: programs and samples as asked, until the connection closes."""
+    """The child: it runs programs and samples on request, until the connection closes."""
     program: Program | None = None
     while True:
         try:
@@ -191,7 +191,7 @@ def _sample(program: Program, repeats: int) -> float:
 
 
 def _rest() -> None:
-    """Wait until threads that spin for more work sleep: they would take others' cores."""
+    """Wait until threads that spin for more work sleep: they would use other processes' cores."""
     end = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end:
         before = time.process_time()

@@ -1,8 +1,8 @@
 """ProcessPoolExecutor, joblib, Ray and Dask on ``gil_branches``. Runs in a PeerProcess.
 
-They know no gradients: they run the branches' backward functions and bring the results. Each gets
-what serves it best, which is more than an autograd engine can have: two tasks with half of the
-branches each, and workers that hold the saved arrays already.
+They compute no gradients themselves: they run the branches' backward functions and return the
+results. Each gets its best conditions, which an autograd engine cannot have: two tasks with half of
+the branches each, and workers that already have the saved arrays.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _program(
 
 @cache
 def _start_ray() -> None:
-    """A cluster of its own, whose files go with it."""
+    """A new cluster, whose files are removed at its end."""
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -123,7 +123,7 @@ def _start_ray() -> None:
 
 @cache
 def _dask_client() -> Any:
-    """A cluster of its own: two processes of one thread each."""
+    """A new cluster: two processes with one thread each."""
     from distributed import Client
 
     client = Client(

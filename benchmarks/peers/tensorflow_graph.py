@@ -11,10 +11,10 @@ from benchmarks.perceptron_arrays import Perceptrons
 
 
 def perceptrons(shape: Perceptrons, threads: int) -> Program:
-    """Forward and backward of the perceptrons; the backward is no function of its own here.
+    """Forward and backward of the perceptrons; the backward is no separate function here.
 
-    Where there are branches, ``threads`` operators run side by side with one thread each, else one
-    with all threads: each was the faster one when both were tried.
+    With branches, ``threads`` operators run in parallel with one thread each, otherwise one with
+    all threads: each is the faster variant.
     """
     inter_op, intra_op = (threads, 1) if shape.branches > 1 else (1, threads)
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)

@@ -1,1 +1,1 @@
-"""What is measured in an interpreter of its own, by ``benchmarks.fresh``."""
+"""Measurements in a new interpreter, run by ``benchmarks.fresh``."""

@@ -1,4 +1,4 @@
-"""arena_peak(): the largest size of both arenas in some training steps, and what they must hold."""
+"""arena_peak(): the largest size of both arenas in training steps, and the least they must hold."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ STEPS = 4
 
 
 def arena_peak(program: str) -> dict[str, int]:
-    """Of the steps of one of :func:`programs`, in ``process`` mode.
+    """Measure the steps of one of :func:`programs`, in ``process`` mode.
 
     Returns:
-        ``peak_bytes``: of the client's arena and the engine's, each at its own worst moment.
+        ``peak_bytes``: the sum of the peaks of the client's arena and the engine's.
         ``live_bytes``: see ``peak_live_bytes``, of the last step.
     """
     with mg.Engine(mode="process", cpu_workers=WORKERS) as engine:

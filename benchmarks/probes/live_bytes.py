@@ -1,8 +1,8 @@
-"""peak_live_bytes(): what a serial backward must hold at its worst moment; nothing can need less.
+"""peak_live_bytes(): the memory that a serial backward needs at its peak, a lower bound.
 
-Counted from the recorded graph, without looking at any allocator: the tensors that the program
-holds, saved arrays until their last Node has run, and gradients from their first contribution
-until the Node that they flow into has run (a leaf's: to the end).
+It is counted from the recorded graph, without any allocator: the tensors that the program holds,
+saved arrays until their last Node has run, and gradients from their first contribution until the
+Node that they flow into has run (a leaf's: to the end).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _input_nbytes(frozen: FrozenGraph, target: tuple[int, int]) -> int:
 
 
 def _last_uses(frozen: FrozenGraph, held: set[Block]) -> dict[Block, int]:
-    """For each saved block that nobody holds, the last Node in serial order that reads it."""
+    """For each saved block that the program does not hold, the last Node that reads it."""
     found: dict[Block, int] = {}
     for index in frozen.spec.order:
         node = frozen.nodes[index]
@@ -80,7 +80,7 @@ def _arrays(values: Iterable[Any]) -> Iterable[Array]:
 
 
 def _block(array: Array) -> Block:
-    """Of the array that owns the memory: views of one block are one block."""
+    """The block of the array that owns the memory: views of one block are one block."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.__array_interface__["data"][0], array.nbytes

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-#: Nodes of the graph that is run first, so that imports and first uses are not counted.
+#: The Nodes of a graph that runs first, so that imports and first uses are not counted.
 _WARM_UP_NODES = 1_000
 
 
 class _Graphs(NamedTuple):
-    """How somebody records a graph and runs its backward; ``leaf_gradients`` of the last one."""
+    """How a library records a graph and runs its backward; ``leaf_gradients`` of the last one."""
 
     record: Callable[[], Any]
     backward: Callable[[Any], object]
@@ -30,12 +30,12 @@ def small_nodes(who: str, shape: str, nodes: int) -> dict[str, Any]:
     Args:
         who: "process", "local", "torch" or "hips".
         shape: of ``overhead``'s graphs.
-        nodes: how many.
+        nodes: the number of nodes.
 
     Returns:
-        ``seconds`` of the backward; ``graph_bytes`` that recording took; ``client_bytes`` at the
-        peak of the backward, the recorded graph included; ``coordinator_bytes`` likewise
-        (0 where there is none); ``gradient``: the sum of the leaves' gradients.
+        ``seconds`` of the backward; ``graph_bytes`` of the recording; ``client_bytes`` at the
+        peak of the backward, the recorded graph included; ``coordinator_bytes`` likewise (0
+        without a coordinator); ``gradient``: the sum of the leaves' gradients.
     """
     with _library(who, shape) as (make, coordinator_pid):
         warm_up = make(_WARM_UP_NODES)
@@ -70,7 +70,7 @@ def small_nodes(who: str, shape: str, nodes: int) -> dict[str, Any]:
 def _library(
     who: str, shape: str
 ) -> Iterator[tuple[Callable[[int], _Graphs], Callable[[], int | None]]]:
-    """How ``who`` makes graphs of so many nodes, and the coordinator's process id."""
+    """How ``who`` makes graphs of this many nodes, and the coordinator's process id."""
     if who == "hips":
         from benchmarks.peers import hips_autograd
 

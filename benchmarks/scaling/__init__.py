@@ -1,1 +1,1 @@
-"""How far the scheduler scales: its real cores on graphs of large models, on paper."""
+"""Simulated scaling of the scheduler: its real cores on graphs of large models."""

@@ -23,7 +23,7 @@ from benchmarks.scaling.page import ASKED_OF, ASKED_WORKERS, Results, draw, page
 from benchmarks.scaling.recording import record
 from benchmarks.scaling.validation import validate
 
-#: Further runs of what is asked for: the figures vary with the machine's mood.
+#: Further runs of the networks with a target: the figures vary with the machine.
 REPEATS = 2
 
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(names: Sequence[str]) -> Results:
-    """Everything, for these networks; for all of them if none is named."""
+    """Measure these networks; all of them if none is named."""
     start = time.perf_counter()
     chosen = [n for n in NETWORKS if not names or n.name in names]
     results = Results(machine.describe(), calibrate())

@@ -1,4 +1,4 @@
-"""calibrate(): what messages, tasks and memory cost on this machine, measured here and now."""
+"""calibrate(): measures the costs of messages, tasks and memory on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import mpgrad as mg
 from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
 from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.profiler import unpack_times
+from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.roots import gradient_edge
 from mpgrad.base.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.engine.handover import Handover
@@ -35,12 +35,12 @@ from mpgrad.workers.task import TaskRunner
 from mpgrad.workers.worker_memory import WorkerMemory
 
 MB = 1 << 20
-#: Measurements of each cost, of which the least counts; and rounds of one of a message.
+#: Measurements of each cost, of which the smallest counts; and rounds of a message's cost.
 REPEATS = 5
 ROUNDS = 300
 #: After this an answer has come.
 LYING_S = 0.0005
-#: Bytes of the frame that shows what size costs on the way.
+#: The bytes of the frame that shows how the size of a message affects its time.
 LARGE_FRAME = 128 * 1024
 PEER = "w0.1"
 TOKEN = b"of this measurement"
@@ -142,8 +142,8 @@ def _processor_us(router: Router) -> tuple[float, float, float]:
         router.send(TASK, PEER, b"x" * 100)
         router.flush()
         sends.append(thread_time() - start)
-        # One that lies there: each sender has a connection of its own, so that many of them
-        # cannot be taken in one go.
+        # Waiting messages: each sender has its own connection, so that many of them cannot be
+        # taken together.
         sleep(LYING_S)
         start = thread_time()
         found = router.receive(None).arrivals
@@ -158,7 +158,7 @@ def _processor_us(router: Router) -> tuple[float, float, float]:
 
 
 def echo(name: str, *, spins: bool) -> None:
-    """The other process: answers each message with the time at which it came."""
+    """The other process: replies to each message with its time of arrival."""
     dealer = Endpoint(name, TOKEN).worker(PEER)
     dealer.send([b"here"])
     while True:
@@ -200,10 +200,10 @@ def _us(action: Callable[[], Any], count: int = 2000) -> float:
 
 
 def _task_us() -> tuple[float, float, float]:
-    """What a worker's TaskRunner takes for a task of one small Node, and per further Node: before
+    """The time of a worker's TaskRunner for a task of one small Node, and per further Node: before
     the first one runs, and later.
 
-    The Nodes multiply 16 numbers; what `local` takes for each is left out.
+    The Nodes multiply 16 numbers; the time of each in `local` is subtracted.
     """
     (short_start, short), (long_start, long) = _run_task_us(1), _run_task_us(33)
     x, y = np.ones(16, np.float32), np.ones(16, np.float32)
@@ -214,7 +214,7 @@ def _task_us() -> tuple[float, float, float]:
 
 
 def _run_task_us(nodes: int) -> tuple[float, float]:
-    """Of a task of so many Nodes: until the first one runs, and all of it."""
+    """For a task of this many Nodes: the time until the first one runs, and the whole time."""
     x = mg.ones(16, requires_grad=True)
     y = x
     for _ in range(nodes):
@@ -247,11 +247,11 @@ def _start_us(runner: TaskRunner, dispatch: DispatchNodeTask) -> float:
     reply, _ = runner.run(dispatch)
     if not isinstance(reply, NodeTaskDone) or reply.times is None:
         raise RuntimeError(f"the calibration's task failed: {reply!r}")
-    return (unpack_times(reply.times)[0] - began) * 1e6
+    return (unpack_times(reply.times).nodes[0] - began) * 1e6
 
 
 def _memory_us_per_mb() -> tuple[float, float, float]:
-    """Reading what is in no cache, adding one array to another, and the first touch of pages."""
+    """Reading uncached memory, adding one array to another, and the first touch of pages."""
     cold = np.ones(128 * MB // 4, np.float32)
     start = perf_counter()
     cold.sum()

@@ -1,135 +1,192 @@
-"""Clock and Loop: computed time, and a process that sleeps until a message wakes it."""
+"""Clock and Process: computed time, and a transport on which every step takes some of it.
+
+The engine's shells run unchanged. The process that is running pays for everything that it sends,
+receives and computes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from random import Random
+from typing import Any
 
 from benchmarks.scaling.costs import Costs
-from mpgrad.wire.codec import encode
+from mpgrad.wire.codec import decode
+from mpgrad.wire.transport import Received
+from simulation.transport import MemoryDealer, MemoryRouter
+from simulation.virtual_time import VirtualTime
+
+#: The number of frames whose gradients stay counted: sender and receiver both pay for them.
+FRAMES_KNOWN = 4096
 
 
-class Clock:
-    """What happens when, in microseconds; of two things at one time the first asked for."""
+class Cores:
+    """Processors that all processes share; a process that needs one slows a computing one down.
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._asked = 0
-        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+    Args:
+        count: the number of processors; None: each process has its own.
+    """
 
-    def at(self, time_us: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Call ``action(*arguments)`` then."""
-        self._asked += 1
-        heappush(self._agenda, (time_us, self._asked, action, arguments))
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        #: By computing process: its delay.
+        self._late_us: dict[Hashable, float] = {}
 
-    def run(self) -> None:
-        """Until nothing is left to do."""
-        while self._agenda:
-            self.now, _, action, arguments = heappop(self._agenda)
-            action(*arguments)
+    def begin(self, process: Hashable) -> None:
+        """``process`` computes from now on."""
+        self._late_us[process] = 0.0
+
+    def end(self, process: Hashable) -> float:
+        """End ``process``, or return the additional time for which it still computes."""
+        late_us = self._late_us.pop(process)
+        if late_us > 0.0:
+            self._late_us[process] = 0.0
+        return late_us
+
+    def take(self, microseconds: float) -> None:
+        """A process that does not compute is busy for this long."""
+        if self._count is not None and len(self._late_us) >= self._count:
+            slowed = min(self._late_us, key=lambda process: self._late_us[process])
+            self._late_us[slowed] += microseconds
 
 
-class Frame(NamedTuple):
-    """An encoded message."""
+class Clock(VirtualTime):
+    """The time of a machine, in microseconds."""
 
-    coded: bytes
-    #: How many of its bytes are gradients.
-    inline: int
+    def __init__(self, costs: Costs, cores: Cores) -> None:
+        super().__init__(Random(0))  # nothing is drawn
+        self.costs, self.cores = costs, cores
+        #: The time that the running process has spent since it began.
+        self.spent_us = 0.0
+
+    @property
+    def here_us(self) -> float:
+        """The time as the running process sees it."""
+        return self.now + self.spent_us
+
+    def seconds(self) -> float:
+        return self.here_us / 1e6
+
+    def pay(self, microseconds: float) -> None:
+        """The running process needs this long for something."""
+        self.spent_us += microseconds
+
+    def pay_coding(self, frames: Sequence[bytes]) -> None:
+        """It encodes or decodes messages."""
+        for frame in frames:
+            self.pay(self.costs.messages.coded_us(len(frame), inline_bytes(frame)))
 
 
-def inline_bytes(message: Any) -> int:
-    """Bytes of the gradients that travel inside ``message``, wherever they stand in it."""
-    total, left = 0, [message]
+class Process:
+    """Sleeps until a message arrives, then runs turn after turn until nothing is left."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.busy_us = 0.0
+        self._is_asleep, self._has_mail = True, False
+
+    def turn(self) -> None:
+        """Receive messages, and handle them."""
+        raise NotImplementedError
+
+    def begin(self, action: Callable[..., None], *arguments: Any) -> None:
+        """``action(*arguments)`` takes the time that it pays for; then the process continues."""
+        self._is_asleep = False
+        self.clock.spent_us = 0.0
+        action(*arguments)
+        self.busy_us += self.clock.spent_us
+        self.clock.at(self.clock.here_us, self.go_on)
+
+    def go_on(self) -> None:
+        """Look for messages once more, then sleep."""
+        if self._has_mail:
+            self.begin(self.turn)
+        else:
+            self._is_asleep = True
+
+    def on_arrival(self) -> None:
+        """A message can be read from now on."""
+        self._has_mail = True
+        if self._is_asleep:
+            self._is_asleep = False
+            costs = self.clock.costs.messages
+            waking_us = costs.asleep_us - costs.wire_us
+            self.clock.at(self.clock.now + waking_us, self.begin, self.turn)
+
+    def take(self, frames: Sequence[bytes]) -> None:
+        """It receives and decodes all messages that have arrived."""
+        self._has_mail = False
+        costs = self.clock.costs.messages
+        self.clock.pay(costs.poll_us + costs.receive_us * len(frames))
+        self.clock.pay_coding(frames)
+
+
+class TimedLane:
+    """One direction between two peers; see ``simulation.transport.Lane``."""
+
+    def __init__(self, clock: Clock, deliver: Callable[[bytes], None]) -> None:
+        self._clock, self._deliver = clock, deliver
+        #: The arrival of the last message: no message overtakes another.
+        self._arrives_us = 0.0
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        costs = self._clock.costs.messages
+        self._clock.pay(costs.send_us)
+        size_us = costs.wire_us_per_kb * sum(map(len, frames)) / 1024
+        arrives_us = self._clock.here_us + costs.wire_us + size_us
+        self._arrives_us = max(arrives_us, self._arrives_us)
+        for frame in frames:
+            self._clock.at(self._arrives_us, self._deliver, frame)
+
+    def cut(self) -> None:
+        """Do nothing: no process dies here."""
+
+
+class TimedRouter(MemoryRouter):
+    """The end of the coordinator's ``process``."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(lambda deliver: TimedLane(process.clock, deliver), process.on_arrival)
+        self._process = process
+
+    def receive(self, timeout_ms: int | None) -> Received:
+        received = super().receive(timeout_ms)
+        self._process.take([arrival.frame for arrival in received.arrivals])
+        return received
+
+    def send(self, lane: str, peer: str, frame: bytes) -> None:
+        self._process.clock.pay_coding([frame])
+        super().send(lane, peer, frame)
+
+
+class TimedDealer(MemoryDealer):
+    """The end of another ``process``; ``sleep`` as for MemoryDealer."""
+
+    def __init__(
+        self, process: Process, router: MemoryRouter, peer: str, lanes: Sequence[str], sleep: Any
+    ) -> None:
+        super().__init__(router, peer, lanes, process.on_arrival, sleep)
+        self._process = process
+
+    def receive(self) -> list[bytes]:
+        frames = super().receive()
+        self._process.take(frames)
+        return frames
+
+    def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
+        self._process.clock.pay_coding(frames)
+        super().send(frames, lane)
+
+
+@lru_cache(FRAMES_KNOWN)
+def inline_bytes(frame: bytes) -> int:
+    """The bytes of the gradients inside a message."""
+    total, left = 0, [decode(frame)]
     while left:
-        field = left.pop()
+        field: Any = left.pop()
         if isinstance(field, bytes):
             total += len(field)
         elif isinstance(field, tuple):
             left.extend(field)
     return total
-
-
-class Cores:
-    """Processors that all processes share; what one process needs, it takes from a computing one.
-
-    Args:
-        count: how many; None: each process has its own.
-    """
-
-    def __init__(self, count: int | None) -> None:
-        self._count = count
-        #: By who computes: how much later than planned it will be done.
-        self._late_us: dict[Loop, float] = {}
-
-    def begin(self, loop: Loop) -> None:
-        """``loop`` computes from now on."""
-        self._late_us[loop] = 0.0
-
-    def end(self, loop: Loop) -> float:
-        """``loop`` would be done now; how much longer it takes, and if so, it still computes."""
-        late_us = self._late_us.pop(loop)
-        if late_us > 0.0:
-            self._late_us[loop] = 0.0
-        return late_us
-
-    def take(self, microseconds: float) -> None:
-        """A process that does not compute is busy for so long."""
-        if self._count is not None and len(self._late_us) >= self._count:
-            slowed = min(self._late_us, key=lambda loop: self._late_us[loop])
-            self._late_us[slowed] += microseconds
-
-
-class Loop:
-    """One process: asleep until frames come, then busy with them until none is left."""
-
-    def __init__(self, clock: Clock, costs: Costs) -> None:
-        self.clock, self.costs = clock, costs
-        self.busy_us = 0.0
-        self._inbox: list[Frame] = []
-        self._is_asleep = True
-        #: Per receiver, when the latest frames sent to it arrive: none overtakes another.
-        self._arrives: dict[Loop, float] = {}
-
-    def arrive(self, frames: Sequence[Frame]) -> None:
-        """Frames could be read from now on."""
-        self._inbox.extend(frames)
-        if self._is_asleep:
-            self._is_asleep = False
-            messages = self.costs.messages
-            self.clock.at(self.clock.now + messages.asleep_us - messages.wire_us, self.look)
-
-    def look(self) -> None:
-        """Take what has come."""
-        raise NotImplementedError
-
-    def take_all(self) -> list[Frame]:
-        frames, self._inbox = self._inbox, []
-        return frames
-
-    def rest(self) -> None:
-        """Nothing more to do: look once more, then sleep."""
-        if self._inbox:
-            self.look()
-        else:
-            self._is_asleep = True
-
-    def taking_us(self, frames: Sequence[Frame]) -> float:
-        """Processor time of receiving and decoding ``frames``."""
-        messages = self.costs.messages
-        return messages.poll_us + sum(
-            messages.receive_us + messages.coded_us(len(coded), inline) for coded, inline in frames
-        )
-
-    def encoded(self, message: Any) -> tuple[Frame, float]:
-        """The frame, and the processor time of making it."""
-        frame = Frame(encode(message), inline_bytes(message))
-        return frame, self.costs.messages.coded_us(len(frame.coded), frame.inline)
-
-    def send(self, receiver: Loop, frames: Sequence[Frame], at_us: float) -> None:
-        """``frames`` leave at ``at_us``, in one piece."""
-        messages = self.costs.messages
-        size_us = messages.wire_us_per_kb * sum(len(frame.coded) for frame in frames) / 1024
-        arrives = max(at_us + messages.wire_us + size_us, self._arrives.get(receiver, 0.0))
-        self._arrives[receiver] = arrives
-        self.clock.at(arrives, receiver.arrive, list(frames))

@@ -1,7 +1,7 @@
-"""What things cost in the simulation: one table per kind of worker, one for messages.
+"""The costs of the simulation: one table per kind of worker, one for messages.
 
-Figures of CPU workers and of messages are measured (``calibration``). Figures of GPU workers are a
-model from data sheets; nothing of it was measured.
+The figures of CPU workers and of messages are measured (``calibration``). The figures of GPU
+workers are a model from data sheets; none of them was measured.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 
 class MessageCosts(NamedTuple):
-    """Microseconds of the way of messages between two processes."""
+    """Microseconds of messages between two processes."""
 
-    #: From the end of a send until the receiver could have the message, were it looking; and per
-    #: kilobyte on top.
+    #: From the end of a send until the receiver can have the message, if it is looking; and per
+    #: kilobyte in addition.
     wire_us: float
     wire_us_per_kb: float
-    #: The same where the receiver sleeps and has to be woken.
+    #: The same if the receiver sleeps and must be woken.
     asleep_us: float
     #: Processor time of one send, of taking one message, and of looking whether there are any.
     send_us: float
@@ -36,7 +36,7 @@ class MessageCosts(NamedTuple):
 
 
 class WorkerCosts(NamedTuple):
-    """Microseconds that a worker needs beside the rules."""
+    """Microseconds that a worker needs in addition to the rules."""
 
     #: Per task: reading its program, opening inputs and outputs, the reply.
     task_us: float
@@ -50,22 +50,22 @@ class WorkerCosts(NamedTuple):
 
 
 class ClientCosts(NamedTuple):
-    """Microseconds of the client's thread that one graph takes; measured for each graph."""
+    """Microseconds of the client's thread for one graph; measured for each graph."""
 
     #: Packing one task, and each Node of it.
     task_us: float
     node_us: float
-    #: The walk over the graph, before its backward is planned. It counts for none of the results;
-    #: what the coordinator was told before has this time.
+    #: The walk over the graph before its backward is planned. It is not part of the results, but
+    #: the coordinator handles earlier messages in this time.
     walk_us: float
 
     def packing_us(self, nodes: int) -> float:
-        """Packing a task of so many Nodes."""
+        """The time to pack a task of this many Nodes."""
         return self.task_us + self.node_us * nodes
 
 
 class Costs(NamedTuple):
-    """All that the simulation needs to know of a machine."""
+    """All costs of a machine."""
 
     messages: MessageCosts
     worker: WorkerCosts

@@ -1,4 +1,4 @@
-"""The experiments: networks on CPU workers and GPUs, and where the coordinator is full."""
+"""The experiments: networks on CPU workers and GPUs, and the limit of the coordinator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mpgrad.scheduler.plan import plan
 
 CPU_WORKERS = (2, 4, 8, 16, 32, 64)
 GPU_WORKERS = (1, 2, 4, 8)
-#: A GPU gets so many times the images or tokens that were recorded.
+#: A GPU gets this many times the recorded images or tokens.
 GPU_BATCH = 32
-#: Lengths of the tasks with which the coordinator is filled, and how many of them.
+#: The lengths of the tasks for the coordinator's limit, and their number.
 TASK_US = (200.0, 1000.0, 5000.0)
 TASKS_PER_WORKER = 40
 
@@ -30,7 +30,7 @@ def cpu_outcomes(recording: Recording, costs: Costs) -> list[Outcome]:
 
 
 def repeated_shares(network: Network, workers: int, count: int) -> list[float]:
-    """Shares of the bound, each with a calibration and a recording of its own."""
+    """Shares of the bound, each with a new calibration and recording."""
     shares = []
     for _ in range(count):
         costs, recording = calibrate(), record(network)
@@ -69,7 +69,7 @@ def gpu_outcomes(recording: Recording, costs: Costs, batch: int) -> list[Outcome
 
 
 def saturation_outcomes(costs: Costs) -> dict[tuple[float, bool], list[Outcome]]:
-    """Independent Nodes, each a task, which is the worst for the coordinator, and as planned."""
+    """Independent Nodes: each one a task, the worst case for the coordinator; and as planned."""
     return {
         (task_us, fuse): [_flood(task_us, workers, costs, fuse) for workers in CPU_WORKERS]
         for task_us in TASK_US
@@ -86,7 +86,7 @@ def _flood(task_us: float, workers: int, costs: Costs, fuse: bool) -> Outcome:
 
 
 def branches(count: int, task_us: float, nbytes: int = 64) -> tuple[GraphSpec, Work]:
-    """One Node that feeds ``count`` others of ``task_us``, each with a leaf of its own."""
+    """One Node that feeds ``count`` others of ``task_us``, each with its own leaf."""
     root = NodeSpec("root", 2, tuple((1 + at, 0) for at in range(count)), (nbytes,), 10.0)
     rules = [
         NodeSpec("branch", 1, ((1 + count + at, 0),), (nbytes,), task_us) for at in range(count)

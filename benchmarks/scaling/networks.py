@@ -33,7 +33,7 @@ IMAGES = 8
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions beside a shortcut (He et al., 2015; stride in the 3x3)."""
+    """1x1, 3x3, 1x1 convolutions and a shortcut (He et al., 2015; stride in the 3x3)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ TOKENS, WIDTH, HEADS, BLOCKS, VOCABULARY = 256, 768, 12, 12, 50257
 
 
 class _Block(nn.Module):
-    """Attention and a perceptron, each behind a layer norm (Radford et al., 2019)."""
+    """Attention and a perceptron, each after a layer norm (Radford et al., 2019)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ EXPERTS, SAMPLES, ROUTED_TOKENS, MODEL, HIDDEN = 64, 128, 4096, 512, 2048
 
 
 def mixture() -> Any:
-    """64 experts who all see every sample; a gate weighs them (Jacobs et al., 1991)."""
+    """64 experts that all see every sample; a gate weighs them (Jacobs et al., 1991)."""
     router, x = nn.Linear(MODEL, EXPERTS), mg.randn(SAMPLES, MODEL)
     gates = F.softmax(router(x), dim=-1)
     mixed = mg.zeros(SAMPLES, MODEL)
@@ -180,7 +180,7 @@ STEP_MS = 1.0
 
 
 class _Step(mg.Function):
-    """One step of a simulator written in Python; its adjoint takes as long as ``loops`` say."""
+    """One step of a simulator in Python; its adjoint runs ``loops`` loops."""
 
     @staticmethod
     def forward(ctx: Any, state: Any, forces: Any, loops: int) -> Any:
@@ -194,7 +194,7 @@ class _Step(mg.Function):
 
 
 def simulators() -> Any:
-    """256 environments of 8 steps each, driven by one policy; their rewards are added up."""
+    """256 environments with 8 steps each, driven by one policy; the sum of their rewards."""
     loops = loops_for(STEP_MS)
     rng = np.random.default_rng(0)
     policy = nn.Linear(STATE, STATE)

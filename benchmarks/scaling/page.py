@@ -12,29 +12,29 @@ from benchmarks.scaling.experiments import GPU_BATCH
 from benchmarks.scaling.simulation import Outcome
 from benchmarks.scaling.validation import TIMED, Check
 
-#: What is asked of the mixture and of the simulators at so many workers.
+#: The target of the mixture and of the simulators at this many workers.
 ASKED_SHARE, ASKED_WORKERS = 0.9, 16
 ASKED_OF = ("mixture", "simulators")
-#: A coordinator that is busy for more of the time than this makes others wait.
+#: A coordinator that is busy for a larger share of the time delays others.
 FULL = 0.9
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7")
 
 
 @dataclass
 class Results:
-    """All that one run found."""
+    """All results of one run."""
 
     machine: dict[str, str]
     costs: Costs
     about: dict[str, str] = field(default_factory=dict)
     cpu: dict[str, list[Outcome]] = field(default_factory=dict)
     gpu: dict[str, list[Outcome]] = field(default_factory=dict)
-    #: By the length of the Nodes in microseconds, and whether they may be put together.
+    #: By the length of the Nodes in microseconds, and whether they may be fused.
     saturation: dict[tuple[float, bool], list[Outcome]] = field(default_factory=dict)
     seconds: float = 0.0
-    #: Shares of the bound with ASKED_WORKERS, each with a calibration and a recording of its own.
+    #: Shares of the bound with ASKED_WORKERS, each with a new calibration and recording.
     asked: dict[str, list[float]] = field(default_factory=dict)
-    #: Two real workers beside two simulated ones.
+    #: Two real workers compared with two simulated ones.
     checks: list[Check] = field(default_factory=list)
 
 
@@ -42,17 +42,16 @@ _INTRODUCTION = """\
 # Simulated scaling
 
 `scripts/simulate --write docs/scaling.md` writes this page. **These figures are simulated, not
-measured**: the machine has two cores. Client, coordinator and workers are the real state machines
-of `mpgrad.scheduler` with real plans, and every message passes the real codec. Only time is
-computed.
+measured**: the machine has two cores. Coordinator, supervisor, workers and session are the engine's
+own, with real plans, and every message passes the real codec. Only time is computed.
 
 * mpgrad records the graphs in real forward passes. Each Node takes its time in `local` mode on
   this machine: the shortest of five backwards, after two backwards that map the pages of the
   results. All other costs are also the shortest of several measurements, because the speed of
   this machine changes by a factor of 1.8 within seconds.
-* The simulation measures the time of the coordinator's state machine for each event while it runs
-  it. It leaves out the first backward, and Python's garbage collector, which would walk the
-  recorded models.
+* The simulation measures the time of the coordinator's state machine and of its journal for each
+  event while it runs them. It leaves out the first backward, and Python's garbage collector, which
+  would walk the recorded models.
 * The next section but one compares simulated with measured times of two workers, the largest
   number for this machine.
 * **Not confirmed on real hardware**: this simulation, with these graphs, served to choose the

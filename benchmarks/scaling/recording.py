@@ -1,7 +1,7 @@
-"""record(): a network's backward graph as mpgrad freezes it, and what its Nodes took here.
+"""record(): a network's backward graph as mpgrad freezes it, and the times of its Nodes here.
 
-The Nodes run in `local` mode, one after another; the profiler says how long each took. The planner
-gets what the cost model has learned from that, as it would in an engine.
+The Nodes run in `local` mode, one after another; the profiler reports their times. The planner uses
+the costs that the cost model has learned from them, as in an engine.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mpgrad.graph.node import Node
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 
-#: Backwards before those that are timed: in the first ones every page of the results is new, and a
-#: matrix product takes up to ten times as long for that.
+#: Backwards before the timed ones: in the first ones every page of the results is new, and a matrix
+#: product takes up to ten times as long.
 WARM_UP = 2
-#: Backwards that are timed; each Node counts with its shortest time. All that is measured here is
-#: the least of several times: this machine changes its speed by a factor of 1.8 from one second to
-#: the next (``docs/profiles.md``), and a mixture of both speeds is no machine.
+#: Timed backwards; each Node counts with its shortest time. All measurements here are the least of
+#: several, because this machine changes its speed by a factor of 1.8 from one second to the next
+#: (``docs/profiles.md``), and a mean of both speeds describes no machine.
 ROUNDS = 5
-#: Workers of the plan whose packing is timed; more workers make no more than twice the tasks.
+#: Workers of the plan whose packing is timed; more workers make at most twice the tasks.
 PACKED_FOR = 16
 
 
@@ -44,9 +44,9 @@ class Recording(NamedTuple):
 
     name: str
     about: str
-    #: ``cost_us`` is what the planner believes.
+    #: ``cost_us`` has the planner's costs.
     spec: GraphSpec
-    #: What each Node really took here, in microseconds.
+    #: The measured time of each Node in microseconds.
     took_us: tuple[float, ...]
     #: Floating-point operations of its matrix products, and bytes that it reads and writes.
     flops: tuple[float, ...]
@@ -55,7 +55,7 @@ class Recording(NamedTuple):
 
     @property
     def work_us(self) -> float:
-        """What one process needs for the rules."""
+        """The time of the rules in one process."""
         return sum(self.took_us)
 
 
@@ -89,7 +89,7 @@ def _recorded(network: Network, rounds: int) -> Recording:
 
 
 def _node_times(loss: Any) -> list[float]:
-    """Microseconds of each Node that ran, in the order in which they did."""
+    """Microseconds of each Node that ran, in the order of execution."""
     with mg.profiler.profile() as profile:
         loss.backward(retain_graph=True)
     return [event.time_range.elapsed_us() for event in profile.events() if event.sequence_nr >= 0]
@@ -102,7 +102,7 @@ def freeze_loss(loss: Any) -> FrozenGraph:
 
 
 def _client_costs(frozen: FrozenGraph, rounds: int, walk_us: float) -> ClientCosts:
-    """Each task of a plan is packed alone; a straight line through what that took."""
+    """Pack each task of a plan alone, and fit a straight line to the times."""
     frozen, code, _, _ = place(frozen)
     graph = PreparedGraph(frozen.spec, plan(frozen.spec, workers=PACKED_FOR))
     tasks = [task for task, spec in enumerate(graph.plan.tasks) if not spec.on_client]
@@ -120,7 +120,7 @@ def _client_costs(frozen: FrozenGraph, rounds: int, walk_us: float) -> ClientCos
 
 
 def _walk_us(loss: Any, rounds: int) -> float:
-    """Microseconds to freeze the graph behind ``loss``, which has been frozen before."""
+    """Microseconds to freeze the graph behind ``loss`` again."""
     took = []
     for _ in range(rounds):
         start = perf_counter()

@@ -1,4 +1,4 @@
-"""simulate(): a graph's backward on a machine that is not there."""
+"""simulate(): a graph's backward on a simulated machine."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import NamedTuple
 
 from benchmarks.scaling.clock import Clock, Cores
 from benchmarks.scaling.costs import ClientCosts, Costs
-from benchmarks.scaling.processes import SESSION, ClientLoop, CoordinatorLoop, WorkerLoop
+from benchmarks.scaling.processes import ClientProcess, CoordinatorProcess
 from benchmarks.scaling.task_times import Bound, TaskTimes, Work, bound
-from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 
-#: A training loop's backwards: the first one, when every page is new, and one long after it.
+#: Backwards of a training loop: the first one, when every page is new, and a much later one.
 BACKWARDS = 2
-#: The same where the coordinator's core is timed (the first one does not count, it is slower), and
-#: how often that is done.
+#: The same if the coordinator's core is timed (the first run is slower and does not count), and
+#: the number of runs.
 TIMED_BACKWARDS, TIMINGS = 3, 3
 
 
 class Outcome(NamedTuple):
-    """One backward of a training loop that has been running for a while."""
+    """One backward late in a training loop."""
 
     workers: int
     tasks: int
@@ -31,7 +30,7 @@ class Outcome(NamedTuple):
     makespan_us: float
     #: The first backward, when every page is new to every process.
     first_us: float
-    #: Share of the makespan in which the coordinator was busy, and what it spent on one task.
+    #: Share of the makespan in which the coordinator was busy, and its time per task.
     coordinator_load: float
     coordinator_us_per_task: float
     #: Share of the makespan in which workers computed, on average.
@@ -41,7 +40,7 @@ class Outcome(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Against one process that does nothing but the rules."""
+        """Relative to one process that only runs the rules."""
         return self.bound.work_us / self.makespan_us
 
     @property
@@ -64,53 +63,34 @@ def simulate(
     """Run ``backwards`` backwards of ``spec`` on ``workers`` workers.
 
     Args:
-        spec: with the costs that the planner believes.
-        work: what the Nodes really take.
+        spec: with the planner's costs.
+        work: the real times of the Nodes.
         costs: of messages and processes.
-        workers: how many.
-        client: what the client needs for this graph.
+        workers: the number of workers.
+        client: the client's times for this graph.
         planned: another plan than the engine's.
-        backwards: how many before and with the one that counts.
-        cores: processors that all processes share; default: each has one of its own.
+        backwards: the number of backwards, the last of which counts.
+        cores: processors that all processes share; default: each has its own.
     """
     planned = plan(spec, workers=workers) if planned is None else planned
     times = TaskTimes(spec, planned, work)
-    clock, shared = Clock(), Cores(cores)
-    coordinator = CoordinatorLoop(clock, costs, shared)
-    writers: dict[tuple[int, int], str] = {}
-    loops = [WorkerLoop(clock, costs, shared, f"w{slot}.1", coordinator) for slot in range(workers)]
-    for worker in loops:
-        worker.times, worker.writers = times, writers
-        coordinator.peers[worker.peer] = worker
-        coordinator.core.handle_event(ev.WorkerJoined(worker.peer))
-    session = ClientLoop(
-        clock,
-        costs,
-        shared,
-        coordinator,
-        planned,
-        times,
-        workers,
-        client=client,
-        backwards=backwards,
-    )
-    coordinator.peers[SESSION] = session
-    coordinator.core.handle_event(ev.SessionOpened(SESSION))
+    clock = Clock(costs, Cores(cores))
+    coordinator = CoordinatorProcess(clock, workers, times)
 
     def warm_up() -> None:
-        for worker in loops:
-            worker.is_warm = True
-        for loop in (coordinator, *loops):
-            loop.busy_us = 0.0
-        for worker in loops:
-            worker.computing_us = 0.0
+        coordinator.busy_us = 0.0
+        for worker in coordinator.workers:
+            worker.is_warm, worker.computing_us = True, 0.0
         if len(session.took_us) == 1:
             coordinator.seconds.clear()
             coordinator.events.clear()
 
-    session.after_each = warm_up
-    session.begin()
-    clock.run()
+    session = ClientProcess(
+        coordinator, planned, client=client, backwards=backwards, after_each=warm_up
+    )
+    clock.at(0.0, session.begin, session.turn)
+    while clock.step():
+        pass
     if len(session.took_us) != backwards:
         raise RuntimeError("the simulated backward never ended")
     total, dispatched = session.took_us[-1], len(planned.tasks)
@@ -122,7 +102,7 @@ def simulate(
         session.took_us[0],
         coordinator.busy_us / total,
         coordinator.busy_us / dispatched,
-        sum(worker.computing_us for worker in loops) / workers / total,
+        sum(worker.computing_us for worker in coordinator.workers) / workers / total,
         {
             name: coordinator.seconds[name] / count * 1e6
             for name, count in coordinator.events.items()
@@ -140,9 +120,9 @@ def simulate_measured(
     planned: Plan | None = None,
     cores: int | None = None,
 ) -> Outcome:
-    """As :func:`simulate`, with the time that the coordinator's core needs on this very graph.
+    """As :func:`simulate`, with the time of the coordinator's core for this very graph.
 
-    Runs before it count what the core needs per event; the least counts, see ``recording``.
+    Earlier runs measure the core's time per event; the smallest counts, see ``recording``.
     """
     planned = plan(spec, workers=workers) if planned is None else planned
     core_us: dict[str, float] = {}

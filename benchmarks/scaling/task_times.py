@@ -1,4 +1,4 @@
-"""TaskTimes: how long each NodeTask of a plan computes, and what no number of workers can beat."""
+"""TaskTimes: the computing time of each NodeTask of a plan, and a bound for all schedules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MB = 1 << 20
 
 
 class Work(NamedTuple):
-    """Per Node of a graph: the time of its rule, and that of adding up what flows into it."""
+    """Per Node of a graph: the time of its rule, and that of the sums of its inputs."""
 
     rule_us: tuple[float, ...]
     #: Per megabyte; see ``Costs``.
@@ -33,13 +33,13 @@ class Work(NamedTuple):
 
 
 def cpu_work(recording: Recording, add_us_per_mb: float) -> Work:
-    """What was measured."""
+    """The measured times."""
     return Work(recording.took_us, add_us_per_mb)
 
 
 def gpu_work(recording: Recording, gpu: Accelerator, batch: int) -> Work:
-    """By the roofline (Williams et al., 2009): starting kernels, arithmetic or memory, whichever
-    takes longest, for ``batch`` times as many images or tokens as were recorded."""
+    """By the roofline (Williams et al., 2009): the longest of kernel starts, arithmetic and memory,
+    for ``batch`` times the recorded images or tokens."""
     launch_us = gpu.kernels_per_node * gpu.launch_us
     rule_us = tuple(
         0.0
@@ -53,7 +53,7 @@ def gpu_work(recording: Recording, gpu: Accelerator, batch: int) -> Work:
 
 
 def count_contributions(spec: GraphSpec) -> Counter[tuple[int, int]]:
-    """How many gradients flow into each input."""
+    """The number of contributions of each input."""
     counts = Counter(spec.seeds)
     for node in spec.nodes:
         counts.update(target for target in node.edges if target is not None)
@@ -61,7 +61,7 @@ def count_contributions(spec: GraphSpec) -> Counter[tuple[int, int]]:
 
 
 class Bound(NamedTuple):
-    """What no schedule can beat."""
+    """The bound that no schedule can beat."""
 
     work_us: float
     critical_path_us: float
@@ -74,9 +74,9 @@ class Bound(NamedTuple):
 def bound(spec: GraphSpec, work: Work) -> Bound:
     """The work, and the longest path.
 
-    A Node whose weight gradients can be computed apart counts on a path with half its rule, and
-    with one part of it where that is a product that can be cut, as ``scheduler.split`` has it;
-    whether the plan does so or not.
+    A Node whose weight gradients can be computed separately counts on a path with half its rule,
+    and with one part of it if that is a product that can be cut, as in ``scheduler.split``; whether
+    or not the plan does so.
     """
     contributions = count_contributions(spec)
     total, longest = 0.0, [0.0] * len(spec.nodes)
@@ -90,7 +90,7 @@ def bound(spec: GraphSpec, work: Work) -> Bound:
 
 
 def _first_share(spec: GraphSpec, node: NodeSpec) -> float:
-    """Which part of a rule others wait for, with as many workers as could be of use."""
+    """The part of a rule that others wait for, with as many workers as are of use."""
     share = 0.5 if _has_halves(spec, node) else 1.0
     wanted = [target for target in node.edges if target and not spec.nodes[target[0]].is_sink]
     return share / len(node.part_nbytes) if node.part_nbytes and len(wanted) == 1 else share
@@ -102,7 +102,7 @@ def _has_halves(spec: GraphSpec, node: NodeSpec) -> bool:
 
 
 class TaskTimes:
-    """What the tasks of ``plan`` take; same index."""
+    """The times of the tasks of ``plan``, with the same indices."""
 
     def __init__(self, spec: GraphSpec, plan: Plan, work: Work) -> None:
         self._spec, self._work = spec, work
@@ -118,8 +118,8 @@ class TaskTimes:
             for task, members in zip(plan.tasks, plan.groups, strict=True)
         ]
         self.nodes = [len(members) for members in plan.groups]
-        #: Outputs that leave before the task ends: after how many Nodes, how long these computed,
-        #: and which.
+        #: Outputs that leave before the task ends: the number of Nodes before them, the computing
+        #: time of these, and the outputs.
         self.early = [
             self._early(plan, task) if spec.publications else []
             for task, spec in enumerate(plan.tasks)
@@ -137,7 +137,7 @@ class TaskTimes:
         return whole * self._share(member)
 
     def _share(self, member: Member) -> float:
-        """Which part of the Node's work it does; both halves count the same."""
+        """The part of the Node's work that it does; both halves count the same."""
         if not member.is_half:
             return 1.0
         node = self._spec.nodes[member.node]

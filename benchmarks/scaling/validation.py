@@ -1,9 +1,9 @@
-"""validate(): what the simulation predicts for two workers, beside what two workers take.
+"""validate(): the simulation of two workers, compared with measured times.
 
-Two workers are all that fit on the machine where this was written. Client, coordinator and workers
-share its cores there, which is simulated, and the cores share caches and memory, which is not. So
-each graph is simulated twice: with the times of its Nodes when one core works alone, as on the rest
-of the page, and with those that the workers themselves reported.
+Two workers are the most for a machine with two cores. Client, coordinator and workers share its
+cores, which is simulated, and the cores share caches and memory, which is not. So each graph is
+simulated twice: with the times of its Nodes when one core works alone, as on the rest of the page,
+and with those that the workers themselves reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mpgrad.nn import functional as F
 from mpgrad.scheduler.plan import plan
 
 WORKERS = 2
-#: Backwards before those that count: the engine learns in them what its Nodes take.
+#: Backwards before those that count, in which the engine learns the costs of the Nodes.
 WARM_UP = 20
 #: Backwards that are timed, and backwards in which the workers report their Nodes.
 TIMED, REPORTED = 15, 5
@@ -101,7 +101,7 @@ def _seconds(engine: mg.Engine, loss: Any) -> float:
 
 
 def _reported(engine: mg.Engine, forward: Callable[[], Any]) -> tuple[float, ...]:
-    """Microseconds of each Node as the workers tell; a Node in two halves took both."""
+    """Microseconds of each Node as reported by the workers; for a Node in two halves the sum."""
     series: list[list[float]] = []
     for _ in range(REPORTED):
         frozen = freeze_loss(forward())

@@ -1,4 +1,4 @@
-"""memory: the largest size of both arenas, beside what has to be alive at the worst moment."""
+"""memory: the largest size of both arenas, compared with the memory that must be alive."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
 
 
 def _figure(program: str, found: list[dict[str, int]], name: str) -> float:
-    """One figure of a run that gives both: who asks first in a round, runs it."""
+    """One figure of a run that gives both: the first request in a round runs it."""
     if not found or name not in found[-1]:
         found.append(call("probes.arena_peak.arena_peak", program))
     return float(found[-1].pop(name))

@@ -35,7 +35,7 @@ parameters after it, all as one vector."""
 PROCESS = "mpgrad process"
 TORCH_2 = "torch 2 threads"
 #: By norm: rounding moves some activations across relu's kink and some maxima within their window,
-#: and an epoch's steps add up what each of them differs by.
+#: and the steps of an epoch add up these differences.
 TOLERANCE = 2e-2
 _BATCH_SIZE = 64
 

@@ -1,4 +1,4 @@
-"""overhead: nodes that do next to nothing, so that what is left is the engine."""
+"""overhead: nodes that do next to nothing, so that only the engine's time is left."""
 
 from __future__ import annotations
 

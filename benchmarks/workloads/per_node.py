@@ -1,4 +1,4 @@
-"""per_node(): time per node of a graph of tiny nodes, as both `overhead` and `scale` give it."""
+"""per_node(): time per node of a graph of tiny nodes, for both `overhead` and `scale`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TORCH = "torch 1 thread"
 def per_node(
     shape: str, nodes: int, contenders: list[Contender], rounds: int, **options: Any
 ) -> Case:
-    """The case of one graph; ``options`` are further ones of ``Case``."""
+    """The case of one graph; ``options`` are further arguments of ``Case``."""
     return Case(
         f"{shape}, {nodes:,} nodes",
         contenders,

@@ -36,7 +36,7 @@ TORCH_2 = "torch 2 threads"
 HIPS_1 = "HIPS autograd, 1 BLAS thread"
 HIPS_2 = "HIPS autograd, 2 BLAS threads"
 #: By norm. Another order of summation moves a few of the activations nearest to 0 across relu's
-#: kink, and each then adds its whole gradient or nothing.
+#: kink, and each of these then adds its whole gradient or nothing.
 TOLERANCE = 1e-2
 _THREADS = 2
 #: Backwards per sample, see ``rounds.backward``.
@@ -44,7 +44,7 @@ _REPEATS = 3
 
 
 def branches(quick: bool) -> Generator[Case, None, None]:
-    """8 perceptrons side by side."""
+    """8 perceptrons in parallel."""
     targets = (
         Target(PROCESS, TORCH_2, at_most=1.15),
         Target(PROCESS, LOCAL, at_least=1.7),
@@ -85,7 +85,7 @@ def _backward(
 
 
 def _in_loop(name: str, shape: Perceptrons, rounds: int) -> Generator[Case, None, None]:
-    """The backward as a training loop sees it: after other work of the client."""
+    """The backward in a training loop: after other work of the client."""
     with mpgrad_runners("process", "local", "auto") as runners:
         runners += torch_runners(1, 2)
         contenders = [

@@ -24,7 +24,7 @@ moment of the backward, the recorded graph and the leaves' gradients included. B
 allocators' steps would show. Whoever would need too long for the next size, or too much memory, by
 what the last one took, leaves it out."""
 
-#: Row, what has to be installed, and the name in ``small_nodes``.
+#: The row, the module that must be installed, and the name in ``small_nodes``.
 _WHO = (
     (PROCESS, "mpgrad", "process"),
     ("mpgrad local", "mpgrad", "local"),
@@ -36,8 +36,8 @@ _ROUNDS = {1_000: 3, 10_000: 3, 100_000: 1, 1_000_000: 1}
 _QUICK = (1_000, 10_000)
 #: The smallest graph whose bytes are shown.
 _BYTES_FROM = 100_000
-#: A backward that would take longer than this is left out, or one that needs a larger share of the
-#: memory that is free.
+#: A backward that would take longer than this is omitted, and so is one that needs a larger share
+#: of the free memory.
 SECONDS_MAX = 90.0
 _MEMORY_SHARE_MAX = 0.5
 
@@ -50,7 +50,7 @@ class _Measured:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def next_size_is_too_large(self, nodes: int) -> str:
-        """Why the next graph should not be tried, or nothing."""
+        """The reason not to try the next graph, or an empty text."""
         if not self.samples:
             return ""
         factor = nodes / self.nodes
@@ -97,7 +97,7 @@ def _contender(
 
 
 def _bytes(shape: str, nodes: int, measured: dict[str, _Measured]) -> Case:
-    """What the samples of the case before have found; nothing runs again."""
+    """The figures from the samples of the case before; nothing runs again."""
     _check_gradients(measured)
     rows: list[Contender] = []
     present = {name: found for name, found in measured.items() if found.samples}
@@ -125,7 +125,7 @@ def _row(name: str, measured: _Measured, figure: str) -> Contender:
 
 
 def _check_gradients(measured: dict[str, _Measured]) -> None:
-    """``measure`` cannot: the gradients are in other processes, and gone."""
+    """Compare gradients, which ``measure`` cannot: they are in other processes, and gone."""
     found = [
         (name, np.array(sample["gradient"]))
         for name, one in measured.items()

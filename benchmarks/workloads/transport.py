@@ -1,4 +1,4 @@
-"""transport: what it takes to reach another process, with much data and with none."""
+"""transport: the time to reach another process, with much data and with none."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Sum(mg.Function):
 
 
 def cases(quick: bool) -> Generator[Case, None, None]:
-    """Large, then nothing."""
+    """First large data, then none."""
     rounds = 3 if quick else 7
     with mpgrad_runners("process", "local", workers=1) as (process, local), _summing() as torch_sum:
         yield Case(
@@ -89,9 +89,9 @@ def _array() -> Any:
 def _sending(
     name: str, runner: Runner, wrap: Callable[[Any], Any] = mg.tensor, *, is_new: bool = False
 ) -> Contender:
-    """Backward of one Sum over 64 MB: an array of its own each time, or always the same."""
+    """Backward of one Sum over 64 MB: a new array each time, or always the same."""
     weight = mg.tensor([1.0], requires_grad=True)
-    kept: list[Any] = []  # all of them: a block that is reused is not new to the worker
+    kept: list[Any] = []  # all arrays: a block that is used again is not new to the worker
 
     def sample() -> float:
         runner.select()

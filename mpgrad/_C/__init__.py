@@ -1,6 +1,6 @@
-"""Where code that was written for PyTorch reaches into the engine: ``torch._C`` by its names.
+"""The names of ``torch._C`` by which code written for PyTorch uses the engine.
 
-New code finds all of it in ``mpgrad.autograd`` and ``mpgrad.autograd.graph``.
+``mpgrad.autograd`` and ``mpgrad.autograd.graph`` have all of them for new code.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _current_graph_task_execution_order() -> list[Node]:
     """The Nodes of the running backward in the order in which they run, one after another.
 
     Raises:
-        RuntimeError: no backward is running, or its Nodes may run side by side
-            (``mg.autograd.graph.current_graph_task_execution_order`` tells their order then, too).
+        RuntimeError: no backward is running, or its Nodes may run in parallel
+            (``mg.autograd.graph.current_graph_task_execution_order`` then has their order).
     """
     order = current_graph_task_execution_order()
     if is_multithreading_enabled():

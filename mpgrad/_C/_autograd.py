@@ -1,4 +1,4 @@
-"""``torch._C._autograd`` by its names: saved tensors."""
+"""The names of ``torch._C._autograd``: saved tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torch._C._functions`` by its names: Nodes that belong to no operator."""
+"""The names of ``torch._C._functions``: Nodes without an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that old code calls itself, under PyTorch's name ``torch.autograd._functions``."""
+"""Functions that old code calls directly, under PyTorch's name ``torch.autograd._functions``."""
 
 from __future__ import annotations
 

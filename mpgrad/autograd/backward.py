@@ -12,6 +12,7 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.grads_batch import results_of_batch
+from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.roots import (
     Wanted,
     as_tuple,
@@ -29,7 +30,7 @@ from mpgrad.graph.node import Edge
 from mpgrad.tensors.gradient_edge import GradientEdge
 from mpgrad.tensors.tensor import Tensor
 
-#: What has a place in the graph: roots and inputs.
+#: A place in the graph: a root or an input.
 Place: TypeAlias = Tensor | GradientEdge
 #: The seeds of the roots.
 Seeds: TypeAlias = Tensor | Sequence[Tensor | None] | None
@@ -55,7 +56,7 @@ def backward(
         inputs: accumulate only into these. A Tensor that is no leaf gets a ``.grad`` too.
 
     Raises:
-        RuntimeError: a root does not require grad, a seed does not fit, or the graph was used up.
+        RuntimeError: a root does not require grad, a seed does not fit, or the graph was freed.
     """
     if grad_variables is not None:
         grad_tensors = _under_its_old_name(grad_variables, grad_tensors)
@@ -161,11 +162,11 @@ def grad(
             ``create_graph``.
         create_graph: record the gradients' own computation.
         only_inputs: deprecated and ignored.
-        allow_unused: give None for an input that does not influence the outputs; default
+        allow_unused: return None for an input that does not influence the outputs; default
             ``materialize_grads``.
         is_grads_batched: the first dimension of each ``grad_outputs`` counts seeds; the results
             have it too. The graph is run once for each seed.
-        materialize_grads: give zeros instead of that None.
+        materialize_grads: return zeros instead of that None.
 
     Returns:
         A tuple with a Tensor (or None) for each input; a dict if ``inputs`` is one.
@@ -202,7 +203,7 @@ def grad(
 
 
 class _GradOptions(NamedTuple):
-    """What ``grad()`` was told, with the defaults filled in."""
+    """The options of ``grad()`` with their defaults."""
 
     keep_graph: bool
     create_graph: bool
@@ -271,8 +272,9 @@ def _refuse_unused(results: Sequence[Tensor | None]) -> None:
 def _freeze(
     edges: list[Edge], seeds: list[Tensor | None], wanted: Wanted | None, keep_graph: bool
 ) -> tuple[FrozenGraph, list[Tensor | None]]:
-    """The frozen graph, and those of the seeds that flow into it, with their history."""
+    """The frozen graph, and its seeds with their history."""
     engine_slot.expect()
-    frozen = freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
+    with span("freeze"):
+        frozen = freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
     arrays = tuple(None if seed is None else seed._array for seed in frozen.seeds)
     return frozen._replace(seeds=arrays), list(frozen.seeds)

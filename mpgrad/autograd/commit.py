@@ -1,8 +1,8 @@
-"""commit(): what becomes of the gradients that a backward captured: all of them, or none.
+"""commit(): adds the gradients that a backward captured to ``.grad``: all of them, or none.
 
 Workers only produce gradients. They are added to ``.grad`` here, when all of them are known, so
-that a failed backward leaves every ``.grad`` as it was. What an inner backward adds before the
-outer one has ended is noted in an UndoLog.
+that a failed backward leaves every ``.grad`` as it was. An UndoLog records the additions of an
+inner backward until the outer one has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from mpgrad.autograd.freezing.client_nodes import first_recorded_grad
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
+from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
@@ -28,7 +29,7 @@ from mpgrad.tensors.undo_log import UndoLog
 def results(
     frozen: FrozenGraph, captured: list[tuple[Any, bool]], count: int
 ) -> list[Tensor | None]:
-    """The ``count`` results of ``grad()``; what else was captured is committed."""
+    """The ``count`` results of ``grad()``; other captures are committed."""
     found: list[Tensor | None] = [None] * count
     for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True):
         if isinstance(sink, ResultSink) and array is not None:
@@ -41,7 +42,7 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
     """Add the captured gradients to ``.grad``: first all checks, then all additions.
 
     Raises:
-        RuntimeError: some leaf cannot take its gradient; nothing was changed.
+        RuntimeError: a leaf cannot accept its gradient; nothing was changed.
     """
     todo = [
         (sink, array, exclusive)
@@ -49,7 +50,7 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
         if array is not None and not isinstance(sink, ResultSink)
     ]
     undo = _undo_log()
-    with interrupts_deferred(), grad_lock(), collector_held():
+    with span("commit"), interrupts_deferred(), grad_lock(), collector_held():
         for sink, _, _ in todo:
             if isinstance(sink, LeafSink):
                 sink.accumulator.check()
@@ -73,7 +74,7 @@ def _undo_log() -> UndoLog | None:
 def recorded_results(
     frozen: FrozenGraph, gradients: list[Tensor | None], count: int
 ) -> list[Tensor | None]:
-    """As :func:`results`, of gradients that know how they were computed."""
+    """As :func:`results`, for gradients with a history."""
     found: list[Tensor | None] = [None] * count
     for sink, gradient in zip(frozen.sinks, gradients, strict=True):
         if isinstance(sink, ResultSink):
@@ -83,10 +84,10 @@ def recorded_results(
 
 
 def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None:
-    """As :func:`commit`; every ``.grad`` becomes a new tensor, which knows how it was computed.
+    """As :func:`commit`; every ``.grad`` becomes a new tensor with a history.
 
     Raises:
-        RuntimeError: some leaf cannot take its gradient; nothing was changed.
+        RuntimeError: a leaf cannot accept its gradient; nothing was changed.
     """
     undo = _undo_log()
     with interrupts_deferred(), grad_lock(), enable_grad():
@@ -106,7 +107,7 @@ def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None
 def _recorded_additions(
     frozen: FrozenGraph, gradients: list[Tensor | None]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Which tensors get which gradient; raises where a leaf cannot take it."""
+    """Which tensor gets which gradient; raises if a leaf cannot accept its own."""
     for sink, gradient in zip(frozen.sinks, gradients, strict=True):
         if gradient is None or isinstance(sink, ResultSink):
             continue

@@ -17,6 +17,7 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.functions.stopping import refused
+from mpgrad.autograd.profiling.ranges import FUNCTION, span
 from mpgrad.graph.grad_modes import is_grad_enabled, no_grad
 from mpgrad.graph.node import Edge
 from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
@@ -40,7 +41,7 @@ class _BackwardClass:
         return node_class(owner)
 
 
-#: What old code asked an instance of a Function, when that was the Node.
+#: Attributes that old code reads on an instance of a Function, which once was the Node.
 _OF_ITS_NODE = frozenset(
     [
         "_register_hook_dict",
@@ -58,6 +59,8 @@ BackwardCFunction = FunctionNode
 
 class Function:
     """Base of custom operations; subclass it and call ``apply``.
+
+    For type checkers its methods take anything, so that yours may say what they take.
 
     Example::
 
@@ -79,7 +82,7 @@ class Function:
             ``mpgrad.shipping``), else in the calling process. ``"worker"``: always on a
             worker; a promise that it depends on nothing but its arguments and constants.
             ``"client"``: always in the calling process.
-        clear_saved_tensors_on_access: whether ctx drops its saved tensors when backward asks for
+        clear_saved_tensors_on_access: whether ctx drops its saved tensors when backward reads
             them, so that their memory is free before backward ends; a second access is an error.
     """
 
@@ -89,20 +92,21 @@ class Function:
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs: ``forward(ctx, *args)``, or ``forward(*args)`` where the class
-        also has ``setup_context``. Returns a Tensor, a NumPy array, or a tuple."""
+        """Compute the outputs: ``forward(ctx, *args)``, or ``forward(*args)`` if the class also has
+        ``setup_context``. Returns a Tensor, a NumPy array, or a tuple."""
         raise NotImplementedError(
             "You must implement the forward function for custom autograd.Function."
         )
 
     @staticmethod
-    def setup_context(ctx: FunctionContext, inputs: tuple[Any, ...], output: Any) -> None:
-        """Fill ``ctx`` after a ``forward`` that does not take it."""
+    def setup_context(*args: Any, **kwargs: Any) -> Any:
+        """Fill ``ctx`` after a ``forward`` that does not take it:
+        ``setup_context(ctx, inputs, output)``."""
         raise NotImplementedError("setup_context is not implemented.")
 
     @staticmethod
-    def backward(ctx: FunctionContext, *grads: Any) -> Any:
-        """Return the gradient of each argument of forward (None where there is none).
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        """``backward(ctx, *grads)``: the gradient of each argument of forward, or None.
 
         It gets one gradient per output of forward.
         """
@@ -132,8 +136,8 @@ class Function:
             )
         if name in _OF_ITS_NODE:
             raise RuntimeError(
-                f"Attribute {name!r} is invalid for an instance of a Function, which takes no part "
-                "in a graph. Call the Function by its apply(), and ask y.grad_fn of an output y."
+                f"Attribute {name!r} is invalid for an instance of a Function, which is not part "
+                "of a graph. Call the Function by its apply(), and use y.grad_fn of an output y."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -155,9 +159,9 @@ class Function:
             kwargs: bound to their positions.
 
         Raises:
-            TypeError: the arguments do not fit forward, or it saved something that is no Tensor.
+            TypeError: the arguments do not fit forward, or it saved a value that is not a Tensor.
             RuntimeError: forward changed a leaf that requires grad (``ctx.mark_dirty``), or ctx
-                says something about a value that forward did not take or return.
+                declares a value that forward did not take or return.
         """
         cls._checked_run_on()
         separate = cls.setup_context is not Function.setup_context
@@ -166,7 +170,7 @@ class Function:
         ctx = FunctionContext(needs, clears_on_access=cls.clear_saved_tensors_on_access)
         # Before forward, which may rewrite the history of an input (see mark_dirty).
         node = _node(cls, ctx, args, needs) if is_grad_enabled() and True in needs else None
-        with no_grad():
+        with no_grad(), span(cls.__name__, FUNCTION, -1 if node is None else node.sequence_nr):
             if separate:
                 raw = cls.forward(*args)
                 cls.setup_context(ctx, args, raw)
@@ -215,7 +219,7 @@ def _positional(
     *,
     has_ctx: bool,
 ) -> tuple[Any, ...]:
-    """The arguments in order; for a forward that takes no ctx, with its defaults filled in.
+    """The arguments in order; for a forward without ctx, with its defaults.
 
     Raises:
         TypeError: they do not fit, or one is for a keyword-only parameter.
@@ -248,7 +252,7 @@ def _node(
 
 
 class InplaceFunction(Function):
-    """PyTorch's older base for Functions that may work in place; no more than a Function."""
+    """PyTorch's older base for Functions that may work in place; the same as a Function."""
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
@@ -258,7 +262,8 @@ class InplaceFunction(Function):
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a ``backward`` that cannot be differentiated itself.
 
-    It runs with recording off; with ``create_graph=True``, differentiating its result raises.
+    It runs with recording off; with ``create_graph=True``, differentiating its result raises an
+    error.
     """
 
     @functools.wraps(backward)

@@ -1,4 +1,4 @@
-"""autograd.functional: products with Jacobians and Hessians, and whole ones, of a function.
+"""autograd.functional: Jacobians and Hessians of a function, and products with them.
 
 ``jvp`` differentiates twice: the gradient ``u -> u J`` is linear, so its own derivative in the
 direction ``v`` is ``J v``, whatever ``u`` is (Townsend 2017, "A new trick for calculating Jacobian
@@ -66,15 +66,15 @@ def vjp(
     Args:
         func: takes Tensors, returns a Tensor or a tuple of Tensors.
         inputs: a Tensor or a tuple of Tensors.
-        v: as what ``func`` returns; may be None where that has one element.
-        create_graph: let the results know how they were computed.
-        strict: raise where an output does not depend on an input, instead of giving zeros.
+        v: like the result of ``func``; may be None if that has one element.
+        create_graph: give the results a history.
+        strict: raise if an output does not depend on an input, instead of returning zeros.
 
     Returns:
-        (what ``func`` gave, the product: for each input a Tensor of its shape).
+        (the result of ``func``, the product: for each input a Tensor of its shape).
 
     Raises:
-        TypeError: something that has to be a Tensor is none.
+        TypeError: a value must be a Tensor and is not.
         RuntimeError: ``v`` does not fit, or ``strict``.
     """
     given = packed(inputs, "inputs", "vjp")
@@ -101,13 +101,13 @@ def jvp(
 
     Args:
         func, inputs, create_graph, strict: as for :func:`vjp`. ``func`` is differentiated twice.
-        v: as ``inputs``; may be None where that has one element.
+        v: like ``inputs``; may be None if there is one element.
 
     Returns:
-        (what ``func`` gave, the product: for each output a Tensor of its shape).
+        (the result of ``func``, the product: for each output a Tensor of its shape).
 
     Raises:
-        TypeError: something that has to be a Tensor is none.
+        TypeError: a value must be a Tensor and is not.
         RuntimeError: ``v`` does not fit, ``strict``, or ``func`` cannot be differentiated twice.
     """
     given = packed(inputs, "inputs", "jvp")
@@ -148,13 +148,13 @@ def jacobian(
         strategy: ``"forward-mode"`` is accepted with ``vectorize``; the result is the same.
 
     Returns:
-        A Tensor of shape (output's shape, input's shape): one, or a tuple with one per input, or
-        per output a tuple with one per input, as ``func`` takes and returns tuples.
+        A Tensor of shape (output's shape, input's shape); one, a tuple with one per input, or per
+        output a tuple with one per input, depending on the tuples that ``func`` takes and returns.
 
     Raises:
-        TypeError: something that has to be a Tensor is none.
+        TypeError: a value must be a Tensor and is not.
         RuntimeError: ``strict`` with ``vectorize``, or an output does not depend on an input.
-        NotImplementedError: what PyTorch does not combine with ``"forward-mode"`` either.
+        NotImplementedError: a combination with ``"forward-mode"`` that PyTorch lacks, too.
     """
     _check_strategy(strict, vectorize, strategy, create_graph)
     given = packed(inputs, "inputs", "jacobian")
@@ -193,7 +193,7 @@ def hessian(
         ``inputs`` is a tuple.
 
     Raises:
-        TypeError: something that has to be a Tensor is none.
+        TypeError: a value must be a Tensor and is not.
         RuntimeError: ``func`` does not return one element, or as :func:`jacobian`.
     """
     given = packed(inputs, "inputs", "hessian")
@@ -221,13 +221,13 @@ def vhp(
     Args:
         func: takes Tensors, returns a Tensor with one element.
         inputs, create_graph, strict: as for :func:`vjp`.
-        v: as ``inputs``; may be None where that has one element.
+        v: like ``inputs``; may be None if there is one element.
 
     Returns:
-        (what ``func`` gave, the product: for each input a Tensor of its shape).
+        (the result of ``func``, the product: for each input a Tensor of its shape).
 
     Raises:
-        TypeError: something that has to be a Tensor is none.
+        TypeError: a value must be a Tensor and is not.
         RuntimeError: ``func`` does not return one element, ``v`` does not fit, or ``strict``.
     """
     return _hessian_product("vhp", func, inputs, v, create_graph, strict)
@@ -278,7 +278,7 @@ def _gradients(
     *,
     create_graph: bool,
 ) -> list[Tensor | None]:
-    """``grad()`` of those outputs that require grad; None where nothing flows."""
+    """``grad()`` of the outputs that require grad; None for unused inputs."""
     pairs = [(out, s) for out, s in zip(outputs, seeds, strict=True) if out.requires_grad]
     if not pairs:
         return [None] * len(points)
@@ -315,7 +315,7 @@ def _jacobian_of(
 def _strict_gradient(
     found: Sequence[Tensor | None], points: Sequence[Tensor], *, strict: bool
 ) -> list[Tensor]:
-    """The first derivative on the way to the second."""
+    """The first derivative, for a second one."""
     return filled(
         found,
         points,
@@ -327,7 +327,7 @@ def _strict_gradient(
 def _strictness(
     strict: bool, create_graph: bool, independent: str, what: str = "jacobian"
 ) -> dict[str, str | None]:
-    """What :func:`filled` is to raise."""
+    """The errors that :func:`filled` must raise."""
     return {
         "independent": independent if strict else None,
         "constant": _CONSTANT.format(what=what) if strict and create_graph else None,
@@ -335,10 +335,10 @@ def _strictness(
 
 
 def _check_differentiable(gradient: Tensor) -> None:
-    """A gradient depends on its seed, unless something computed it that is not recorded.
+    """Check that a gradient depends on its seed: otherwise a computation was not recorded.
 
     Raises:
-        RuntimeError: it does not; its derivative would be zero, which is wrong.
+        RuntimeError: it does not depend on it; its derivative would be a wrong zero.
     """
     if not gradient.requires_grad and np.any(on_host(gradient._array)):
         raise RuntimeError(
@@ -358,7 +358,7 @@ def _check_strategy(strict: bool, vectorize: bool, strategy: str, create_graph: 
             '`strategy="reverse-mode"`'
         )
     if strategy == "forward-mode" and not vectorize:
-        raise NotImplementedError('strategy="forward-mode" is only there with vectorize=True')
+        raise NotImplementedError('strategy="forward-mode" needs vectorize=True')
     if strict and vectorize:
         raise RuntimeError(
             "`strict=True` and `vectorized=True` are not supported together. Please either set "

@@ -1,4 +1,4 @@
-"""What the functions of autograd.functional take and give: Tensors or tuples, and their checks."""
+"""The arguments and results of autograd.functional: Tensors or tuples, and their checks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NOT_ALLOWED = "This is not allowed in strict mode"
 
 
 class GivenTensors(NamedTuple):
-    """Tensors that the caller gave as a tuple, or as one."""
+    """Tensors that the caller passed as a tuple, or as one."""
 
     tensors: tuple[Tensor, ...]
     is_tuple: bool
 
     def like(self, results: Sequence[Tensor]) -> Any:
-        """``results``, one for each of these, as the caller expects them."""
+        """``results``, one for each of these, in the form that the caller expects."""
         return tuple(results) if self.is_tuple else results[0]
 
 
@@ -28,10 +28,10 @@ def packed(value: Any, what: str, function: str) -> GivenTensors:
     """Check that ``value`` is a Tensor or a tuple of Tensors.
 
     Args:
-        what: of the function called ``function``.
+        what: the name of the value in messages of ``function``.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is not.
     """
     if isinstance(value, Tensor):
         return GivenTensors((value,), False)
@@ -47,7 +47,7 @@ def packed(value: Any, what: str, function: str) -> GivenTensors:
 def variables(inputs: GivenTensors, *, create_graph: bool) -> tuple[Tensor, ...]:
     """The points at which to differentiate: new tensors over the caller's memory.
 
-    With ``create_graph`` they lead back to the caller's tensors, as far as those require grad.
+    With ``create_graph`` they have the caller's tensors as history, if those require grad.
     """
     return tuple(
         reshape(tensor, tensor.shape)
@@ -58,18 +58,18 @@ def variables(inputs: GivenTensors, *, create_graph: bool) -> tuple[Tensor, ...]
 
 
 def constants(tensors: Sequence[Tensor], *, create_graph: bool) -> tuple[Tensor, ...]:
-    """``tensors`` as they are with ``create_graph``, else without their history."""
+    """``tensors`` unchanged with ``create_graph``, else without their history."""
     return tuple(tensors) if create_graph else tuple(tensor.detach() for tensor in tensors)
 
 
 def call(
     function: Callable[..., Any], points: Sequence[Tensor], name: str, *, strict: bool
 ) -> GivenTensors:
-    """What the user's function gives.
+    """The result of the user's function.
 
     Raises:
         TypeError: it is neither a Tensor nor a tuple of Tensors.
-        RuntimeError: ``strict``, and one does not require grad.
+        RuntimeError: ``strict``, and an output does not require grad.
     """
     outputs = packed(function(*points), "outputs of the user-provided function", name)
     for index, output in enumerate(outputs.tensors):
@@ -104,9 +104,9 @@ def vector(
     """The checked ``v`` of a product, one Tensor for each of ``like``.
 
     Args:
-        value: what the caller gave.
-        like: what it is multiplied with.
-        missing: what has to be of one element if there is no ``v``.
+        value: the caller's ``v``.
+        like: the tensors that it is multiplied with.
+        missing: the name of what must have one element if there is no ``v``.
         create_graph: whether it keeps its history.
 
     Raises:
@@ -141,12 +141,12 @@ def filled(
     independent: str | None,
     constant: str | None,
 ) -> list[Tensor]:
-    """``gradients``, with zeros where there is none.
+    """``gradients``, with zeros for those that are None.
 
     Args:
-        like: for each its shape and dtype.
-        independent: what to raise instead of giving zeros; {index} stands for which.
-        constant: what to raise for a gradient without history.
+        like: the shape and dtype of each.
+        independent: the error instead of zeros, if any; {index} stands for the number.
+        constant: the error for a gradient without history.
 
     Raises:
         RuntimeError: see above.

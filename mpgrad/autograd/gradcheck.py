@@ -1,4 +1,4 @@
-"""gradcheck() and gradgradcheck(): compare what backward gives with finite differences."""
+"""gradcheck() and gradgradcheck(): compare the results of backward with finite differences."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ def gradcheck(
         atol, rtol: analytical ``a`` and numerical ``n`` agree if ``|a - n| <= atol + rtol |n|``.
         raise_exception: raise GradcheckError; otherwise return False.
         nondet_tol: how far two runs of backward may differ.
-        check_undefined_grad: check that backward bears undefined gradients.
+        check_undefined_grad: check that backward accepts undefined gradients.
         check_grad_dtypes: check that a gradient has its input's dtype.
         check_batched_grad: check ``is_grads_batched``.
         fast_mode: compare between random vectors instead of whole Jacobians.
-        masked: accepted and without effect; it is about sparse tensors.
+        masked: accepted without effect; it concerns sparse tensors.
 
     Returns:
-        True, or False where ``raise_exception`` is False and a gradient is wrong.
+        True, or False if ``raise_exception`` is False and a gradient is wrong.
 
     Raises:
         GradcheckError: a gradient is wrong (a RuntimeError).
         ValueError: no input requires grad.
-        NotImplementedError: forward-mode derivatives were asked for; there are none.
+        NotImplementedError: forward-mode derivatives are requested, which do not exist here.
     """
     if not (check_forward_ad or check_backward_ad):
         raise AssertionError(
@@ -128,7 +128,7 @@ def gradgradcheck(
         grad_outputs: seeds for the outputs that require grad; by default random ones, which are
             varied too.
         gen_non_contig_grad_outputs: whether those random seeds are not contiguous.
-        check_rev_over_rev: differentiate backward by backward; the only way there is.
+        check_rev_over_rev: differentiate backward by backward, the only supported way.
         eps, atol, rtol, raise_exception, nondet_tol, check_undefined_grad, check_grad_dtypes,
             check_batched_grad, fast_mode, masked: as for :func:`gradcheck`.
 
@@ -211,7 +211,7 @@ def _seeds(problem: Problem, grad_outputs: Any, *, scattered: bool) -> tuple[Ten
     draws, seeds = generator(), []
     for output in problem.differentiable_outputs():
         array = from_reals(draws.standard_normal(real_count(output)), output._array)
-        if scattered:  # every second element of something twice as long
+        if scattered:  # every second element of an array of twice the length
             twice = beside(output, np.repeat(array[..., np.newaxis], 2, axis=-1))
             seeds.append(twice[..., 0].detach().requires_grad_())
         else:

@@ -30,9 +30,8 @@ def results_of_batch(
         keep_graph: whether the graph's saved tensors stay after the last run.
         create_graph: whether the results are recorded, and with them how they are joined.
 
-    Raises:
-        RuntimeError: a seed does not fit its root.
-        ValueError: a seed is missing, the batch is empty, or seeds have batches of different size.
+    RuntimeError: a seed does not fit its root.
+    ValueError: a seed is missing, the batch is empty, or the batches have different sizes.
     """
     grads = seed_tuple(grad_outputs, len(roots))
     length = _batch_length(roots, grads)
@@ -72,7 +71,7 @@ def _batch_length(roots: Sequence[Any], grads: Sequence[Any]) -> int:
 
 
 def _joined(column: Sequence[Tensor | None]) -> Tensor | None:
-    """One input's results; a Function may leave some of them undefined."""
+    """The results of one input; a Function may leave some of them undefined."""
     defined = next((result for result in column if result is not None), None)
     if defined is None:
         return None

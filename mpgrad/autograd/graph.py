@@ -1,4 +1,4 @@
-"""mpgrad.autograd.graph: the public names for looking at the graph and hooking into it."""
+"""mpgrad.autograd.graph: the public names for inspecting the graph and adding hooks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""guard_source(): asks in straight-line source whether a graph is like one that was seen before.
+"""guard_source(): straight-line source that checks whether a graph is like an earlier one.
 
-What ``recurring_graphs`` finds out by a walk, a hash and comparisons, for any graph, is written out
-here for one: from a single root, all leaves wanted. It is asked first; only where it says no, the
-graph is walked.
+``recurring_graphs`` recognises any graph by a walk, a hash and comparisons. A guard does the same
+for one graph with a single root and all leaves wanted. It is tried first; the graph is walked only
+if it fails.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from mpgrad.base.generated_code import compiled
 from mpgrad.graph.node import Edge, Node
 from mpgrad.tensors.accumulate_grad import AccumulateGrad
 
-#: Nodes of a graph that is asked for in this way.
+#: The maximum number of Nodes of a graph with a guard.
 NODES_MAX = 1000
 
-#: Roots of which the last graph is kept: one per kind of Node.
+#: The number of roots whose last graph is kept: one per kind of Node.
 ROOTS_MAX = 64
 
-#: ``guard(root, input number)`` gives the Nodes in the order of the walk, or None.
+#: ``guard(root, input number)`` returns the Nodes in the order of the walk, or None.
 Guard = Callable[[Node, int], list[Node] | None]
 
 
 class Guards:
-    """The graphs that were recognised lately, by the kind of their root. Thread-safe."""
+    """The recently recognised graphs, by the kind of their root. Thread-safe."""
 
     def __init__(self) -> None:
         self._by_root: dict[type[Node], tuple[Guard, Remembered]] = {}
 
     def find(self, root: Edge) -> tuple[list[Node], Remembered] | None:
-        """The Nodes of a graph like one before, and what is known of those; None: nobody knows."""
+        """The Nodes of a graph like an earlier one, and its record; None if there is none."""
         found = self._by_root.get(type(root.function))
         if found is None:
             return None
@@ -54,7 +54,7 @@ class Guards:
 def guard_source(
     walked: Walk, root_nr: int, by_sequence: Sequence[int]
 ) -> tuple[str, dict[str, Any]]:
-    """``def guard(n0, root_nr)``, and what its free names stand for.
+    """``def guard(n0, root_nr)``, and the values of its free names.
 
     Args:
         walked: the graph.
@@ -110,7 +110,7 @@ def guard_source(
 
 
 def _by_node(edges: Sequence[int]) -> list[tuple[int, list[tuple[int, int] | None]]]:
-    """The Nodes in the order in which the walk left them, and their edges."""
+    """The Nodes in the order of the walk, and their edges."""
     found: list[tuple[int, list[tuple[int, int] | None]]] = []
     numbers = iter(edges)
     for number in numbers:

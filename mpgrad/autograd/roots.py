@@ -1,6 +1,6 @@
-"""What the caller of backward() and grad() gave: roots, seeds and inputs, checked, as Edges.
+"""The arguments of backward() and grad() (roots, seeds and inputs), checked and as Edges.
 
-Checks and key words are those of ``torch.autograd``.
+The checks and the key words of the messages are those of ``torch.autograd``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpgrad.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.tensors.gradient_edge import GradientEdge
 from mpgrad.tensors.tensor import Tensor, gradient_edge, gradient_metadata
 
-#: The edges whose gradients are asked for and what becomes of them; see ``freeze``.
+#: The edges whose gradients are captured, and their sinks; see ``freeze``.
 Wanted = list[tuple[Edge, Sink | None]]
 
 
@@ -36,8 +36,8 @@ def input_tuple(inputs: Any, function: str) -> tuple[Any, ...]:
     """The ``inputs`` of ``function``: a Tensor, a sequence of them, or a dict of them.
 
     Raises:
-        TypeError: a mapping that is no dict.
-        RuntimeError: there is none.
+        TypeError: a mapping other than a dict.
+        RuntimeError: there is no input.
     """
     if type(inputs) is dict:
         inputs = inputs.values()
@@ -59,7 +59,7 @@ def seed_tuple(grads: Any, count: int) -> tuple[Any, ...]:
     """A seed or None for each of ``count`` roots.
 
     Raises:
-        TypeError: ``grads`` is no Tensor, None or sequence.
+        TypeError: ``grads`` is not a Tensor, None or a sequence.
         RuntimeError: there are too few or too many.
     """
     if grads is None:
@@ -75,11 +75,11 @@ def seed_tuple(grads: Any, count: int) -> tuple[Any, ...]:
 def check_roots(
     roots: Sequence[Any], grads: Sequence[Any]
 ) -> tuple[list[Edge], list[Tensor | None]]:
-    """Where the gradients of ``roots`` flow, and the Tensors that do.
+    """The edges of ``roots``, and their seeds as Tensors.
 
     Raises:
         RuntimeError: a root does not require grad, or a seed does not fit.
-        TypeError: a seed is no Tensor.
+        TypeError: a seed is not a Tensor.
     """
     seeds = [
         _seed(index, root, seed)
@@ -99,7 +99,7 @@ def _root_edge(index: int, root: Any) -> Edge:
 
 
 def root_metadata(index: int, root: Any) -> InputMetadata:
-    """What a seed of root ``index`` must look like.
+    """The metadata that a seed of root ``index`` must have.
 
     Raises:
         RuntimeError: ``root`` is neither a Tensor nor a GradientEdge.
@@ -115,10 +115,10 @@ def root_metadata(index: int, root: Any) -> InputMetadata:
 
 
 def _seed(index: int, root: Any, seed: Any) -> Tensor | None:
-    """What flows into root ``index``: of its dtype, C-contiguous, with the history of ``seed``."""
+    """The seed of root ``index``: of its dtype, C-contiguous, with the history of ``seed``."""
     expected = root_metadata(index, root)
     if seed is None:
-        # A Tensor that does not require grad needs none; _root_edge refuses it.
+        # A Tensor that does not require grad needs no seed; _root_edge refuses it.
         wanted = isinstance(root, GradientEdge) or root.requires_grad
         return _implicit_seed(expected) if wanted else None
     if not isinstance(seed, Tensor):
@@ -164,19 +164,19 @@ def wanted_results(inputs: Sequence[Any]) -> Wanted:
     """The inputs of ``grad()``: the gradient of each becomes a result.
 
     Raises:
-        RuntimeError: one does not require grad.
+        RuntimeError: an input does not require grad.
     """
     return [(_input_edge(value), ResultSink(number)) for number, value in enumerate(inputs)]
 
 
 def wanted_grads(inputs: Sequence[Any]) -> Wanted:
-    """The ``inputs`` of ``backward()``: their ``.grad`` is wanted, once for each edge.
+    """The ``inputs`` of ``backward()``, once for each edge: each gets a ``.grad``.
 
-    A Tensor that is no leaf keeps it as after ``retain_grad()``; a GradientEdge within the graph
-    has no ``.grad``, and only limits how far the backward goes.
+    A Tensor that is no leaf keeps its gradient as after ``retain_grad()``. A GradientEdge within
+    the graph has no ``.grad``, and only limits how far the backward goes.
 
     Raises:
-        RuntimeError: one does not require grad.
+        RuntimeError: an input does not require grad.
     """
     wanted: dict[Edge, Sink | None] = {}
     for value in inputs:
@@ -206,7 +206,7 @@ def zeros_for(value: Any, *, requires_grad: bool) -> Tensor:
     """The gradient of an input that does not influence the outputs.
 
     Raises:
-        RuntimeError: a GradientEdge, for which PyTorch makes none either.
+        RuntimeError: a GradientEdge, for which PyTorch makes no zeros either.
     """
     if not isinstance(value, Tensor):
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Variable: PyTorch's old name of the Tensor, and where its users look for ``queue_callback``."""
+"""Variable: PyTorch's old name of the Tensor, and the place of ``queue_callback`` for its users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpgrad.tensors.tensor import Tensor
 
 
 class ExecutionEngine:
-    """What code written for PyTorch reaches as ``Variable._execution_engine``."""
+    """The object that code written for PyTorch reaches as ``Variable._execution_engine``."""
 
     @staticmethod
     def queue_callback(callback: Callable[[], Any]) -> None:
@@ -23,7 +23,7 @@ class ExecutionEngine:
 
     @staticmethod
     def is_checkpoint_valid() -> bool:
-        """Whether no backward running on this thread is asked for some inputs' gradients only."""
+        """Whether no backward on this thread computes the gradients of some inputs only."""
         return checkpoint_is_valid()
 
 
@@ -65,7 +65,7 @@ def _warn_of_volatile() -> None:
 
 
 def _get_volatile(self: Tensor) -> bool:
-    """Always False; ``no_grad()`` took its place."""
+    """Always False; ``no_grad()`` has replaced it."""
     warnings.warn(
         "volatile was removed (Variable.volatile is always False)", UserWarning, stacklevel=2
     )

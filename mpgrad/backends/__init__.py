@@ -1,4 +1,4 @@
-"""Array namespaces: what an operator's forward and formulas are written against.
+"""Array namespaces: the functions that an operator's forward and formulas use.
 
 A namespace ``xp`` offers NumPy's names with NumPy's meaning, and a few of its own. An operator may
 call **only** the functions of this list, because each of them exists three times: for NumPy

@@ -1,9 +1,9 @@
 """blockwise(): runs a formula on pieces of its arrays that fit into the cache.
 
 NumPy goes over whole arrays, one function at a time: the gradient of ``tanh`` reads and writes
-memory eight times. Done on pieces, it reads what it is given and writes its result; everything
-between stays in the cache. How the pieces are cut depends on shapes only, so that the bits are the
-same wherever the formula runs.
+memory eight times. On pieces, it reads its operands and writes its result once; all intermediate
+values stay in the cache. The cuts depend on shapes only, so that the bits are the same wherever the
+formula runs.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Axes = tuple[int, ...]
 #: Makes an uninitialised array.
 Empty = Callable[[Shape, np.dtype[Any]], Array]
 
-#: Arrays of fewer bytes are not cut: they fit into the cache with all that is made from them.
+#: Arrays of fewer bytes are not cut: they fit into the cache with all intermediate values.
 WHOLE_BYTES = 64 * 1024
-#: Of each array, the bytes of a piece; a formula holds about five at a time.
+#: The bytes of a piece of each array; a formula holds about five at a time.
 PIECE_BYTES = 256 * 1024
-#: Formulas over arrays that cannot be cut finer than this are run on whole arrays.
+#: A formula runs on whole arrays if they cannot be cut into pieces of at most this many bytes.
 PIECE_BYTES_MAX = 2 * 1024 * 1024
-#: Elements in a row that a piece has at least: shorter rows are slower than whole arrays.
+#: The least number of consecutive elements in a piece: shorter rows are slower than whole arrays.
 RUN_MIN = 512
-#: Plans that are kept, one for each formula and shapes.
+#: The number of plans that are kept, one for each formula and shapes.
 PLANS_MAX = 4096
-#: Memories for intermediate results that are kept while no thread uses them.
+#: The number of scratch memories that are kept while no thread uses them.
 SCRATCHES_MAX = 8
 _CACHE_LINE_BYTES = 64
-#: Elements that NumPy buffers while it adds a number per row to rows at least this long. Where the
-#: buffer holds several rows it copies the numbers into it first, and takes twice as long.
+#: The number of elements that NumPy buffers while it adds a number per row to rows at least this
+#: long. If the buffer holds several rows, NumPy first copies the numbers, and takes twice as long.
 _BUFFERED = 512
 
 
 class _Result(NamedTuple):
-    """A result: how pieces see it, and how the caller does."""
+    """A result: its shape for pieces, and its shape for the caller."""
 
     shape: Shape
     final_shape: Shape
@@ -52,35 +52,35 @@ class _Result(NamedTuple):
 
 
 class _BlockPlan(NamedTuple):
-    """How a formula is run on operands of certain shapes."""
+    """How a formula runs on operands of certain shapes."""
 
     program: Formula
     #: The operands' shapes with their dimensions joined to a few axes; None for a None.
     shapes: tuple[Shape | None, ...]
     outputs: tuple[_Result, ...]
     dtype: np.dtype[Any]
-    #: Of the joined axes.
+    #: The lengths of the joined axes.
     lengths: Shape
     #: The axis that is cut, its length, and that of a piece.
     cut: int
     length: int
     step: int
-    #: Slots of what is cut.
+    #: The slots of the arrays that are cut.
     moving: tuple[int, ...]
 
 
 def blockwise(
     formula: Callable[..., Any], operands: Sequence[Any], axes: Axes | None, empty: Empty
 ) -> Any:
-    """What ``formula`` gives for ``operands``, or NotImplemented if it has to see them whole.
+    """The result of ``formula`` for ``operands``, or NotImplemented if it needs whole arrays.
 
     Args:
         formula: ``formula(xp, *operands)`` of elementwise functions; with ``axes`` it is
             ``formula(xp, axes, *operands)``, may also take ``sum`` and ``max`` over ``axes``, and
-            may return a ``sum`` over all other axes. It has no effect but its result, and may
-            decide by nothing but which operands are None.
+            may return a ``sum`` over all other axes. It has no side effects, and branches only on
+            which operands are None.
         operands: an array; others of its shape, or that broadcast to it, or numbers, or None.
-        axes: none of them negative; None where each element is computed by itself.
+        axes: none of them negative; None if each element is computed independently.
         empty: makes the results.
     """
     plan = _planned(formula, axes, tuple([_signature(value) for value in operands]))
@@ -159,7 +159,7 @@ def _planned(
 
 
 def _joined(shape: Shape, axes: frozenset[int]) -> tuple[tuple[int, ...], Shape, list[bool]]:
-    """Neighbouring dimensions that are both summed over, or both not, joined to one axis."""
+    """Neighbouring dimensions that are either all summed or all kept, joined to one axis."""
     axis_of: list[int] = []
     lengths: list[int] = []
     summed: list[bool] = []
@@ -200,7 +200,7 @@ def _joined_shape(
         if whole != 1:
             kinds[axis].add(mine == whole)
     if any(len(kind) > 1 for kind in kinds):
-        return ()  # one axis of several dimensions, repeated along a part of them
+        return ()  # one axis of several dimensions, repeated along some of them
     return tuple(n if True in kind else 1 for n, kind in zip(lengths, kinds, strict=True))
 
 
@@ -217,7 +217,7 @@ def _extent(shape: Shape, spans: Spans) -> Shape:
 
 
 def _piece_length(length: int, unit: int) -> int:
-    """Along the axis that is cut, where one step has ``unit`` bytes; all are about as long."""
+    """The length of pieces along the cut axis, whose steps have ``unit`` bytes each."""
     pieces = -(-length // max(PIECE_BYTES // max(unit, 1), 1))
     return -(-length // pieces)
 
@@ -270,7 +270,7 @@ class _Scratch:
     def buffers(
         self, wanted: Sequence[Buffer], lengths: Shape, cut: int, piece: int
     ) -> list[Array]:
-        """Arrays for a piece; those that were handed out before are void."""
+        """Arrays for a piece; earlier ones become invalid."""
         shape = (*lengths[:cut], piece, *lengths[cut + 1 :])
         shapes = [_extent(shape, buffer.spans) for buffer in wanted]
         starts = [0]
@@ -286,5 +286,5 @@ class _Scratch:
         ]
 
 
-#: What no thread uses just now: memory that was used before lies in the cache, and in the process.
+#: Unused scratch memories: recently used memory is in the cache, and mapped.
 _idle_scratch: list[_Scratch] = []

@@ -1,4 +1,4 @@
-"""Shapes that broadcast and that are summed over, and what does not fit together."""
+"""Shapes under broadcasting and sums, and the errors of operands that do not fit together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
-    """What PyTorch would raise where an array library raised ``error`` in a forward of ``name``."""
+    """PyTorch's error for an ``error`` that an array library raised in a forward of ``name``."""
     if isinstance(error, IndexError):
         return error
     if isinstance(error, np.linalg.LinAlgError):
@@ -52,7 +52,7 @@ def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
 
 @functools.lru_cache(4096)
 def stretched_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes along which an array of ``target`` is repeated in one of ``shape``."""
+    """The axes along which an array of shape ``target`` is repeated in one of ``shape``."""
     lead = len(shape) - len(target)
     inner = [lead + i for i, n in enumerate(target) if n == 1 and shape[lead + i] != 1]
     return (*range(lead), *inner)

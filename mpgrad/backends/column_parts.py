@@ -1,9 +1,9 @@
-"""Large products in parts: which columns of a result are computed apart from the others.
+"""Large products in parts: columns of a result that are computed separately.
 
-A part may be computed by any process and at any time, and BLAS may round differently for another
-number of columns. So the parts depend on the shapes alone, never on how many workers there are, and
-they are the same where one process computes all of them. Columns and not rows: a product reads its
-right factor once then, however many parts there are; rows would read and pack it for each of them.
+Any process may compute a part at any time, and BLAS may round differently for another number of
+columns. So the parts depend on the shapes alone, never on the number of workers, and they are the
+same if one process computes all of them. A product by columns reads its right factor once in total;
+a product by rows would read and pack it for each part.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-#: Some neighbouring parts: from the first number to before the second.
+#: A half-open range of parts.
 Parts: TypeAlias = tuple[int, int]
 
-#: Floating-point operations of a part at least: about a millisecond on one core.
+#: The least number of floating-point operations of a part: about a millisecond on one core.
 PART_FLOPS = 1 << 27
-#: Columns come in units of so many, which suits the kernels of every BLAS.
+#: Columns are grouped in units of this size, which suits the kernels of every BLAS.
 UNIT = 64
-#: Parts at most. (A sum of more contributions would be taken in pieces: ``scheduler.wide_sums``.)
+#: The maximum number of parts. (A wider sum is taken in pieces: ``scheduler.wide_sums``.)
 PARTS_MAX = 8
 
 
 def count_parts(left: Sequence[int], columns: int) -> int:
-    """In how many parts the product of an array of shape ``left`` and a matrix is computed."""
+    """The number of parts of the product of an array of shape ``left`` and a matrix."""
     parts = 2 * math.prod(left) * columns // PART_FLOPS
     return max(1, min(parts, columns // UNIT, PARTS_MAX))
 
 
 def count_for(left: Any, columns: int) -> int:
-    """In how many parts the product of ``left`` and a matrix of so many columns is computed.
+    """The number of parts of the product of ``left`` and a matrix with ``columns`` columns.
 
-    What is no NumPy array is multiplied in one piece: on a GPU nobody could help, and on Tensors a
-    formula is recorded as it stands.
+    Only NumPy arrays are multiplied in parts: a GPU would not gain, and a formula on Tensors is
+    recorded unchanged.
     """
     return count_parts(left.shape, columns) if type(left) is np.ndarray else 1
 
@@ -59,14 +59,14 @@ def compute(
 ) -> Array:
     """Some parts of a result of ``shape``, side by side.
 
-    Each is computed as if it were alone, and copied where there are several: BLAS could round
-    differently where the rows of a result do not follow each other.
+    Each is computed separately, and copied if there are several: BLAS could round differently if
+    the rows of a result were not adjacent.
 
     Args:
-        formula: gives the columns that it is asked for.
+        formula: returns the requested columns.
         shape: of the whole result.
-        count: how many parts that has.
-        parts: which of them are wanted.
+        count: the number of its parts.
+        parts: the requested parts.
         xp: the array namespace.
     """
     first, stop = parts
@@ -83,7 +83,7 @@ def compute(
 
 
 def join(pieces: Sequence[Array], parts: Sequence[Parts], count: int, out: Array) -> Array:
-    """Write ``pieces``, which are these parts of ``out``, beside each other into it."""
+    """Write ``pieces``, which are these parts of ``out``, into it."""
     for piece, where in zip(pieces, parts, strict=True):
         out[..., columns_of(where, count, out.shape[-1])] = piece
     return out

@@ -1,7 +1,7 @@
-"""The NumPy namespace: NumPy's functions, with large results placed where the caller says.
+"""The NumPy namespace: NumPy's functions, with large results in memory that the caller provides.
 
-The client passes an allocator that places them in its arena, a worker one that hands out the block
-of the task's output. Knows arrays only: neither Tensors nor arenas.
+The client passes an allocator of its arena, a worker one that returns the block of the task's
+output. It knows arrays only: neither Tensors nor arenas.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
 
 LARGE_BYTES = cpu_choices.LARGE_BYTES
-#: Fewer pairs of elements than this cannot make a large result; the largest takes 16 bytes each.
+#: Operands with fewer pairs of elements cannot have a large result (at most 16 bytes each).
 SMALL_PAIRS = LARGE_BYTES // 16
 
-#: Stands in a key of ``getitem`` where the next of ``indices`` belongs.
+#: A placeholder in a key of ``getitem`` for the next of ``indices``.
 INDEX = "index"
 
 
@@ -41,7 +41,7 @@ _add_reduce: Any = np.add.reduce
 
 
 def total_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Of a sum or a product of elements of ``dtype``: integers and booleans become int64."""
+    """The dtype of a sum or a product of ``dtype``: integers and booleans become int64."""
     return dtype if dtype.kind in "fc" else _INT64
 
 
@@ -52,7 +52,7 @@ def _as_array(value: Any) -> Array:
 
 def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]:
     def apply(self: CpuBackend, a: Any, b: Any) -> Array:
-        # The result has at most as many elements as there are pairs; of one shape, their root.
+        # The result has at most as many elements as there are pairs; for equal shapes, their root.
         pairs = getattr(a, "size", 1) * getattr(b, "size", 1)
         if pairs >= SMALL_PAIRS and not (
             pairs < SMALL_PAIRS**2 and getattr(a, "shape", ()) == getattr(b, "shape", ())
@@ -67,7 +67,7 @@ def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]
 
 
 def _unary(ufunc: np.ufunc, kinds: str = "fc") -> Callable[..., Array]:
-    """``kinds`` of dtypes are those that ``ufunc`` keeps."""
+    """``kinds`` are the kinds of dtypes that ``ufunc`` keeps."""
 
     def apply(self: CpuBackend, x: Array) -> Array:
         if x.nbytes >= LARGE_BYTES and x.dtype.kind in kinds:
@@ -81,7 +81,7 @@ def _unary(ufunc: np.ufunc, kinds: str = "fc") -> Callable[..., Array]:
 def _cumulative(ufunc: np.ufunc) -> Callable[..., Array]:
     def apply(self: CpuBackend, x: Array, axis: int) -> Array:
         dtype = total_dtype(x.dtype)
-        if x.ndim == 0:  # where NumPy writes into an array, it ends the process
+        if x.ndim == 0:  # writing into a 0-d array would crash NumPy
             return self.astype(x, dtype)
         return ufunc.accumulate(x, axis=axis, dtype=dtype, out=self._place(x.shape, dtype))
 
@@ -171,7 +171,7 @@ class CpuBackend(cpu_matrices.Matrices):
         return x.imag
 
     def complex(self, real: Array, imag: Array) -> Array:
-        """``real + 1j * imag``, exact also where a part is infinite."""
+        """``real + 1j * imag``, also exact if a part is infinite."""
         out = self._place(broadcast_shape(real.shape, imag.shape), _complex_of(real.dtype))
         out.real, out.imag = real, imag
         return out
@@ -239,8 +239,8 @@ class CpuBackend(cpu_matrices.Matrices):
     ) -> Any:
         """``formula(self, first, *rest)``, or with ``axes`` ``formula(self, axes, first, *rest)``.
 
-        Large arrays are done in pieces (see ``backends.blockwise``), of which the formula must not
-        be able to tell. Nothing in ``rest`` is larger than ``first``.
+        Large arrays are processed in pieces (see ``backends.blockwise``), which the formula must
+        not be able to notice. Nothing in ``rest`` is larger than ``first``.
         """
         if first.nbytes >= blockwise.WHOLE_BYTES:
             result = blockwise.blockwise(formula, (first, *rest), axes, self._place)
@@ -272,7 +272,7 @@ class CpuBackend(cpu_matrices.Matrices):
         return _add_reduce(x, axis=axis, keepdims=keepdims, out=out)
 
     def sum_to(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """Sum ``x`` down to ``shape``, from which broadcasting had made ``x.shape``."""
+        """Sum ``x`` to ``shape``, which broadcasts to ``x.shape``."""
         if x.shape == shape:
             return x
         total = self.sum(x, stretched_axes(x.shape, shape))
@@ -334,8 +334,8 @@ class CpuBackend(cpu_matrices.Matrices):
     # ------------------------------------------------------------------ indexing
 
     def getitem(self, x: Array, key: tuple[Any, ...], indices: Sequence[Array] = ()) -> Array:
-        """``x[key]``, a view where NumPy gives one; ``indices`` take the places of ``INDEX``."""
-        return x[_complete(key, indices)]
+        """``x[key]``, a view if NumPy returns one; ``indices`` replace ``INDEX``."""
+        return x[complete_key(key, indices)]
 
     def put_index(self, x: Array, value: Any, key: tuple[Any, ...], indices: Any) -> Array:
         """A copy of ``x`` with ``value`` at ``key``."""
@@ -344,7 +344,7 @@ class CpuBackend(cpu_matrices.Matrices):
         return out
 
     def assign_index(self, x: Array, value: Any, key: tuple[Any, ...], indices: Any) -> None:
-        x[_complete(key, indices)] = value
+        x[complete_key(key, indices)] = value
 
     def scatter_index(
         self, x: Array, key: tuple[Any, ...], indices: Sequence[Array], shape: tuple[int, ...]
@@ -352,11 +352,11 @@ class CpuBackend(cpu_matrices.Matrices):
         """Zeros of ``shape`` with ``x`` added at ``key``: the adjoint of ``getitem``."""
         out = self.zeros(shape, x.dtype)
         if indices:
-            # Unbuffered and in order of the elements, so that repeated indices add up the same
+            # Unbuffered and in the order of the elements, so that repeated indices sum up the same
             # way each time.
-            cpu_views.add_at(out, _complete(key, indices), x)
+            cpu_views.add_at(out, complete_key(key, indices), x)
         else:
-            out[_complete(key, ())] = x
+            out[complete_key(key, ())] = x
         return out
 
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
@@ -383,11 +383,11 @@ class CpuBackend(cpu_matrices.Matrices):
     # ------------------------------------------------------------------ places
 
     def argsort(self, x: Array, axis: int) -> Array:
-        """The indices that put ``x`` in order; equal elements keep theirs."""
+        """The indices that sort ``x``; equal elements keep their order."""
         return np.argsort(x, axis, kind="stable")
 
     def argwhere(self, x: Array) -> Array:
-        """The indices of all elements that are not zero, a row each."""
+        """The indices of all nonzero elements, a row each."""
         return np.ascontiguousarray(np.argwhere(x))
 
     def arange(self, stop: int) -> Array:
@@ -420,7 +420,7 @@ class CpuBackend(cpu_matrices.Matrices):
         return self.empty(shape, dtype)
 
     def _binary_output(self, a: Any, b: Any, result: type | None) -> Array | None:
-        """Where a large result of an elementwise function goes; None where it is small."""
+        """The memory of a large result of an elementwise function; None for a small one."""
         a_shape, b_shape = getattr(a, "shape", ()), getattr(b, "shape", ())
         if a_shape == b_shape or not b_shape:
             shape = a_shape
@@ -441,8 +441,8 @@ def _complex_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"c{2 * dtype.itemsize}")
 
 
-def _complete(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
-    """``key`` with ``indices`` put in, ending in an Ellipsis so that the result is an array."""
-    key = key if Ellipsis in key else (*key, Ellipsis)  # no array in it yet to be compared
+def complete_key(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
+    """``key`` with ``indices`` inserted, ending in an Ellipsis so that the result is an array."""
+    key = key if Ellipsis in key else (*key, Ellipsis)  # before arrays are in it (comparison)
     left = iter(indices)
     return tuple([next(left) if type(item) is str else item for item in key]) if indices else key

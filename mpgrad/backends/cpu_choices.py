@@ -1,6 +1,6 @@
-"""Choosing between values element by element: ``where``, ``maximum``, ``minimum`` on NumPy.
+"""Elementwise choices: ``where``, ``maximum``, ``minimum`` on NumPy.
 
-NumPy's own take four to twenty times as long as an addition where they branch on each element.
+NumPy's own functions take four to twenty times as long as an addition if they branch per element.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: Results of at least this many bytes are placed with ``empty``; for smaller ones NumPy's own
-#: allocator is faster than any placement pays.
+#: The least bytes of a result that is written to memory from ``empty``; for smaller ones NumPy's
+#: own allocator is faster.
 LARGE_BYTES = 32 * 1024
 
-#: So many elements cannot make a large result: the largest take 16 bytes each.
+#: Results with fewer elements are small: an element has at most 16 bytes.
 SMALL = LARGE_BYTES // 16 - 1
 
 #: Integers of the same size as a floating dtype.
@@ -45,8 +45,8 @@ def where(xp: CpuBackend, condition: Array, a: Any, b: Any) -> Array:
         np.copyto(out, b)
         np.copyto(out, a, where=condition)
         return out
-    # NumPy branches on each element, which on a mask without order costs ten times as much as
-    # choosing bits: -1 has all of them set, 0 none.
+    # NumPy branches on each element, which for an irregular mask costs ten times as much as
+    # selecting bits: -1 has all of them set, 0 none.
     mask = np.negative(condition.view(np.int8)).astype(bits)
     np.bitwise_and(_bits(a, dtype, bits), mask, out=out.view(bits))
     if isinstance(b, np.ndarray) or b != 0:
@@ -89,7 +89,7 @@ def smaller(a: Any, b: Any, out: Array) -> Array:
 def choose(condition: Array, a: Array, b: Array, out: Array) -> None:
     """Write ``a`` where ``condition`` holds, else ``b``; floating arrays of one dtype.
 
-    Bits times 1 or 0, which unlike numbers know no NaN.
+    It multiplies bits by 1 or 0, which is also right for NaN.
     """
     bits = _INTEGERS[out.itemsize]
     other = np.multiply(b.view(bits), np.logical_not(condition))

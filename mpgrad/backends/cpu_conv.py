@@ -5,10 +5,10 @@ The three functions are the three partial applications of one trilinear form, so
 derivative of the others (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning",
 2016).
 
-Columns are what each window meets, copied side by side, so that a convolution is one product
+Columns are the elements of each window, copied side by side, so that a convolution is one product
 (Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
-processing", 2006). They take as many times the memory of the images as a kernel has elements: those
-of a few images stay in the cache, and the next ones lie in the same memory.
+processing", 2006). They take the memory of the images times the number of elements of a kernel. The
+columns of a few images stay in the cache, and the next ones use the same memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from mpgrad.backends.cpu_windows import (
 if TYPE_CHECKING:
     from mpgrad.backends.cpu import CpuBackend
 
-#: How large the columns of a few images become: they should stay in a core's own cache. (More where
-#: the weight is larger, which each product goes through once.)
+#: The bytes of the columns of a few images, which should stay in a core's own cache. (More if the
+#: weight is larger, because each product reads it once.)
 BLOCK_BYTES = 2 * 2**20
 
-#: With so many channels per group the gradient of the input is added up with channels last: all
-#: channels of a pixel at once, and not a few elements of a row of one channel.
+#: With at least this many channels per group the gradient of the input is summed with channels
+#: last: all channels of a pixel at once, instead of a few elements of a row of one channel.
 CHANNELS_MIN = 16
 
 #: Orders of the axes (batch, group, channel, kernel, kernel, out height, out width) in columns.
@@ -172,7 +172,7 @@ def _input_grad_at_once(
 
 
 def _has_one_tap(weight: Array) -> bool:
-    """Whether a kernel has one element: then images are columns already."""
+    """Whether a kernel has one element: then images are already columns."""
     return weight.shape[2:] == (1, 1)
 
 
@@ -201,14 +201,14 @@ def _windows(
 
 
 def _with_channels_last(x: Array, padding: Pair) -> Array:
-    """``x`` with padding, in memory that has all channels of a pixel side by side."""
+    """``x`` with padding, in memory with all channels of a pixel side by side."""
     padded = _zeros_with_channels_last(x.shape, padding, x.dtype)
     without_padding(padded, x.shape, padding)[...] = x
     return padded
 
 
 def _zeros_with_channels_last(shape: tuple[int, ...], padding: Pair, dtype: Any) -> Array:
-    """Zeros for images of ``shape`` and what is around them, in such memory."""
+    """Zeros for images of ``shape`` with padding, in such memory."""
     (n, channels, height, width), (top, left) = shape, padding
     memory = np.zeros((n, height + 2 * top, width + 2 * left, channels), dtype)
     return memory.transpose(0, 3, 1, 2)
@@ -217,7 +217,7 @@ def _zeros_with_channels_last(shape: tuple[int, ...], padding: Pair, dtype: Any)
 def _blocks(
     windows: Array, order: tuple[int, ...], bytes_min: int
 ) -> Iterator[tuple[slice, Array]]:
-    """The columns of a few images at a time, in the same memory: which images, and a copy."""
+    """The columns of a few images at a time, in the same memory: a slice of images, and a copy."""
     per_image = math.prod(windows.shape[1:])
     memory = None
     for images in _slices(windows.shape[0], per_image * windows.itemsize, bytes_min):
@@ -230,7 +230,7 @@ def _blocks(
 
 
 def _slices(n: int, bytes_per_image: int, bytes_min: int) -> Iterator[slice]:
-    """Images that are taken together."""
+    """The images that are processed together."""
     together = max(1, max(BLOCK_BYTES, bytes_min) // max(bytes_per_image, 1))
     for first in range(0, n, together):
         yield slice(first, min(first + together, n))

@@ -67,7 +67,7 @@ class Matrices:
         return np.ascontiguousarray(q), np.ascontiguousarray(r)
 
     def eliminated(self, x: Array) -> Array:
-        """Both triangles of ``L U`` of square matrices in one, without exchanging rows."""
+        """Both triangles of ``L U`` of square matrices in one, without row exchanges."""
         return eliminated(self, x)
 
 

@@ -1,4 +1,4 @@
-"""Matrix products on NumPy: the same BLAS routine for the same operands wherever they lie."""
+"""Matrix products on NumPy: the same BLAS routine for the same operands, wherever they lie."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def matmul(xp: CpuBackend, a: Array, b: Array) -> Array:
     """The product of matrices or of batches of them, which broadcast."""
     a, b = _blas_layout(a), _blas_layout(b)
     if np.may_share_memory(a, b):
-        # NumPy multiplies an array with its own transpose by another BLAS routine (syrk), whose
-        # bits differ, and whether two operands share memory depends on where the rule runs.
+        # NumPy multiplies an array with its own transpose by another BLAS routine (syrk) with other
+        # bits. Whether two operands share memory depends on where the rule runs.
         b = b.copy(order="K")
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] * b.shape[1] * a.itemsize < LARGE_BYTES:
         if a.ndim > 2 and b.ndim > 1 and a.dtype == b.dtype and a.dtype.kind in "fc":

@@ -1,6 +1,6 @@
-"""Views by description: a chain of steps from an array to a part of it, followed and written to.
+"""Views by description: a chain of steps from an array to a part of it.
 
-A step is ``(name of an array function, *arguments)``; with the array in front it gives a view.
+A step is ``(name of an array function, *arguments)``; applied to an array it gives a view.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: What a step may call. Steps reach workers inside programs, so nothing else is looked up.
+#: The functions that a step may call. Steps reach workers inside programs, so no other is allowed.
 STEPS = frozenset(
     {
         "as_strided",
@@ -38,14 +38,14 @@ def constant_beside(xp: CpuBackend, x: Array, array: Array) -> Array:
 
 
 def take_view(xp: CpuBackend, x: Array, steps: tuple[tuple[Any, ...], ...]) -> Array:
-    """The part of ``x`` that ``steps`` lead to: a view wherever the layout of ``x`` allows it.
+    """The part of ``x`` at the end of ``steps``: a view if the layout of ``x`` allows it.
 
     Raises:
         ValueError: a step is not one of ``STEPS``.
     """
     for name, *arguments in steps:
         if name not in STEPS:
-            raise ValueError(f"{name!r} is no step of a view")
+            raise ValueError(f"{name!r} is not a step of a view")
         if name == "view_as_complex" and not x.flags.c_contiguous:
             x = xp.copy(x)
         x = getattr(xp, name)(x, *arguments)
@@ -53,11 +53,11 @@ def take_view(xp: CpuBackend, x: Array, steps: tuple[tuple[Any, ...], ...]) -> A
 
 
 def put_view(xp: CpuBackend, x: Array, value: Any, steps: tuple[tuple[Any, ...], ...]) -> Array:
-    """A C-contiguous copy of ``x`` with ``value`` written where ``steps`` lead."""
+    """A C-contiguous copy of ``x`` with ``value`` written to the part at the end of ``steps``."""
     out = xp.copy(x)
     target = take_view(xp, out, steps)
     if target.size and not np.may_share_memory(target, out):
-        # The tensor had another memory layout: here a reshape among the steps had to copy.
+        # The tensor had another memory layout, so a reshape among the steps made a copy here.
         return _put_stepwise(xp, x, value, steps)
     target[...] = value
     return out
@@ -81,7 +81,7 @@ def _put_stepwise(
 def diagonal(xp: CpuBackend, x: Array, offset: int, axis1: int, axis2: int) -> Array:
     """The elements with equal indices in two axes, as a last axis: a view."""
     result = np.diagonal(x, offset, axis1, axis2)
-    # NumPy's is read-only for historical reasons; no element is in it twice.
+    # NumPy's is read-only for historical reasons, although no element is repeated.
     result.flags.writeable = x.flags.writeable
     return result
 
@@ -138,7 +138,7 @@ def may_overlap(x: Array) -> bool:
     return False
 
 
-#: The dimensions of more than which NumPy's ``ufunc.at`` ends the process.
+#: With more dimensions NumPy's ``ufunc.at`` crashes.
 AT_MOST = 32
 
 

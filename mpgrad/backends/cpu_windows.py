@@ -18,7 +18,7 @@ Pair = tuple[int, int]
 
 
 def output_length(length: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """How many windows fit along one axis."""
+    """The number of windows along one axis."""
     return (length + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
@@ -27,7 +27,7 @@ def max_pool2d(
 ) -> tuple[Array, Array]:
     """The largest element of each window, and its position in the flattened image.
 
-    The first one wins a tie, as in PyTorch; a NaN wins always.
+    The first one wins a tie, as in PyTorch; a NaN always wins.
     """
     size = tuple(
         output_length(x.shape[2 + k], kernel[k], stride[k], padding[k], dilation[k]) for k in (0, 1)
@@ -47,11 +47,11 @@ def max_pool2d_input_grad(
 ) -> Any:
     """The gradient of ``max_pool2d`` for its input, of shape ``input_shape``.
 
-    Each element goes where the maximum came from; windows that overlap there add up.
+    Each gradient goes to the position of its maximum; gradients of overlapping windows add up.
 
     Args:
         xp: any array namespace.
-        positions: as ``max_pool2d`` gives them, and so independent of the ``geometry``.
+        positions: the result of ``max_pool2d``, and so independent of the ``geometry``.
     """
     flat = (*grad.shape[:2], grad.shape[2] * grad.shape[3])
     spread = xp.scatter_along_axis(
@@ -76,7 +76,7 @@ def _first_equal(taps: list[Array], values: Array, inside: list[Array]) -> Array
 def _taps_inside(
     shape: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> list[Array]:
-    """For each tap, in which windows it lies in the image and not in the padding."""
+    """For each tap, the windows in which it lies in the image and not in the padding."""
     size = tuple(
         output_length(shape[2 + k], kernel[k], stride[k], padding[k], dilation[k]) for k in (0, 1)
     )
@@ -93,7 +93,7 @@ def _flat_positions(
     padding: Pair,
     dilation: Pair,
 ) -> Array:
-    """Where tap ``number`` of each window lies in the flattened image."""
+    """The position of tap ``number`` of each window in the flattened image."""
     width = shape[3]
     rows = (np.arange(number.shape[2]) * stride[0] - padding[0]) * width
     columns = np.arange(number.shape[3]) * stride[1] - padding[1]
@@ -146,7 +146,7 @@ def each_tap(
     dilation: Pair,
     size: tuple[int, ...],
 ) -> Iterator[tuple[int, int, Array]]:
-    """For each kernel position (i, j): the view of what it meets in all windows."""
+    """For each kernel position (i, j): the view of its elements in all windows."""
     for i in range(kernel[0]):
         for j in range(kernel[1]):
             top, left = i * dilation[0], j * dilation[1]
@@ -162,7 +162,7 @@ def each_tap(
 
 
 def pad(x: Array, padding: Pair, value: Any) -> Array:
-    """Images with ``value`` around them; ``x`` itself if there is no padding."""
+    """Images with ``value`` as padding; ``x`` itself if there is no padding."""
     if padding == (0, 0):
         return x
     (top, left), (n, c, h, w) = padding, x.shape
@@ -172,7 +172,7 @@ def pad(x: Array, padding: Pair, value: Any) -> Array:
 
 
 def padded_zeros(shape: tuple[int, ...], padding: Pair, dtype: Any) -> Array:
-    """Zeros for images of ``shape`` and what is around them."""
+    """Zeros for images of ``shape`` with padding."""
     n, c, h, w = shape
     return np.zeros((n, c, h + 2 * padding[0], w + 2 * padding[1]), dtype)
 
@@ -191,7 +191,7 @@ def _window_counts(
     count_include_pad: bool,
     dtype: Any,
 ) -> Array:
-    """How many elements each window averages over, broadcastable to the output."""
+    """The number of elements in each window's mean, broadcastable to the output."""
     size = tuple(output_length(shape[2 + k], kernel[k], stride[k], padding[k]) for k in (0, 1))
     if count_include_pad:
         return np.full((1, 1, 1, 1), kernel[0] * kernel[1], dtype)

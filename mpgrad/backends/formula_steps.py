@@ -1,8 +1,8 @@
-"""trace(): a formula as a list of NumPy calls, so that it can be run on many small pieces.
+"""trace(): a formula as a list of NumPy calls, so that it can run on many small pieces.
 
-The formula is called once with stand-ins for its arrays, on a namespace that notes what it calls.
+The formula is called once with stand-ins for its arrays, on a namespace that records its calls.
 Intermediate results get numbers of buffers; a buffer is used again as soon as its last reader has
-run, so that few of them are needed. Knows neither shapes nor sizes.
+run, so that few of them are needed. It knows neither shapes nor sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpgrad.backends import cpu_choices, cpu_special
 
 Array = np.ndarray[Any, Any]
 
-#: For each axis of a piece whether a value extends over it, or has length 1 there.
+#: For each axis of a piece, whether a value extends over it or has length 1.
 Spans = tuple[bool, ...]
 
 _FLOATS = (
@@ -32,7 +32,7 @@ _COMPARISONS = (
 
 
 class Untraceable(Exception):
-    """The formula asks for something that cannot be done piece by piece."""
+    """The formula uses something that cannot be computed piece by piece."""
 
 
 class Layout(NamedTuple):
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 
 
 class TracedArray:
-    """Stands for an array while a formula is traced."""
+    """A stand-in for an array while a formula is traced."""
 
     __slots__ = ("dtype", "number", "spans")
 
@@ -52,14 +52,14 @@ class TracedArray:
 
 
 class Buffer(NamedTuple):
-    """What an intermediate result is written to."""
+    """The memory of an intermediate result."""
 
     spans: Spans
     dtype: np.dtype[Any]
 
 
 class FormulaStep(NamedTuple):
-    """``function(*arguments, out)``; all are numbers of slots."""
+    """``function(*arguments, out)``; all of these are numbers of slots."""
 
     function: Callable[..., Any]
     arguments: tuple[int, ...]
@@ -69,12 +69,12 @@ class FormulaStep(NamedTuple):
 class Formula(NamedTuple):
     """A traced formula.
 
-    Slots are numbered so: operands, outputs, constants, buffers.
+    The order of slots: operands, outputs, constants, buffers.
     """
 
     steps: tuple[FormulaStep, ...]
-    #: What the formula returns; an output that does not extend over the cut axis is a sum over all
-    #: pieces, and begins as zeros.
+    #: The results of the formula; one that does not extend over the cut axis is a sum over all
+    #: pieces, and starts with zeros.
     outputs: tuple[Buffer, ...]
     #: Whether the formula returns a tuple.
     several: bool
@@ -89,21 +89,21 @@ def trace(
     axes: tuple[tuple[int, ...], tuple[int, ...]] | None,
     layout: Layout,
 ) -> Formula:
-    """Write ``formula`` down.
+    """Trace ``formula``.
 
     Args:
         formula: ``formula(xp, *operands)``, or ``formula(xp, axes, *operands)`` with ``axes``.
-        operands: what each extends over; None for a None.
+        operands: the axes that each extends over; None for a None.
         dtype: of all of them.
-        axes: the axes that it sums over, and all others, as it calls them.
+        axes: the axes that it sums over, and all others, in the formula's own numbers.
         layout: of the pieces.
 
     Raises:
-        Untraceable: it has to be run on whole arrays.
+        Untraceable: it has to run on whole arrays.
     """
     tracer = _FormulaTracer(dtype, axes, layout)
     values = [None if spans is None else tracer.value(spans, dtype) for spans in operands]
-    # A None has a slot too, so that operands and slots have the same numbers.
+    # A None has a slot, too, so that operands and slots have the same numbers.
     for number, value in enumerate(values):
         if value is not None:
             value.number = number
@@ -114,7 +114,7 @@ def trace(
 
 
 class _FormulaTracer:
-    """The array namespace that notes calls (the list is in ``mpgrad.backends``)."""
+    """The array namespace that records calls (the list is in ``mpgrad.backends``)."""
 
     def __init__(self, dtype: np.dtype[Any], axes: Any, layout: Layout) -> None:
         self._dtype, self._axes, self._layout = dtype, axes, layout
@@ -151,7 +151,7 @@ class _FormulaTracer:
             return lambda *arguments: self._call(getattr(np, name), self._dtype, *arguments)
         if name in _COMPARISON_NAMES:
             return lambda *arguments: self._call(getattr(np, name), np.bool_, *arguments)
-        raise Untraceable(f"{name} is not done piece by piece")
+        raise Untraceable(f"{name} cannot be computed piece by piece")
 
     def square(self, x: Any) -> TracedArray:
         return self.multiply(x, x)
@@ -193,7 +193,7 @@ class _FormulaTracer:
     def _reduce(self, ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool) -> TracedArray:
         value, (inner, cut) = self._operand(x), self._layout
         if not keepdims or self._axes is None or axis not in self._axes:
-            raise Untraceable("reductions keep their dimensions and go over the named axes")
+            raise Untraceable("reductions must keep their dimensions and go over the named axes")
         if axis == self._axes[0]:
             ends = ufunc is np.add and inner[-1] == len(value.spans) - 1
             function = _RowSum(inner) if ends else _reduction(ufunc, inner)
@@ -209,14 +209,14 @@ class _FormulaTracer:
         self, axes: tuple[int, ...], function: Callable[..., Any], value: TracedArray
     ) -> TracedArray:
         if not value.spans or not all(value.spans[axis] for axis in axes):
-            raise Untraceable("a reduction of something that was reduced already")
+            raise Untraceable("a reduction of a value that is already reduced")
         spans = tuple(span and at not in axes for at, span in enumerate(value.spans))
         out = self.value(spans, self._dtype)
         self._steps.append((function, (value,), out))
         return out
 
     def _join_products(self) -> None:
-        """Make a sum of products that nobody else reads one call."""
+        """Turn a sum of products without other readers into one call."""
         reads = Counter(value.number for _, values, _ in self._steps for value in values)
         products = {
             out.number: values
@@ -238,12 +238,12 @@ class _FormulaTracer:
     # ------------------------------------------------------------------ the program
 
     def program(self, operands: int, given: tuple[Any, ...], several: bool) -> Formula:
-        """What has been noted, with a slot for every value."""
+        """The recorded calls, with a slot for every value."""
         self._join_products()
         made = {out.number for _, _, out in self._steps}
         numbers = [value.number for value in given if isinstance(value, TracedArray)]
         if len(set(numbers)) < len(given) or not made.issuperset(numbers):
-            raise Untraceable("a formula returns something that it did not compute")
+            raise Untraceable("a formula returns a value that it did not compute")
         slots = {number: number for number in range(operands)}
         slots.update({number: operands + at for at, number in enumerate(numbers)})
         first = operands + len(numbers)
@@ -261,7 +261,7 @@ class _FormulaTracer:
         return Formula(steps, outputs, several, constants, buffers)
 
     def _allot(self, slots: dict[int, int], first: int) -> tuple[Buffer, ...]:
-        """Give each value that has no slot yet one of the buffers that begin at slot ``first``."""
+        """Give each value without a slot one of the buffers, which begin at slot ``first``."""
         last_use = {
             value.number: at for at, (_, values, _) in enumerate(self._steps) for value in values
         }
@@ -298,7 +298,7 @@ def _reduction(ufunc: np.ufunc, axes: tuple[int, ...]) -> Callable[[Array, Array
 
 
 class _RowSum:
-    """A sum over ``axes``, of which one is the last: a third of the time that ``np.sum`` takes."""
+    """A sum over ``axes``, one of which is the last: it takes a third of the time of ``np.sum``."""
 
     def __init__(self, axes: tuple[int, ...]) -> None:
         self._others = axes[:-1]
@@ -335,5 +335,5 @@ def _clip(x: Array, low: Array, high: Array, out: Array) -> None:
     np.clip(x, low, high, out=out)
 
 
-#: What may write where it reads, besides NumPy's own functions.
+#: Functions that may write where they read, besides NumPy's own.
 _IN_PLACE = (cpu_choices.larger, cpu_choices.smaller, cpu_choices.choose_or_zero, _clip)

@@ -6,7 +6,7 @@ from typing import Any
 
 Axes = tuple[int, ...]
 
-#: NumPy's words for how a transform is scaled, forward and back.
+#: NumPy's names for the scaling of a transform, forward and back.
 _FORWARD = {"none": "backward", "root": "ortho", "all": "forward"}
 _BACK = {"none": "forward", "root": "ortho", "all": "backward"}
 
@@ -23,7 +23,7 @@ def real_fourier(xp: Any, x: Any, axes: Axes, scale: str) -> Any:
 
 
 def fourier_of_real(xp: Any, x: Any, axes: Axes, length: int, scale: str) -> Any:
-    """Back from the first half of the last of ``axes``, which is ``length`` long as a whole."""
+    """The inverse, from the first half of the last of ``axes``, which has ``length`` in all."""
     sizes = [*(x.shape[axis] for axis in axes[:-1]), length]
     found = xp.fft.irfftn(x, s=sizes, axes=axes, norm=_BACK[scale])
     return _like(xp, found, f"f{x.dtype.itemsize // 2}")

@@ -1,4 +1,4 @@
-"""How precisely GPUs multiply float32 matrices: ``mg.backends.cuda.matmul`` of PyTorch."""
+"""The precision of products of float32 matrices on GPUs: PyTorch's ``backends.cuda.matmul``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-#: PyTorch's name of a precision -> CuPy's name of what cuBLAS computes in. (CuPy 14 has a name for
-#: bfloat16 factors, too, but computes in float32 then.)
+#: PyTorch's name of a precision -> CuPy's name of the type that cuBLAS computes in. (CuPy 14 has a
+#: name for bfloat16 factors, too, but then computes in float32.)
 _COMPUTE_TYPES = {
     "highest": "COMPUTE_TYPE_DEFAULT",
     "high": "COMPUTE_TYPE_TF32",
@@ -18,7 +18,7 @@ _COMPUTE_TYPES = {
 #: cuBLAS's ``CUBLAS_DEFAULT_MATH`` and ``CUBLAS_TF32_TENSOR_OP_MATH``.
 DEFAULT_MATH, TF32_MATH = 0, 3
 
-#: In the order of the numbers that stand for them between processes.
+#: In the order of the numbers by which processes name them.
 PRECISIONS = tuple(_COMPUTE_TYPES)
 
 
@@ -30,7 +30,7 @@ class MatmulPrecision:
 
     def __init__(self) -> None:
         self._chosen = "highest"
-        #: The array modules that it holds for.
+        #: The array modules that it applies to.
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
@@ -45,10 +45,10 @@ class MatmulPrecision:
         self.choose("high" if value else "highest")
 
     def choose(self, precision: str) -> None:
-        """Set it to ``"highest"`` (float32), ``"high"`` (TF32) or ``"medium"`` (as yet TF32, too).
+        """Set it to ``"highest"`` (float32), ``"high"`` (TF32) or ``"medium"`` (here TF32, too).
 
         Raises:
-            RuntimeError: it is none of those.
+            RuntimeError: it is another value.
         """
         if precision not in _COMPUTE_TYPES:
             raise RuntimeError(
@@ -65,19 +65,19 @@ class MatmulPrecision:
         return self._chosen
 
     def serve(self, arrays: Any) -> None:
-        """Hold for the array module ``arrays``, too."""
+        """Also apply to the array module ``arrays``."""
         self._modules.add(arrays)
         if self._chosen != "highest":
             self._apply(arrays)
 
     def prepare(self, arrays: Any) -> None:
-        """Tell the current thread's cuBLAS: what ``_apply`` sets is for products of two matrices,
-        and CuPy multiplies batches by other routines."""
+        """Set the precision in the current thread's cuBLAS: ``_apply`` sets it for products of two
+        matrices, and CuPy multiplies batches by other routines."""
         mode = TF32_MATH if self.allow_tf32 else DEFAULT_MATH
         arrays.cuda.cublas.setMathMode(arrays.cuda.get_cublas_handle(), mode)
 
     def _apply(self, arrays: Any) -> None:
-        # CuPy's only public way is CUPY_TF32, read once and before anything is multiplied.
+        # CuPy's only public setting is CUPY_TF32, which it reads once, before the first product.
         routines = arrays._core._routines_linalg
         compute_type = getattr(routines, _COMPUTE_TYPES[self._chosen])
         for dtype in (np.float32, np.complex64):
@@ -88,10 +88,10 @@ matmul = MatmulPrecision()
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """How precisely GPUs multiply float32 matrices; see :meth:`MatmulPrecision.choose`.
+    """Set the precision of float32 matrix products on GPUs; see :meth:`MatmulPrecision.choose`.
 
     Raises:
-        RuntimeError: ``precision`` is none of ``"highest"``, ``"high"`` and ``"medium"``.
+        RuntimeError: ``precision`` is not ``"highest"``, ``"high"`` or ``"medium"``.
     """
     matmul.choose(precision)
 

@@ -1,6 +1,6 @@
-"""Special functions, by SciPy (on GPUs by CuPy's copy of it): what an installation may lack.
+"""Special functions of SciPy, an optional dependency (on GPUs CuPy's copy of them).
 
-Every function is one of ``scipy.special`` but ``gamma_slope``.
+Every function is one of ``scipy.special`` except ``gamma_slope``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-#: How far apart, relative to the shape, the quantiles lie that the slope is taken of.
+#: The relative distance of the shapes whose quantiles give the slope.
 _STEP = 1e-3
 
 
 @cache
 def scipy_special() -> Any:
-    """The module.
+    """The module ``scipy.special``.
 
     Raises:
         ImportError: SciPy is not installed.
@@ -44,9 +44,9 @@ def evaluated(xp: Any, special: Any, name: str, operands: tuple[Any, ...]) -> An
 def gamma_slope(xp: Any, special: Any, shape: Any, x: Any) -> Any:
     """The derivative of a gamma distribution's quantile by its shape, where the quantile is ``x``.
 
-    A draw is the quantile of a uniform number, which stays as it is (Figurnov, Mohamed and Mnih,
-    "Implicit reparameterization gradients", 2018). The derivative is taken of the logarithm of the
-    quantile by that of the shape, by differences of fourth order; the smaller tail counts.
+    A draw is the quantile of a fixed uniform number (Figurnov, Mohamed and Mnih, "Implicit
+    reparameterization gradients", 2018). The derivative of the logarithm of the quantile by the
+    logarithm of the shape is taken by differences of fourth order, in the smaller tail.
     """
     shape, x = xp.asarray(shape, np.float64), xp.asarray(x, np.float64)
     x = xp.maximum(x, np.finfo(np.float64).tiny)

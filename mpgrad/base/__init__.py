@@ -1,1 +1,1 @@
-"""Basic types, settings, and what is known of the machine."""
+"""Basic types, settings, and facts about the machine."""

@@ -1,7 +1,7 @@
 """Every setting that mpgrad reads from the environment, in one table; see ``docs/settings.md``.
 
-An argument of ``Engine`` beats the variable; the variable beats the default. Values are read when
-they are asked for, so that a test or a notebook may change them.
+An argument of ``Engine`` overrides the variable; the variable overrides the default. Values are
+read at each use, so that a test or a notebook may change them.
 ``python -m mpgrad.base.config`` prints the table as Markdown.
 """
 
@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
 JOURNAL_MODES = ("errors", "always", "off")
+CHECKS = ("off", "sample", "all")
 CUPY = "mpgrad.devices.cuda_cupy:CupyDriver"
 
 
@@ -28,11 +29,11 @@ class Setting(Generic[T]):
 
     Attributes:
         name: the variable, ``MPGRAD_...``.
-        default: what :meth:`get` gives while the variable is unset or empty.
-        parse: text to value; raises ValueError whose message says what is allowed.
+        default: the value while the variable is unset or empty.
+        parse: converts text to a value; raises ValueError with a message that says what is allowed.
         allowed: the same for the table of settings.
-        help: what it does.
-        default_text: how the table shows the default.
+        help: its effect.
+        default_text: the default in the table.
     """
 
     name: str
@@ -43,10 +44,10 @@ class Setting(Generic[T]):
     default_text: str
 
     def get(self) -> T:
-        """The value now.
+        """The current value.
 
         Raises:
-            ValueError: the variable holds something that is not allowed.
+            ValueError: the value of the variable is not allowed.
         """
         text = os.environ.get(self.name, "").strip()
         if not text:
@@ -81,7 +82,7 @@ def parse_gpus(text: str) -> str | tuple[int, ...]:
         raise ValueError("expected auto, all, none, or device numbers such as 0,1")
     numbers = tuple(int(part) for part in word.split(","))
     if len(set(numbers)) < len(numbers):
-        raise ValueError("a device number stands there twice")
+        raise ValueError("a device number occurs twice")
     return numbers
 
 
@@ -111,6 +112,14 @@ def parse_journal_mode(text: str) -> str:
     return mode
 
 
+def parse_check(text: str) -> str:
+    """``off``, ``sample`` or ``all``."""
+    check = text.lower()
+    if check not in CHECKS:
+        raise ValueError(f"expected one of {', '.join(CHECKS)}")
+    return check
+
+
 def parse_function(text: str) -> str:
     """``module:function``, for ``pkgutil.resolve_name``."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
@@ -123,8 +132,8 @@ def parse_cuda_driver(text: str) -> str:
     return CUPY if text.lower() == "cupy" else parse_function(text)
 
 
-def parse_directory(text: str) -> str:
-    """A directory; ``~`` is the user's home."""
+def parse_path(text: str) -> str:
+    """A path; ``~`` is the user's home."""
     return os.path.abspath(os.path.expanduser(text))
 
 
@@ -133,7 +142,7 @@ ENGINE: Setting[str] = Setting(
     "auto",
     parse_engine_mode,
     "`auto`, `local`, `process`",
-    "Where backward runs: in this process, in worker processes, or wherever it is faster.",
+    "Where backward runs: in this process, in worker processes, or where it is faster.",
     "`auto`",
 )
 CPU_WORKERS: Setting[int | None] = Setting(
@@ -141,7 +150,7 @@ CPU_WORKERS: Setting[int | None] = Setting(
     None,
     parse_worker_count,
     "a whole number >= 1",
-    "How many CPU worker processes an engine may start.",
+    "The number of CPU worker processes of an engine.",
     "CPU affinity and cgroup quota",
 )
 GPUS: Setting[str | tuple[int, ...]] = Setting(
@@ -157,8 +166,17 @@ SHM_LIMIT: Setting[int | None] = Setting(
     None,
     parse_bytes,
     "bytes, or with a unit: `512M`, `4G`",
-    "How many bytes a shared-memory arena may hold.",
+    "The maximum number of bytes in a shared-memory arena.",
     "from memory and cgroup limit",
+)
+CHECK: Setting[str] = Setting(
+    "MPGRAD_CHECK",
+    "sample",
+    parse_check,
+    "`off`, `sample`, `all`",
+    "Which Functions that a worker has run are run again in this process, and must give the same "
+    "bits: none; one in 1000, but for those with `run_on`; every one.",
+    "`sample`",
 )
 DEBUG: Setting[int] = Setting(
     "MPGRAD_DEBUG",
@@ -175,7 +193,7 @@ TEST_HOOK: Setting[str] = Setting(
     parse_function,
     "`module:function`",
     "For tests: a function that each process of an engine calls when it starts, to replace its "
-    "connection or its worker (`mpgrad/base/hook_for_tests.py`). It has to be on `PYTHONPATH`.",
+    "connection or its worker (`mpgrad/base/hook_for_tests.py`). It must be on `PYTHONPATH`.",
     "none",
 )
 
@@ -191,10 +209,20 @@ JOURNAL: Setting[str] = Setting(
 JOURNAL_DIR: Setting[str | None] = Setting(
     "MPGRAD_JOURNAL_DIR",
     None,
-    parse_directory,
+    parse_path,
     "a directory",
-    "Where these files go.",
+    "The directory of these files.",
     "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
+)
+
+GROUP_KEY_FILE: Setting[str | None] = Setting(
+    "MPGRAD_GROUP_KEY_FILE",
+    None,
+    parse_path,
+    "a file of at least 16 random bytes",
+    "The key by which the ranks of a process group know each other, and with which they encrypt. "
+    "`mpgrad run` makes one for ranks on one host.",
+    "none",
 )
 
 CUDA_DRIVER: Setting[str] = Setting(
@@ -202,20 +230,22 @@ CUDA_DRIVER: Setting[str] = Setting(
     CUPY,
     parse_cuda_driver,
     "`cupy`, `module:function`",
-    "What makes each process's way to its GPUs: a function without arguments that gives a "
+    "The access of each process to its GPUs: a function without arguments that returns a "
     "`mpgrad.devices.cuda_driver.CudaDriver`. Every process of an engine imports it.",
     "`cupy`",
 )
 
-#: All settings, in the order in which the table shows them.
+#: All settings, in the order of the table.
 SETTINGS: tuple[Setting[Any], ...] = (
     ENGINE,
     CPU_WORKERS,
     GPUS,
     SHM_LIMIT,
+    CHECK,
     DEBUG,
     JOURNAL,
     JOURNAL_DIR,
+    GROUP_KEY_FILE,
     TEST_HOOK,
     CUDA_DRIVER,
 )
@@ -241,6 +271,11 @@ def shm_limit() -> int | None:
     return SHM_LIMIT.get()
 
 
+def check() -> str:
+    """MPGRAD_CHECK: ``off``, ``sample`` or ``all``."""
+    return CHECK.get()
+
+
 def debug() -> int:
     """MPGRAD_DEBUG, 0 to 3."""
     return DEBUG.get()
@@ -264,11 +299,16 @@ def journal() -> str:
 def journal_directory() -> str:
     """MPGRAD_JOURNAL_DIR, else the XDG base directory for state."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return JOURNAL_DIR.get() or parse_directory(os.path.join(state, "mpgrad"))
+    return JOURNAL_DIR.get() or parse_path(os.path.join(state, "mpgrad"))
+
+
+def group_key_file() -> str | None:
+    """MPGRAD_GROUP_KEY_FILE, None while unset."""
+    return GROUP_KEY_FILE.get()
 
 
 def default_cpu_workers() -> int:
-    """CPU workers where nobody says how many: CPU affinity and cgroup quota, at least 1."""
+    """The default number of CPU workers: CPU affinity and cgroup quota, at least 1."""
     return machine.available_cpus()
 
 
@@ -282,8 +322,8 @@ def settings_table() -> str:
         [
             "# Settings",
             "",
-            "An argument of `mpgrad.Engine` beats the variable, the variable beats the default. A",
-            "value that is not allowed raises `ValueError` when it is first needed.",
+            "An argument of `mpgrad.Engine` overrides the variable, the variable overrides the",
+            "default. A value that is not allowed raises `ValueError` when it is first used.",
             "",
             "| variable | allowed | default | what it does |",
             "|---|---|---|---|",

@@ -10,21 +10,21 @@ class _Fields(NamedTuple):
     index: int | None = None  # type: ignore[assignment]  # hides tuple.index, as intended
 
 
-#: One object for each device, so that ``is`` tells whether it is the CPU.
+#: One object for each device, so that ``is`` can be used for comparisons.
 _known: dict[tuple[str, int | None], Device] = {}
 
 
 class Device(_Fields):
-    """Where a tensor's bytes lie; a tuple, because it is hashed with every cost that is looked up.
+    """A device of tensors; a tuple, because it is hashed as part of every key of a cost.
 
     ``Device("cuda:1")`` and ``Device("cuda", 1)`` are the same.
 
     Attributes:
         type: "cpu" or "cuda".
-        index: which GPU; None means the thread's current one, or the CPU.
+        index: the number of the GPU; None means the thread's current one, or the CPU.
 
     Raises:
-        RuntimeError: it is none that mpgrad knows.
+        RuntimeError: mpgrad does not know the device.
     """
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Device(_Fields):
         )
 
 
-#: PyTorch's name.
+#: The same class under PyTorch's name.
 device = Device
 
 CPU = Device("cpu")
@@ -64,7 +64,7 @@ def as_device(device: Device | str | None) -> Device:
     """Parse ``device``; None means the CPU.
 
     Raises:
-        RuntimeError: the name is not a device that mpgrad knows.
+        RuntimeError: mpgrad does not know a device of this name.
     """
     if device is None:
         return CPU

@@ -1,4 +1,4 @@
-"""DType: the type of the elements of a Tensor, as PyTorch has it; and the default ones."""
+"""DType: the type of the elements of a Tensor, as in PyTorch; and the default dtypes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _Dtype = np.dtype[Any]
 
 
 class DType:
-    """The type of the elements of a Tensor: one object each, so that ``is`` and ``==`` hold.
+    """The type of the elements of a Tensor. Each exists once, so that ``is`` and ``==`` agree.
 
-    NumPy takes it for its own dtype, which ``dtype`` is; ``==`` takes what NumPy takes for a dtype.
-    What NumPy's has beside PyTorch's attributes (``kind``, ``name``, ``type``) is there, too.
+    NumPy accepts it as a dtype, by its attribute ``dtype``; ``==`` accepts everything that NumPy
+    accepts as a dtype. It also has NumPy's attributes ``kind``, ``name`` and ``type``.
 
     Args:
-        dtype: a dtype of NumPy, or what it takes for one.
+        dtype: a dtype of NumPy, or an object that NumPy accepts as one.
     """
 
     __slots__ = ("dtype",)
@@ -49,7 +49,7 @@ class DType:
         return self.dtype.itemsize
 
     def to_real(self) -> DType:
-        """The dtype of the parts of complex numbers of this one; itself for others."""
+        """The dtype of the parts of complex numbers of this one; itself if it is not complex."""
         return DTYPES[np.empty(0, self.dtype).real.dtype]
 
     def to_complex(self) -> DType:
@@ -94,16 +94,16 @@ class _Dtypes(dict[_Dtype, DType]):
         return self.setdefault(dtype, made)
 
 
-#: By NumPy's dtype; each is made when it is first asked for. They are as many as NumPy has.
+#: By NumPy's dtype; each is made on first use.
 DTYPES = _Dtypes()
 
-#: PyTorch's name of the class.
+#: The same class under PyTorch's name.
 dtype = DType
 
-#: Where in ``DEFAULTS`` the two are that can be set.
+#: The indices in ``DEFAULTS`` of the two that can be set.
 FLOATING, COMPLEX = 2, 3
 
-#: What Python's numbers become, by category: bool, integer, floating, complex.
+#: The dtypes of Python numbers, by category: bool, integer, floating, complex.
 DEFAULTS: list[_Dtype] = [
     np.dtype(numbers) for numbers in (np.bool_, np.int64, np.float32, np.complex64)
 ]
@@ -118,23 +118,23 @@ _COMPLEX = {
 
 
 def default_float() -> _Dtype:
-    """What Python floats become, and integers where an operator needs floating point (NumPy's)."""
+    """The dtype of Python floats, and of integers in floating-point operators (NumPy's)."""
     return DEFAULTS[FLOATING]
 
 
 def get_default_dtype() -> DType:
-    """What Python floats become: float32 unless it was set."""
+    """The dtype of Python floats: float32 unless it was set."""
     return DTYPES[DEFAULTS[FLOATING]]
 
 
 def set_default_dtype(d: DType) -> None:
-    """Let Python floats, and integers where an operator needs floating point, become ``d``.
+    """Set the dtype of Python floats, and of integers in floating-point operators.
 
-    Complex numbers become complex128 where ``d`` is float64, else complex64. It holds for the
+    Complex numbers become complex128 if ``d`` is float64, else complex64. The setting holds for the
     whole process; custom Functions run in the client while it is not float32.
 
     Raises:
-        TypeError: ``d`` is no floating dtype.
+        TypeError: ``d`` is not a floating dtype.
     """
     chosen = np.dtype(d) if isinstance(d, DType | np.dtype | type) else None
     if chosen not in _COMPLEX:

@@ -1,6 +1,6 @@
 """The dtypes under PyTorch's names.
 
-A module of its own, because ``mpgrad.float32`` must be there and ``import mpgrad`` must not load
+It is a separate module because ``import mpgrad``, which has ``mpgrad.float32``, must not load
 NumPy.
 """
 

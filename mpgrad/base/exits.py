@@ -1,4 +1,4 @@
-"""How a child process ended, in words for an error message, and whether one is stopped."""
+"""How a child process ended, in words for an error message; and whether a child is stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 def describe_exit(status: int) -> str:
-    """``status`` as ``subprocess`` gives it: a negative one is a signal's number."""
+    """Describe ``status`` of ``subprocess``: a negative value is the number of a signal."""
     if status >= 0:
         return f"exited with status {status}"
     try:
@@ -18,9 +18,9 @@ def describe_exit(status: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a child of this process got SIGSTOP and no SIGCONT since; asking changes nothing.
+    """Whether a child of this process has got SIGSTOP and no SIGCONT since, without reaping it.
 
-    A debugger's stop is not seen as one.
+    A debugger's stop does not count.
     """
     try:
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,8 +1,9 @@
-"""compiled(): a function from source that was made for one case; tracebacks show its lines."""
+"""compiled(): a function from generated source; tracebacks show its lines."""
 
 from __future__ import annotations
 
 import linecache
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -11,9 +12,9 @@ def compiled(name: str, source: str, known: dict[str, Any], place: str) -> Any:
 
     Args:
         name: of the function.
-        source: Python.
-        known: what its free names stand for; the function's own globals, not copied.
-        place: what a traceback calls the file.
+        source: Python source.
+        known: the values of its free names; they are the function's globals, not a copy.
+        place: the file name in tracebacks.
     """
     file = f"<{place}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -21,6 +22,11 @@ def compiled(name: str, source: str, known: dict[str, Any], place: str) -> Any:
     return known[name]
 
 
+def listed(items: Sequence[str]) -> str:
+    """The source of a tuple without its parentheses."""
+    return ", ".join(items) + ("," if len(items) == 1 else "")
+
+
 def forget(place: str) -> None:
-    """The lines of ``place`` are not shown any more: its function is gone."""
+    """Remove the lines of ``place`` from tracebacks, because its function is gone."""
     linecache.cache.pop(f"<{place}>", None)

@@ -1,7 +1,7 @@
-"""How this process hashes strings, which decides the order of a set, and how its children do.
+"""The hash seed of this process, which decides the order of sets, and that of its children.
 
-Python draws the seed when it starts and tells nobody, so children can take over only one that was
-given. Else all children of a process share one: they agree with each other.
+Python draws the seed when it starts and does not reveal it, so children can only take over a seed
+that was given. Otherwise all children of a process share a new one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import secrets
 import sys
 
-#: Of Python: seeds are 32 bits wide.
+#: The seeds of Python are 32 bits wide.
 _SEEDS = 1 << 32
 
 
@@ -21,7 +21,7 @@ def fixed_hash_seed() -> str | None:
         return "0"
     if sys.flags.ignore_environment:
         return None
-    # What stands in os.environ may have been set since.
+    # The value in os.environ may have been set later.
     try:
         with open("/proc/self/environ", "rb") as file:
             entries = file.read().split(b"\0")
@@ -36,5 +36,5 @@ _VARIABLE = b"PYTHONHASHSEED="
 
 @functools.lru_cache(maxsize=1)
 def hash_seed_for_children() -> str:
-    """``PYTHONHASHSEED`` of what this process starts."""
+    """``PYTHONHASHSEED`` for the children of this process."""
     return fixed_hash_seed() or str(secrets.randbelow(_SEEDS - 1) + 1)

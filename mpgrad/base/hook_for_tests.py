@@ -1,4 +1,4 @@
-"""The one place where tests reach into the processes of an engine: ``MPGRAD_TEST_HOOK``."""
+"""The one hook by which tests change the processes of an engine: ``MPGRAD_TEST_HOOK``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def hooked(process: str, part: T) -> T:
-    """What takes the place of a part of this process: ``part`` itself, unless tests say otherwise.
+    """The replacement of a part of this process: ``part`` itself unless a test replaces it.
 
     Args:
         process: "client", "coordinator" or "worker".

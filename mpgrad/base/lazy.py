@@ -1,6 +1,6 @@
 """Public names that load their module on first use (PEP 562), for a package's ``__init__``.
 
-Importing any submodule runs ``mpgrad/__init__``. It must cost nothing: the coordinator never loads
+Importing any submodule runs ``mpgrad/__init__``. It must be cheap: the coordinator never loads
 NumPy, and a worker sets its environment before it does.
 """
 
@@ -24,6 +24,7 @@ def attach(
     first: str | None = None,
     not_for: Collection[str] = (),
     finish: str | None = None,
+    called: str | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and ``__dir__`` of a lazy package.
 
@@ -31,23 +32,24 @@ def attach(
         package: the package's ``__name__``.
         home: public name -> the module that defines it.
         submodules: public names that are modules of the package themselves.
-        first: a module to import before any other ...
-        not_for: ... except for these modules.
-        finish: of which module ``public(value, name)`` is what is handed out, of the others.
+        first: a module to import before any other module ...
+        not_for: ... except these.
+        finish: a module whose ``public(value, name)`` returns the public value, for the others.
+        called: the name of the package in errors; its own name by default.
     """
     module = sys.modules[package]
     module.__class__ = _guarded(frozenset(home))
 
     def __getattr__(name: str) -> Any:
         if name not in home and name not in submodules:
-            raise missing(package, name)
+            raise missing(called or package, name)
         target = home.get(name) or f"{package}.{name}"
         value = _load(target, first if target not in not_for else None)
         if name in home:
             value = getattr(value, name)
             if finish is not None and target not in not_for:
                 value = _load(finish, None).public(value, name)
-        # Kept, so that the next access does not come by here.
+        # Kept, so that the next access does not call this function.
         vars(module)[name] = value
         return value
 
@@ -60,8 +62,8 @@ def attach(
 def _load(target: str, first: str | None) -> Any:
     """Import both, without the cyclic garbage collector.
 
-    Loading makes hardly any garbage, but so many objects that the collector would look through all
-    that NumPy has loaded a dozen times: a quarter of the time that an engine took to load.
+    Loading makes hardly any garbage, but so many objects that the collector would walk all modules
+    a dozen times.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -75,10 +77,10 @@ def _load(target: str, first: str | None) -> Any:
 
 
 def _guarded(public: frozenset[str]) -> type[types.ModuleType]:
-    """A module type in which a submodule does not hide the public name that it is called like.
+    """A module type in which a submodule does not hide the public name that it shares.
 
-    ``mpgrad.tensor`` is a file and a function, as ``torch.autograd.backward`` is: the import
-    system binds a loaded submodule to its package, and would put the file in the function's place.
+    ``mpgrad.tensor`` is a file and a function, like ``torch.autograd.backward``: the import system
+    binds a loaded submodule to its package, and would replace the function by the file.
     """
 
     class LazyPackage(types.ModuleType):
@@ -87,7 +89,7 @@ def _guarded(public: frozenset[str]) -> type[types.ModuleType]:
                 return
             super().__setattr__(name, value)
 
-        # cloudpickle takes modules by their name, but looks for this type and for no subclass.
+        # cloudpickle pickles modules by name, but only if they have exactly the module type.
         def __reduce__(self) -> tuple[Callable[[str], types.ModuleType], tuple[str]]:
             return importlib.import_module, (self.__name__,)
 

@@ -1,4 +1,4 @@
-"""``finfo`` and ``iinfo``: what the numbers of a dtype can be."""
+"""``finfo`` and ``iinfo``: the limits of the numbers of a dtype."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class finfo:
     """The limits of a floating dtype, as Python numbers.
 
     Args:
-        type: the dtype, or the complex one of such parts; the default dtype if left out.
+        type: the dtype, or the complex dtype with such parts; by default the default dtype.
 
     Attributes:
         bits: of a number.
-        eps: from 1 to the next larger number.
+        eps: the distance from 1 to the next larger number.
         max, min: the largest and the lowest number.
-        tiny, smallest_normal: the smallest positive number of full precision.
-        resolution: ten to the power of the decimal digits that count, negated.
+        tiny, smallest_normal: the smallest positive number with full precision.
+        resolution: ten to the power of the number of significant digits, negated.
         dtype: the name of the dtype.
 
     Raises:
-        TypeError: the dtype is no floating one.
+        TypeError: the dtype is not a floating one.
     """
 
     def __init__(self, type: Any = None) -> None:
@@ -55,7 +55,7 @@ class iinfo:
         dtype: the name of the dtype.
 
     Raises:
-        TypeError: the dtype is no integer one.
+        TypeError: the dtype is not an integer one.
     """
 
     def __init__(self, type: Any) -> None:

@@ -1,8 +1,8 @@
-"""What the machine lets this process use: CPUs, memory. Standard library only.
+"""The CPUs and the memory that this process may use. Standard library only.
 
-In a container the kernel shows all CPUs and all memory; what may be used stands in the cgroup's
-files, and a limit holds for every group below the one that sets it. So each file is read along the
-path from the process's group up to the root, and the smallest limit counts.
+In a container the kernel shows all CPUs and all memory; the limits are in the files of the cgroup.
+A limit holds for every group below the one that sets it. So each file is read along the path from
+the process's group up to the root, and the smallest limit counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import TypeAlias
 
-# Not pathlib: it would be a tenth of the time of importing mpgrad.
+# Not pathlib, which would take a tenth of the time of importing mpgrad.
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _CGROUP_ROOT = "/sys/fs/cgroup"
@@ -20,7 +20,7 @@ _MEMBERSHIP = "/proc/self/cgroup"
 
 
 def available_cpus() -> int:
-    """Whole CPUs that this process may keep busy: affinity and cgroup quota, at least 1."""
+    """The whole CPUs that this process may use: affinity and cgroup quota, at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
     quota = cpu_quota()
@@ -55,12 +55,12 @@ def memory_limit(root: StrPath = _CGROUP_ROOT, membership: StrPath = _MEMBERSHIP
 
 
 def mappable_bytes() -> int | None:
-    """Bytes that one more shared mapping of this process may have; None without a limit.
+    """The bytes that one more shared mapping of this process may have; None without a limit.
 
-    ``ulimit -f`` bounds every file, those without a name as well. ``ulimit -v`` bounds the address
-    space: a mapping gets a quarter of what is left, since heaps and other mappings need theirs.
+    ``ulimit -f`` limits every file, even one without a name. ``ulimit -v`` limits the address
+    space: a mapping gets a quarter of the rest, since heaps and other mappings need address space.
     """
-    import resource  # here, since only whoever makes shared memory asks
+    import resource  # imported here: only processes that make shared memory need it
 
     file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     allowed = [] if file_size == resource.RLIM_INFINITY else [file_size]
@@ -83,10 +83,10 @@ def oom_kills(
     membership: StrPath = _MEMBERSHIP,
     vmstat: StrPath = "/proc/vmstat",
 ) -> int:
-    """How often the kernel has killed for want of memory so far.
+    """The number of the kernel's out-of-memory kills so far.
 
-    In this process's cgroup, where the kernel counts that, else on the whole machine; 0 if it does
-    not tell.
+    They are counted in this process's cgroup if the kernel does that, else on the whole machine;
+    0 if the number is unknown.
     """
     texts = [
         *_files("", "memory.events", root, membership),
@@ -108,7 +108,7 @@ def _files(controller: str, name: str, root: StrPath, membership: StrPath) -> It
     ``controller`` is empty for cgroup v2, which has one hierarchy for all of them.
     """
     group = _group(controller, membership)
-    # Inside a container the path may be the host's, and lead nowhere here: then the root counts.
+    # Inside a container the path may be the host's and not exist: then the root counts.
     while group:
         with contextlib.suppress(OSError):
             yield _text(os.path.join(root, controller, group.lstrip("/"), name)).strip()

@@ -1,4 +1,4 @@
-"""PyTorch's memory formats: the orders in which the elements of a copy lie in memory.
+"""PyTorch's memory formats: the order of the elements of a copy in memory.
 
 All copies are C-contiguous here, which both formats allow.
 """
@@ -9,7 +9,7 @@ import enum
 
 
 class MemoryFormat(enum.Enum):
-    """What ``memory_format=`` takes."""
+    """The values of ``memory_format=``."""
 
     preserve_format = "preserve_format"
     contiguous_format = "contiguous_format"

@@ -1,7 +1,7 @@
-"""What is said of a name that a module lacks: whether PyTorch has it, and what to use instead.
+"""The error for a name that a module lacks: whether PyTorch has it, and what to use instead.
 
 ``pytorch_names.txt`` lists PyTorch's names, a line for each module. It is read when a lookup fails
-for the first time, and ``python -m tests.pytorch_names`` writes it.
+for the first time; ``python -m tests.pytorch_names`` writes it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ from typing import Any, NamedTuple, NoReturn
 
 PYTORCH = os.path.join(os.path.dirname(__file__), "pytorch_names.txt")
 
-#: What serves in place of a name that is missing: a name that is here, or a line of code.
+#: The replacement of a missing name: another name, or a line of code.
 INSTEAD = {
     "mpgrad.bfloat16": "mpgrad.float16",
-    "mpgrad.compile": "the function itself",
     "mpgrad.jit": "the function itself",
     "mpgrad.multiprocessing": "multiprocessing",
     "mpgrad.set_num_threads": "mpgrad.Engine(blas_threads=...)",
-    "mpgrad.distributed": "mpgrad.Engine",
     "mpgrad.vmap": "a batch dimension",
-    "mpgrad.nn.DataParallel": "mpgrad.Engine",
+    "mpgrad.nn.DataParallel": "mpgrad.nn.parallel.DistributedDataParallel",
 }
 DOCUMENTATION = "https://pytorch.org/docs says what it does, dir(%s) what is here"
 
 
 def missing_from(module: str) -> Callable[[str], NoReturn]:
-    """The ``__getattr__`` of a module (PEP 562) that has all its names already."""
+    """The ``__getattr__`` of a module (PEP 562) without further names."""
 
     def __getattr__(name: str) -> NoReturn:
         raise missing(module, name)
@@ -43,8 +41,8 @@ def missing(module: str, name: str) -> AttributeError:
 
 
 class _Text(NamedTuple):
-    """The text of the error. It is made when it is read: each ``from package import module`` asks
-    the package for such an attribute first, and must not pay for it."""
+    """The text of the error, made when it is read: each ``from package import module`` first looks
+    up such an attribute of the package, and this must be cheap."""
 
     module: str
     name: str
@@ -60,7 +58,7 @@ def _remedy(module: str, name: str) -> str:
     instead = INSTEAD.get(f"{module}.{name}")
     if instead:
         return f"use {instead}"
-    import difflib  # here, as ``import mpgrad`` has no need of it
+    import difflib  # imported here: ``import mpgrad`` does not need it
 
     here = [public for public in dir(sys.modules.get(module)) if not public.startswith("_")]
     nearest = difflib.get_close_matches(name, here, n=3, cutoff=0.7)
@@ -70,7 +68,7 @@ def _remedy(module: str, name: str) -> str:
 
 @cache
 def _pytorch_names() -> dict[str, Any]:
-    """The names by module, under mpgrad's names of the modules."""
+    """The names by module, with mpgrad's names of the modules."""
     with open(PYTORCH) as file:
         lines = [line.split() for line in file]
     return {f"mpgrad{module.removeprefix('torch')}": frozenset(names) for module, *names in lines}

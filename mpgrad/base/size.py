@@ -9,10 +9,10 @@ from typing import Any, SupportsIndex
 
 
 class Size(tuple[int, ...]):
-    """A tuple of lengths; a slice, a sum and a repetition of it is one again.
+    """A tuple of lengths; slices, sums and repetitions of it are Sizes, too.
 
     Raises:
-        TypeError: a length is no integer.
+        TypeError: a length is not an integer.
     """
 
     __slots__ = ()
@@ -28,7 +28,7 @@ class Size(tuple[int, ...]):
         return made
 
     def numel(self) -> int:
-        """How many elements a tensor of this shape has."""
+        """The number of elements of a tensor with this shape."""
         return math.prod(self)
 
     def __getitem__(self, key: Any) -> Any:
@@ -50,5 +50,5 @@ class Size(tuple[int, ...]):
         return f"mpgrad.Size({list(self)})"
 
 
-#: The Size of a shape that an array has.
+#: The Size of an array's shape.
 size_of: Callable[[tuple[int, ...]], Size] = partial(tuple.__new__, Size)

@@ -1,8 +1,8 @@
-"""The standard streams: descriptors 0 to 2 belong to them, and a line on stderr where there is one.
+"""The standard streams: descriptors 0 to 2 are reserved for them; and messages on stderr.
 
-A process may have been started without them (`<&- >&-`), or close them to become a daemon. The
-kernel gives the lowest free number to whatever is opened next; what C code prints would then go
-into a message or into shared memory.
+A process may be started without them (`<&- >&-`), or close them to become a daemon. The kernel
+gives the lowest free number to the next opened file. The output of C code would then go into a
+message or into shared memory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TextIO
 def occupy_standard_streams() -> None:
     """Open /dev/null under each of the numbers 0 to 2 that is free.
 
-    Asked before a process opens descriptors of mpgrad's; then all of these begin at 3, also those
-    that a library opens later by itself. Programs that are started from here do not inherit it.
+    It is called before a process opens mpgrad's descriptors, so that all of these begin at 3, also
+    those that a library opens later. Child processes do not inherit it.
 
     Raises:
         OSError: there is no /dev/null.
@@ -32,14 +32,14 @@ def occupy_standard_streams() -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of mpgrad's own to stderr; nothing where there is none."""
+    """Print a message of mpgrad to stderr, if there is one."""
     write(sys.stderr, f"mpgrad: {text}\n")
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write and flush; nothing where there is no stream or it is closed.
+    """Write and flush, if the stream exists and is open.
 
-    What its encoding lacks is escaped: a gradient is not to fail for what somebody prints.
+    Characters outside its encoding are escaped: printing must not make a backward fail.
     """
     if stream is None or getattr(stream, "closed", False):
         return

@@ -1,8 +1,8 @@
 """PerThread: the state of each thread, so that a backward can continue on another thread.
 
-A deeply nested backward continues on a helper thread (see ``helper_threads``). Its user must not
-notice: grad mode, running Functions and callbacks go along. So all state of a thread lies in
-instances of PerThread; a test checks that.
+A deeply nested backward continues on a helper thread (see ``helper_threads``), which user code must
+not notice: grad mode, running Functions and callbacks are taken over. So all state of a thread is
+in instances of PerThread; a test checks that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _parts: list[PerThread] = []
 
 
 class PerThread(threading.local):
-    """A ``threading.local`` whose attributes travel with a backward.
+    """A ``threading.local`` whose attributes a backward takes to a helper thread.
 
     Give defaults as class attributes (or make them in ``__init__``, which runs once per thread).
     """
@@ -32,7 +32,7 @@ class PerThread(threading.local):
 class ThreadState:
     """The state of one thread, which another thread takes over and gives back.
 
-    The user's context variables go along too (NumPy keeps ``errstate`` in one), as a copy.
+    The user's context variables are included as a copy (NumPy keeps ``errstate`` in one).
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class ThreadState:
         self._context = contextvars.copy_context()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call ``function`` on the current thread with this state; note the state it leaves."""
+        """Call ``function`` on the current thread with this state; keep the state afterwards."""
         before = _copied()
         _replace(self._states)
         try:
@@ -50,7 +50,7 @@ class ThreadState:
             _replace(before)
 
     def unpack(self) -> None:
-        """Give the current thread the state, as the other thread left it."""
+        """Give the current thread the state that the other thread has left."""
         _replace(self._states)
 
 
@@ -59,7 +59,7 @@ def _copied() -> list[dict[str, Any]]:
 
 
 def _replace(states: list[dict[str, Any]]) -> None:
-    # A part that came into being meanwhile has no state to take over.
+    # A PerThread that was made in the meantime has no state to take over.
     for part, state in zip(_parts, states, strict=False):
         mine = vars(part)
         mine.clear()

@@ -13,7 +13,7 @@ from mpgrad.checkpointing.recomputation import METADATA, Region, run_checkpointe
 from mpgrad.checkpointing.reentrant_checkpoint import CheckpointFunction
 from mpgrad.tensors.tensor import Tensor
 
-#: Makes the contexts in which the function runs in forward, and when it is computed again.
+#: Makes the contexts of the two calls of the function.
 ContextFn: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
@@ -33,30 +33,31 @@ def checkpoint(
     preserve_rng_state: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Call ``function(*args, **kwargs)`` without keeping what its backward needs.
+    """Call ``function(*args, **kwargs)`` without keeping the tensors that its backward needs.
 
-    Backward calls ``function`` again when it needs the first of those tensors: time for memory
-    (Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174). The function
-    must do the same the second time. What it saved is needed in the calling process, so the Nodes
-    that it records run there.
+    Backward calls ``function`` again when it needs the first of those tensors: this trades time for
+    memory (Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174). The
+    function must do the same the second time. The calling process needs its saved tensors, so the
+    Nodes that it records run there.
 
     Args:
         function: any callable.
         args: its arguments; tensors among them are kept and checked for in-place changes.
-        use_reentrant: False (recommended) records the function and fills in what it saved when
-            backward asks. True runs it unrecorded, and differentiates the second run in a backward
-            of its own: only tensors that are arguments and results themselves take part, and
-            ``grad()`` and ``backward(inputs=...)`` cannot be used. Unset, True with a warning.
+        use_reentrant: False (recommended) records the function and computes its saved tensors
+            when backward needs them. True runs it unrecorded, and differentiates the second run
+            in a nested backward: only tensors that are arguments and results themselves take
+            part, and ``grad()`` and ``backward(inputs=...)`` cannot be used. Unset: True with a
+            warning.
         context_fn: makes two contexts: for the first call and for the second.
         determinism_check: ``"default"`` compares shape, dtype and device of what both calls save;
             ``"none"`` does not.
         debug: log all operators of both calls, and show them when they differ.
-        early_stop: end the second call as soon as nothing is missing any more.
+        early_stop: end the second call as soon as all needed tensors are there.
         preserve_rng_state: let both calls draw the same random numbers.
         kwargs: keyword arguments for ``function``.
 
     Returns:
-        What ``function`` returns.
+        The result of ``function``.
 
     Raises:
         ValueError: an option does not go with ``use_reentrant=True``, or has an unknown value.
@@ -88,7 +89,7 @@ def _region(
     early_stop: bool,
     preserve_rng_state: bool,
 ) -> tuple[Region, AbstractContextManager[Any]]:
-    """What the arguments of :func:`checkpoint` and the settings of the process come to."""
+    """The Region for the arguments of :func:`checkpoint` and the settings of the process."""
     if determinism_check not in METADATA:
         raise ValueError(
             f"determinism_check should be one of {list(METADATA)}, but got {determinism_check}"
@@ -133,7 +134,7 @@ def checkpoint_sequential(
 ) -> Any:
     """Run ``functions`` one after another, checkpointed in ``segments`` pieces.
 
-    The last piece is not checkpointed: its backward follows at once.
+    The last piece is not checkpointed, because its backward follows at once.
 
     Args:
         functions: an ``nn.Sequential``, or a sequence of callables of one argument.

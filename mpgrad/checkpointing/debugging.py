@@ -1,4 +1,4 @@
-"""OperatorLogs: which operators a checkpointed function called the first and the second time."""
+"""OperatorLogs: the operators that a checkpointed function called in both calls."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ operation that differs, then look it up in 1 and 2 to see where it was called.
 
 
 class _Log(OperatorMode):
-    """Notes each operator and where it was called."""
+    """Logs each operator and its call site."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._stacks: list[str] = []
 
     def __enter__(self) -> OperatorMode:
-        # Each backward over a graph that is kept computes again.
+        # Each backward of a kept graph computes again.
         self.lines, self._stacks = [], []
         return super().__enter__()
 

@@ -1,8 +1,8 @@
-"""Checkpointing without a nested backward: what forward saves is computed again when needed.
+"""Checkpointing without a nested backward: saved tensors are computed again when needed.
 
-The first call of the function is recorded as always, but each saved tensor is packed into an empty
-:class:`Slot`. The first unpack of a backward calls the function again, under hooks that put what is
-saved now, in the same order, into the slots. The graph that the second call records is dropped.
+The first call of the function is recorded as usual, but each saved tensor is packed into an empty
+:class:`Slot`. The first unpack of a backward calls the function again, under hooks that put its
+saved tensors into the slots in the same order. The graph of the second call is dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.saved_tensors_hooks import saved_tensors_hooks
 from mpgrad.tensors.tensor import Tensor
 
-#: What of a tensor must be the same in both calls.
+#: The properties of a tensor that must be the same in both calls.
 Metadata: TypeAlias = Callable[[Tensor], Any]
 
 METADATA: dict[str, Metadata] = {
@@ -38,20 +38,20 @@ _TIP = (
     "mpgrad.utils.checkpoint.set_checkpoint_debug_enabled(True):`, to see all operators of both."
 )
 
-#: Numbers of what is not a backward of the engine: a look at ``grad_fn._saved_...``, a group.
+#: Numbers for uses outside a backward of the engine: a read of ``grad_fn._saved_...``, a group.
 _other_ids = itertools.count(-2, -1)
 
 
 class CheckpointError(RuntimeError):
-    """The second call of a checkpointed function did not save what the first had saved."""
+    """The second call of a checkpointed function did not save the same tensors as the first."""
 
 
 class _Complete(BaseException):
-    """Nothing is missing any more. No Exception: the function might catch those."""
+    """No tensor is missing. It is not an Exception, which the function might catch."""
 
 
 class GraphExecGroup:
-    """Inside, several backwards call each checkpointed function at most once again.
+    """Inside, several backwards call each checkpointed function at most once more in total.
 
     They must not need the same saved tensor, not even with ``retain_graph=True``. Only checkpoints
     with ``use_reentrant=False`` take part.
@@ -63,7 +63,7 @@ class GraphExecGroup:
     def __enter__(self) -> GraphExecGroup:
         """
         Raises:
-            RuntimeError: this thread is inside a group already.
+            RuntimeError: this thread is already inside a group.
         """
         if _thread.group is not None:
             raise RuntimeError("GraphExecGroup contexts cannot be nested.")
@@ -82,7 +82,7 @@ _thread = _Thread()
 
 
 def _current_id() -> int:
-    """Whom the next unpack is for: what is computed again serves all its unpacks."""
+    """The user of the next unpack: one second call serves all its unpacks."""
     if _thread.group is not None:
         return _thread.group._id
     found = current_graph_task_id()
@@ -90,7 +90,7 @@ def _current_id() -> int:
 
 
 class Slot:
-    """One tensor that the first call would have saved: by backward, its values; None once used."""
+    """One saved tensor of the first call: by backward, its values; None once used."""
 
     __slots__ = ("__weakref__", "values")
 
@@ -102,13 +102,13 @@ class Region:
     """One checkpointed call.
 
     Args:
-        function: what is called.
+        function: the function to call.
         kwargs: its keyword arguments.
-        context: in force when it is called again.
-        preserve_rng_state: draw the same random numbers again.
-        early_stop: end the second call as soon as nothing is missing.
-        metadata: what is compared.
-        explain: adds to an error that the calls differ, by raising a more telling one.
+        context: in force during the second call.
+        preserve_rng_state: draw the same random numbers in both calls.
+        early_stop: end the second call as soon as no tensor is missing.
+        metadata: the properties that are compared.
+        explain: raises a more detailed error when the calls differ.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class Region:
         self._rng_state = get_rng_state() if preserve_rng_state else None
         self._early_stop, self._metadata, self._explain = early_stop, metadata, explain
         self._args: tuple[Any, ...] = ()
-        #: Weak: a slot lives as long as the Node that saved it.
+        #: Weak references: a slot lives as long as the Node that saved it.
         self._slots: list[weakref.ref[Slot]] = []
         self._expected: list[Any] = []
-        #: How many tensors the second call has saved, by backward.
+        #: The number of tensors that the second call has saved, by backward.
         self._saved: dict[int, int] = {}
         self._is_called = False
         self._ignores_surplus = False
@@ -137,7 +137,7 @@ class Region:
     # ------------------------------------------------------------------ the first call
 
     def call(self, args: Sequence[Any]) -> Any:
-        """Call the function, packing what it saves."""
+        """Call the function and pack its saved tensors."""
         self._args = tuple(
             SavedTensor(value, is_output=False) if isinstance(value, Tensor) else value
             for value in args
@@ -148,7 +148,7 @@ class Region:
         return result
 
     def call_unrecorded(self, args: Sequence[Any]) -> Any:
-        """Nothing is saved, so there is nothing to compute again."""
+        """Call the function without recording: it saves no tensors."""
         return self._function(*args, **self._kwargs)
 
     def _pack(self, tensor: Tensor) -> Slot:
@@ -179,7 +179,7 @@ class Region:
         value = slot.values[backward]
         if value is None:
             raise CheckpointError(_used_twice())
-        # Taken out: nobody else needs it, and the Node is about to use it.
+        # Removed: nobody else needs it, and the Node is about to use it.
         slot.values[backward] = None
         return value
 
@@ -202,14 +202,14 @@ class Region:
             raise
 
     def _fill(self, tensor: Tensor, backward: int) -> Tensor:
-        """Pack hook of the second call: put what it saves into the slot of the first."""
+        """Pack hook of the second call: put its tensor into the slot of the first call."""
         number = self._saved[backward]
         self._saved[backward] = number + 1
-        # Kept without its history, which would keep the second call's whole graph.
+        # Kept without its history, which would keep the whole graph of the second call.
         value = tensor.detach() if tensor.requires_grad else tensor
         if number >= len(self._slots):
             if not self._is_called:
-                # backward() inside the function: the first call has not saved all yet.
+                # backward() inside the function: the first call has not saved all tensors yet.
                 self._ignores_surplus = True
                 return value
             raise CheckpointError(
@@ -217,14 +217,14 @@ class Region:
                 f"during the original forward pass.{_TIP}"
             )
         slot = self._slots[number]()
-        if slot is not None:  # else an earlier backward has released its Node
+        if slot is not None:  # else an earlier backward has freed its Node
             slot.values[backward] = value
         if self._early_stop and number + 1 == len(self._slots):
             raise _Complete
         return value
 
     def _check(self, backward: int) -> None:
-        """Raise CheckpointError if the second call saved anything else than the first."""
+        """Raise CheckpointError if the second call saved other tensors than the first."""
         if self._ignores_surplus:
             return
         found = self._saved[backward]
@@ -275,7 +275,7 @@ def run_checkpointed(
     """Call the function of ``region`` for the first time, in ``context``.
 
     Raises:
-        RuntimeError: ``context`` suppressed what the function raised.
+        RuntimeError: ``context`` suppressed an exception of the function.
     """
     if not is_grad_enabled():
         return region.call_unrecorded(args)

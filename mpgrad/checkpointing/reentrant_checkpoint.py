@@ -16,10 +16,10 @@ from mpgrad.tensors.tensor import Tensor
 
 
 def detach_variable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tensors of ``inputs`` cut off from their history; other values as they are.
+    """The tensors of ``inputs`` without their history; other values unchanged.
 
     Raises:
-        RuntimeError: ``inputs`` is no tuple.
+        RuntimeError: ``inputs`` is not a tuple.
     """
     if not isinstance(inputs, tuple):
         raise RuntimeError(
@@ -43,7 +43,7 @@ def check_backward_validity(inputs: Iterable[Any]) -> None:
 
 
 class CheckpointFunction(Function):
-    """Runs a function unrecorded; its backward runs it again, recorded, and differentiates that.
+    """Runs a function unrecorded; its backward runs it again, recorded, and differentiates it.
 
     ``apply(function, preserve_rng_state, *args)``.
     """
@@ -66,8 +66,8 @@ class CheckpointFunction(Function):
     def backward(ctx: FunctionContext, *grads: Any) -> Any:
         """
         Raises:
-            RuntimeError: only the gradients of some tensors are asked for, or no output of the
-                function requires grad.
+            RuntimeError: only some gradients are computed, or no output of the function requires
+                grad.
         """
         if not checkpoint_is_valid():
             raise RuntimeError(
@@ -92,7 +92,7 @@ class CheckpointFunction(Function):
 
 
 def _call_again(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The inputs cut off from their history, and the outputs that the function makes of them."""
+    """The inputs without their history, and the outputs of the function for them."""
     values = list(ctx.inputs)
     for at, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
         values[at] = tensor

@@ -1,4 +1,4 @@
-"""Selective checkpointing: a policy says which operators' results are kept, not computed again."""
+"""Selective checkpointing: a policy decides which operators' results are kept."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _KEEPING = (
 
 
 class SelectiveCheckpointContext:
-    """What a policy is told about a call.
+    """The first argument of a policy.
 
     Attributes:
-        is_recompute: always False: a policy is asked in the first call only.
-        op_output: what the operator gave.
+        is_recompute: always False: a policy is called in the first call only.
+        op_output: the result of the operator.
     """
 
     def __init__(self, *, is_recompute: bool, op_output: Any = None) -> None:
@@ -56,7 +56,7 @@ Policy: TypeAlias = Callable[..., CheckpointPolicy | bool]
 
 
 class _Output(NamedTuple):
-    """One kept array, and what its version was."""
+    """One kept array, and its version at that time."""
 
     array: np.ndarray[Any, Any]
     counter: VersionCounter
@@ -64,20 +64,20 @@ class _Output(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What one call of an operator gave."""
+    """The results of one call of an operator."""
 
     outputs: tuple[_Output, ...]
     is_tuple: bool
 
 
 class _NotKept(enum.Enum):
-    """Why a call's result is not there."""
+    """Why the result of a call is missing."""
 
-    RUNS_AGAIN = "the policy says so"
-    USED = "it was given back"
+    RUNS_AGAIN = "the policy does not keep it"
+    USED = "it has been used"
 
 
-#: By operator name, what is kept of each of its calls, in order.
+#: By operator name, the kept results of each of its calls, in order.
 _Storage: TypeAlias = defaultdict[str, list[_Kept | _NotKept]]
 
 _NOT_THE_SAME = (
@@ -87,7 +87,7 @@ _NOT_THE_SAME = (
 
 
 class _Keep(OperatorMode):
-    """First call: asks the policy and keeps what it says."""
+    """First call: asks the policy and keeps results."""
 
     def __init__(self, policy: Policy, storage: _Storage) -> None:
         self._policy, self._storage = policy, storage
@@ -113,7 +113,7 @@ class _Keep(OperatorMode):
 
 
 class _Reuse(OperatorMode):
-    """Second call: gives back what was kept instead of running the operator."""
+    """Second call: returns kept results instead of running the operator."""
 
     def __init__(self, storage: _Storage, *, allow_mutation: bool) -> None:
         self._storage, self._allow_mutation = storage, allow_mutation
@@ -132,8 +132,8 @@ class _Reuse(OperatorMode):
     ) -> Any:
         """
         Raises:
-            RuntimeError: the first call did not call this operator (as often), what it gave was
-                changed in place, or it was given back already.
+            RuntimeError: the first call did not call this operator (as often), its result was
+                changed in place, or it has been used already.
         """
         number = self._calls[operator.name]
         self._calls[operator.name] = number + 1
@@ -164,7 +164,7 @@ class _Reuse(OperatorMode):
 def create_selective_checkpoint_contexts(
     policy_fn_or_list: Policy | list[Any], allow_cache_entry_mutation: bool = False
 ) -> tuple[OperatorMode, OperatorMode]:
-    """The two contexts that make ``checkpoint()`` keep the results of some operators.
+    """The two contexts with which ``checkpoint()`` keeps the results of some operators.
 
     Example::
 

@@ -1,20 +1,20 @@
-"""What context managers set for all checkpoints of the process."""
+"""Settings for all checkpoints of the process, by context managers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Override the argument of each ``checkpoint`` call; None: the argument counts.
+#: They override the argument of each ``checkpoint`` call unless they are None.
 early_stop: bool | None = None
 debug_enabled: bool | None = None
 
 
 @contextmanager
 def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
-    """Whether checkpoints made inside end their second call as soon as nothing is missing.
+    """Whether checkpoints made inside end their second call as soon as no tensor is missing.
 
-    It need not be in force any more when backward runs.
+    The setting is read when the checkpoint is made, not when backward runs.
     """
     global early_stop
     before, early_stop = early_stop, enable
@@ -26,7 +26,7 @@ def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
 
 @contextmanager
 def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
-    """Whether checkpoints made inside log their operators; None: as their ``debug`` says."""
+    """Whether checkpoints made inside log their operators; None: their ``debug`` decides."""
     global debug_enabled
     before, debug_enabled = debug_enabled, enabled
     try:

@@ -20,10 +20,10 @@ __all__ = [
 
 
 def current_accelerator(check_available: bool = False) -> Any:
-    """The device ``cuda``; None where there is none."""
+    """The device ``cuda``; None if there is none."""
     return Device("cuda") if is_available() else None
 
 
 def current_device_index() -> int:
-    """The number of the GPU that "cuda" stands for in this thread."""
+    """The number of the GPU that "cuda" means in this thread."""
     return cuda.current_device()

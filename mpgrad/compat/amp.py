@@ -1,4 +1,4 @@
-"""The names of ``torch.amp``: as PyTorch where there is no GPU, without mixed precision."""
+"""The names of ``torch.amp``, without mixed precision."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["GradScaler", "autocast"]
 
 
 class autocast(ContextDecorator):
-    """A block, or a decorated function, in the dtypes that its tensors have.
+    """A block, or a decorated function, whose tensors keep their dtypes.
 
     Raises:
-        RuntimeError: it is enabled for the CPU: there is no bfloat16.
+        RuntimeError: it is enabled for the CPU, which would need bfloat16.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class autocast(ContextDecorator):
             device_type, enabled = "cuda", device_type
         if enabled and device_type == "cpu":
             raise RuntimeError(
-                "autocast on the CPU needs bfloat16, which mpgrad has not; use enabled=False"
+                "autocast on the CPU needs bfloat16, which mpgrad does not have; use enabled=False"
             )
         if enabled:
             warnings.warn(
@@ -44,7 +44,7 @@ class autocast(ContextDecorator):
 
 
 class GradScaler:
-    """Scales nothing: without mixed precision gradients do not underflow."""
+    """Does not scale: without mixed precision gradients do not underflow."""
 
     def __init__(self, device: str = "cuda", *args: Any, **options: Any) -> None:
         pass
@@ -72,8 +72,8 @@ class GradScaler:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
+        """An empty dictionary: it has no state."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to take."""
+        """Do nothing: it has no state."""

@@ -1,8 +1,8 @@
-"""The names of ``torch.backends`` that programs set or ask: libraries that are not there."""
+"""The names of ``torch.backends`` that programs set or read, for libraries that mpgrad lacks."""
 
 from __future__ import annotations
 
-#: Settings without an effect here: what runs is deterministic, and NumPy or CuPy.
+#: Settings without an effect: all algorithms are deterministic, on NumPy or CuPy.
 benchmark = False
 deterministic = True
 enabled = False

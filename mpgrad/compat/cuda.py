@@ -1,4 +1,4 @@
-"""The names of ``torch.cuda`` that ``mpgrad.cuda`` has not."""
+"""The names of ``torch.cuda`` that ``mpgrad.cuda`` lacks."""
 
 from __future__ import annotations
 

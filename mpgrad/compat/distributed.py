@@ -1,4 +1,4 @@
-"""The names of ``torch.distributed`` with which programs ask whether it is there."""
+"""The names of ``torch.distributed`` with which programs check whether it is available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of ``torch.jit`` that leave a function as it is: there is no compiler here."""
+"""The names of ``torch.jit``, which return functions unchanged: there is no such compiler."""
 
 from __future__ import annotations
 

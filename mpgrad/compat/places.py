@@ -1,4 +1,4 @@
-"""Where mpgrad keeps what is in one of PyTorch's modules, for paths that differ."""
+"""The modules of mpgrad for PyTorch's module paths, if the paths differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 from types import ModuleType
 
-#: Paths below ``torch`` -> the modules that have their names, in the order of search.
+#: Paths below ``torch`` -> the modules with their names, in the order of the search.
 _PLACES = (
     ("_tensor tensor", "mpgrad.compat.top mpgrad"),
     ("functional serialization", "mpgrad"),
@@ -16,7 +16,6 @@ _PLACES = (
     ("accelerator", "mpgrad.compat.accelerator"),
     ("backends", "mpgrad.compat.backends"),
     ("backends.{cudnn cuda mkl mkldnn mps openmp}", "mpgrad.compat.backends"),
-    ("distributed", "mpgrad.compat.distributed"),
     ("jit", "mpgrad.compat.jit"),
     ("cuda", "mpgrad.compat.cuda mpgrad.cuda"),
     ("multiprocessing", "multiprocessing"),
@@ -56,7 +55,7 @@ _PLACES = (
 
 
 def modules(path: str) -> tuple[ModuleType, ...]:
-    """What has the names of ``torch.<path>``; nothing if mpgrad has no such module.
+    """The modules with the names of ``torch.<path>``; none if mpgrad has no such module.
 
     Args:
         path: below ``torch``: ``nn.modules.linear``; empty for ``torch`` itself.
@@ -81,7 +80,7 @@ def _table() -> dict[str, str]:
 
 
 def _public(path: str) -> ModuleType | None:
-    """``mpgrad.<path>`` where every step is a public name and a module."""
+    """``mpgrad.<path>`` if every step is a public name and a module."""
     module = importlib.import_module("mpgrad")
     for name in path.split("."):
         value = getattr(module, name, None)

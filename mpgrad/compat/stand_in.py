@@ -1,4 +1,4 @@
-"""Modules that stand for PyTorch's: each finds its names in mpgrad, and says which it lacks."""
+"""StandIn: modules under PyTorch's names, which look their names up in mpgrad."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from mpgrad.base.missing_names import missing
 from mpgrad.compat import places
 
-#: The modules' own place, by which every process can import them.
+#: The import path of these modules in every process.
 ROOT = "mpgrad.compat.torch"
 
 
@@ -33,7 +33,7 @@ class StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         value = self._found(name)
-        # Kept, so that the next use does not come by here.
+        # Kept, so that the next use does not call this function.
         vars(self)[name] = value
         return value
 
@@ -56,7 +56,7 @@ class StandIn(ModuleType):
 
 
 def _why(path: str, name: str) -> str:
-    """What mpgrad says of a name that it lacks, from the colon on; empty for nobody's name."""
+    """mpgrad's message about a missing name, from the colon on; empty for an unknown name."""
     said = str(missing(f"mpgrad.{path}".rstrip("."), name))
     return "".join(said.partition(": ")[1:])
 
@@ -65,7 +65,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Makes a :class:`StandIn` of every module below ``root``.
 
     Args:
-        root: the name that stands for ``torch``. Below any other than ROOT are ROOT's modules.
+        root: the name for ``torch``. Modules below another name than ROOT are those of ROOT.
     """
 
     def __init__(self, root: str) -> None:
@@ -79,7 +79,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         below = self._below(name)
         if not places.modules(below):
             # Python also looks for a module after `from torch import name`. The error has no
-            # `name`: Python would take it for a module that need not be there, and say less.
+            # `name`: Python would treat the module as optional, and give a shorter message.
             parent, _, last = below.rpartition(".")
             why = _why(parent, last) or ": mpgrad has no such name"
             raise ModuleNotFoundError(f"cannot import torch.{below}{why}")
@@ -102,7 +102,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Let ``import torch`` give mpgrad, for the rest of this process."""
+    """Make ``import torch`` import mpgrad, for the rest of this process."""
     if not any(isinstance(it, _Finder) and it.root == "torch" for it in sys.meta_path):
         sys.meta_path.insert(0, _Finder("torch"))
 

@@ -1,7 +1,7 @@
 """``torch.Tensor`` as a program calls it: with data, or with the lengths of dimensions.
 
-``mpgrad.Tensor(array)`` wraps an array as it is; PyTorch's class copies what it is given to the
-default dtype. Except when it is called, this class is mpgrad's.
+``mpgrad.Tensor(array)`` wraps an array without a copy; PyTorch's class copies data to the default
+dtype. Except for calls, this class is mpgrad's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpgrad.tensors.tensor import Tensor as _Own
 
 
 class _TensorMeta(type):
-    """Makes Tensor equal to mpgrad's class, and every tensor of mpgrad's an instance of it."""
+    """Makes Tensor equal to mpgrad's class, and every mpgrad tensor an instance of it."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         if cls.__init__ is not _Own.__init__:  # type: ignore[misc]
@@ -38,12 +38,12 @@ class _TensorMeta(type):
         return type.__hash__(_Own if cls is Tensor else cls)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        # What a program adds to torch.Tensor, all tensors have.
+        # All tensors get attributes that a program adds to torch.Tensor.
         type.__setattr__(_Own if cls is Tensor else cls, name, value)
 
 
 class Tensor(_Own, metaclass=_TensorMeta):
-    """A tensor of the default dtype: ``Tensor([1, 2])`` of data, ``Tensor(2, 3)`` uninitialised."""
+    """A tensor of the default dtype: ``Tensor([1, 2])`` has data, ``Tensor(2, 3)`` has none."""
 
     __slots__ = ()
     __module__ = "torch"

@@ -1,4 +1,4 @@
-"""What ``torch`` itself has and ``mpgrad`` has not, or has otherwise."""
+"""Names of ``torch`` itself that ``mpgrad`` lacks or defines differently."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import threadpoolctl
 import mpgrad
 from mpgrad.compat.tensor_type import Tensor as Tensor
 
-#: The PyTorch whose names these are, for programs that look at ``torch.__version__``.
+#: The version of PyTorch with these names, for programs that read ``torch.__version__``.
 __version__ = "2.13.0+mpgrad"
 
 
 def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 (PyTorch's name)
-    """``model`` itself; as a decorator, one that changes nothing."""
-    return (lambda function: function) if model is None else model
+    """``mg.compile``; of PyTorch's options ``fullgraph`` and ``disable`` mean something."""
+    known = {name: options[name] for name in ("fullgraph", "disable") if name in options}
+    return mpgrad.compile(model, **known)
 
 
 def set_num_threads(num: int) -> None:
@@ -30,12 +31,12 @@ def set_num_threads(num: int) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads BLAS may use in this process."""
+    """The number of threads that BLAS may use in this process."""
     return max((pool["num_threads"] for pool in threadpoolctl.threadpool_info()), default=1)
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """Nothing: all algorithms are deterministic."""
+    """Do nothing: all algorithms are deterministic."""
 
 
 def are_deterministic_algorithms_enabled() -> bool:
@@ -58,7 +59,7 @@ def set_default_tensor_type(kind: Any) -> None:
 
 
 def is_storage(obj: object) -> bool:
-    """False: storages are no objects here."""
+    """False: storages are not objects here."""
     return False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-import mpgrad.compat.stand_in  # noqa: F401  (from now on it finds what stands for this file)
+import mpgrad.compat.stand_in  # noqa: F401  (finds the module that replaces this file)
 
 del sys.modules[__name__]
 importlib.import_module(__name__)

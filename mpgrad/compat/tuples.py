@@ -10,7 +10,7 @@ __all__ = ["_ntuple", "_pair", "_quadruple", "_reverse_repeat_tuple", "_single",
 
 
 def _ntuple(n: int, name: str = "parse") -> Callable[[Any], tuple[Any, ...]]:
-    """A function that makes ``n`` of one, and a tuple of what can be gone through."""
+    """A function that repeats one value ``n`` times, and makes a tuple of an iterable."""
 
     def parse(x: Any) -> tuple[Any, ...]:
         return tuple(x) if isinstance(x, Iterable) else tuple(repeat(x, n))

@@ -1,1 +1,1 @@
-"""The coordinator process: shells around ``scheduler.CoordinatorState``, and the supervisor."""
+"""The coordinator process: the shell around ``scheduler.CoordinatorState``, and the supervisor."""

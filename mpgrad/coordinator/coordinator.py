@@ -1,7 +1,7 @@
 """The coordinator's loop: poll, decode, ``handle_event``, perform, flush, repeat.
 
-It translates between the world and the core and decides nothing. It never sees an array and loads
-no array library.
+It translates between messages and the core and decides nothing. It never sees an array and loads no
+array library.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Router
 
-#: The journal keeps no longer text.
+#: The maximum characters of a text that the journal keeps.
 OUTPUT_KEPT_BYTES = 16 * 1024
 
-#: Seconds between two full collections while there is work. There are hardly any cycles to be
-#: found, but nothing else empties the interpreter's free lists: without it they filled for five
-#: minutes (1.2 MB of tuples). A collection takes a few milliseconds.
+#: Seconds between two full collections while there is work. There are hardly any cycles, but
+#: nothing else empties the interpreter's free lists. A collection takes a few milliseconds.
 COLLECT_EVERY_S = 30.0
 
 
@@ -50,11 +49,11 @@ class Coordinator:
     """The shell around CoordinatorState.
 
     Args:
-        setup: what the client wants of this engine.
+        setup: the client's options for this engine.
         router: the connections to workers and sessions.
         supervisor: the parent of the workers.
-        arena: the engine's.
-        journal: keeps what the core was told.
+        arena: the engine's arena.
+        journal: records the events of the core.
         clock: the time in seconds.
     """
 
@@ -70,18 +69,18 @@ class Coordinator:
         self._setup, self._router, self._supervisor = setup, router, supervisor
         self._arena, self._clock = arena, clock
         self._client: tuple[int, ...] = ()
-        # Its journal empties it from time to time; without one it would only grow.
+        # Its journal empties it from time to time; without a journal it would only grow.
         recorder = None if setup.journal.mode == "off" else AllocatorRecorder(arena)
         self.state = state = CoordinatorState(recorder or arena)
         self.journal = journal
         self._handle_event = journal.keep(state.handle_event, state.tables, recorder)
-        #: Lanes on which a worker has said Hello; it is ready when it has on all of them.
+        #: The lanes on which each worker has sent Hello; it is ready when they are complete.
         self._greeted: dict[str, set[str]] = {}
         #: Sessions that wait for their Welcome until the workers are ready.
         self._waiting: list[str] = []
         self._sessions: set[str] = set()
         self._unavailable: str | None = None
-        #: Frames that were refused, whoever sent them.
+        #: The number of refused frames, from any sender.
         self.protocol_errors = 0
         self._watchdog = Watchdog(setup.task_timeout_s)
         self._deadlines = Deadlines()
@@ -94,12 +93,12 @@ class Coordinator:
         workers: list[WorkerProcess],
         failure: OSError | None = None,
     ) -> None:
-        """Look after the first processes.
+        """Watch the first processes.
 
         Args:
-            client: pidfd of the client, and the lifeline.
-            workers: those that have been started.
-            failure: what the system said to the next one, if it refused it.
+            client: the client's pidfd, and the lifeline.
+            workers: the workers that have been started.
+            failure: the error of the system when it refused the next one, if any.
         """
         self._client = client
         for descriptor in (*client, *[worker.child.pidfd for worker in workers]):
@@ -113,9 +112,9 @@ class Coordinator:
             self.turn()
 
     def turn(self) -> None:
-        """Wait for something, deal with all there is, and send what follows from it."""
+        """Wait for an event, handle everything that has arrived, and send the replies."""
         received = self._router.receive(self.wait_ms())
-        # Messages before deaths: a reply that was sent before its sender died still counts.
+        # Messages come before deaths: a reply that was sent before its sender died still counts.
         for arrival in received.arrivals:
             self._receive(arrival)
         for descriptor in received.readable:
@@ -125,20 +124,20 @@ class Coordinator:
             self._on_unreachable(peer)
 
     def wait_ms(self) -> int | None:
-        """How long there is nothing to do if nothing comes; None for ever."""
+        """How long the loop may sleep without an event; None: forever."""
         now_s = self._clock()
         waits_ms = (self._watchdog.wait_ms(now_s), self._deadlines.wait_ms(now_s))
         return min((ms for ms in waits_ms if ms is not None), default=None)
 
     def on_error(self, error: BaseException) -> None:
-        """Something that must not happen ends this process, or a peer: leave a trace."""
+        """Record an internal error in the journal and report it."""
         where = self.journal.on_error(error)
         say(f"the coordinator (pid {os.getpid()}) met an internal error: {error}. {where}")
         for note in getattr(error, "__notes__", ()):
             say(note)
 
     def close(self) -> None:
-        """Let the workers go."""
+        """Stop the workers."""
         for peer in self._greeted:
             if self._supervisor.is_current(peer):
                 send_instruction(self._router, do.ShutDown(peer))
@@ -155,33 +154,35 @@ class Coordinator:
         try:
             message = decode(arrival.frame, allowed)
             if message.peer != arrival.peer:
-                raise ProtocolError(f"{arrival.peer} speaks as {message.peer}")
+                raise ProtocolError(f"{arrival.peer} sent a message in the name of {message.peer}")
             if isinstance(message, schema.Hello):
                 self._greet(arrival, message)
             elif from_client and arrival.peer in self._sessions:
                 self._on_client_message(message)
             elif not from_client and self._is_ready(arrival.peer):
-                if isinstance(message, ev.OutputEmitted):
+                if isinstance(message, ev.OutputEmitted) and message.kind == schema.SPOILED:
+                    self._supervisor.fence(message.peer)
+                elif isinstance(message, ev.OutputEmitted):
                     self._forward_output(message)
                 else:
                     self._handle(message)
             else:
                 raise ProtocolError(f"{arrival.peer} has not said Hello, or was cut off")
         except (ProtocolError, InvariantViolated, LookupError) as error:
-            # LookupError: a task, slot or place that the sender's own tables do not have.
+            # LookupError: the tables of the sender have no such task, slot or place.
             self._cut_off(arrival, error)
 
     def _greet(self, arrival: Arrival, hello: schema.Hello) -> None:
         if not hmac.compare_digest(hello.token, self._setup.endpoint.token):
             raise ProtocolError("a wrong token")
         if hello.version != schema.PROTOCOL_VERSION:
-            # The installed mpgrad has changed since this engine was started.
+            # The installed mpgrad was changed after this engine had started.
             self._supervisor.fence(arrival.peer)
             raise ProtocolError(f"protocol version {hello.version}")
         if self._has_greeted(arrival):
-            raise ProtocolError(f"{arrival.peer} says Hello again")
+            raise ProtocolError(f"{arrival.peer} sent Hello twice")
         if is_session(arrival.peer) != (arrival.lane == CLIENT):
-            raise ProtocolError(f"{arrival.peer} is no name for lane {arrival.lane}")
+            raise ProtocolError(f"{arrival.peer} is not a valid peer name on lane {arrival.lane}")
         if arrival.lane == CLIENT:
             self._open_session(arrival.peer)
         elif self._supervisor.is_current(arrival.peer):
@@ -193,7 +194,7 @@ class Coordinator:
                 self._welcome()
 
     def _has_greeted(self, arrival: Arrival) -> bool:
-        """Whether the sender has proved itself on this very connection."""
+        """Whether the sender has proved its identity on this connection."""
         if arrival.lane == CLIENT:
             return arrival.peer in self._sessions
         return arrival.lane in self._greeted.get(arrival.peer, ())
@@ -208,7 +209,7 @@ class Coordinator:
         self._welcome()
 
     def _welcome(self) -> None:
-        """Answer waiting sessions once all workers are ready, or none can be had."""
+        """Answer waiting sessions once all workers are ready, or none can be started."""
         if self._unavailable is None and self._supervisor.ready_count < self._supervisor.slots:
             return
         for peer in self._waiting:
@@ -248,7 +249,7 @@ class Coordinator:
         self._perform(self._handle_event(event))
 
     def _forward_output(self, event: ev.OutputEmitted) -> None:
-        """What a worker printed; very long texts are not kept."""
+        """Forward what a worker printed; the journal drops very long texts."""
         if len(event.data) > OUTPUT_KEPT_BYTES:
             self._perform(self.journal.handle_unrecorded(event, self.state.handle_event))
         else:
@@ -268,7 +269,7 @@ class Coordinator:
     # ------------------------------------------------------------------ deaths and hangs
 
     def _watch(self, has_arrivals: bool) -> None:
-        """Look after the busy workers, and tell of deadlines, if it is time."""
+        """Check the busy workers, and report passed deadlines, if it is time."""
         now_s = self._clock()
         for passed in self._deadlines.take_passed(now_s):
             self._handle(passed)
@@ -292,11 +293,11 @@ class Coordinator:
             self._router.watch(worker.child.pidfd)
 
     def _on_no_process(self, slot: int, error: OSError) -> None:
-        """The system refuses a process for worker ``slot``."""
+        """The system refuses to start a process for worker ``slot``."""
         self._give_up(
             f"a process for worker {slot} cannot be started: {error} (`ulimit -u`, `ulimit -n` and "
-            "the cgroup's pids.max say how many processes and files there may be; "
-            "Engine(cpu_workers=...) how many workers)"
+            "the cgroup's pids.max limit processes and files; use fewer workers: "
+            "Engine(cpu_workers=...))"
         )
 
     def _on_death(self, descriptor: int) -> None:
@@ -319,7 +320,7 @@ class Coordinator:
         self._welcome()
 
     def _on_unreachable(self, peer: str) -> None:
-        """A session that is gone; a dead worker's pidfd tells by itself."""
+        """Close the session of an unreachable client; a dead worker is noticed by its pidfd."""
         if peer in self._sessions:
             self._close_session(peer)
 
@@ -332,14 +333,14 @@ class Coordinator:
     def _cut_off(self, arrival: Arrival, error: Exception) -> None:
         self.protocol_errors += 1
         if not self._has_greeted(arrival):
-            return  # whoever that is: the process whose name it uses has done nothing wrong
+            return  # the named peer itself has done nothing wrong
         if not isinstance(error, ProtocolError):
-            self.on_error(error)  # tables that contradict themselves, or a bug
+            self.on_error(error)  # the tables contradict each other: a bug
         if arrival.lane == CLIENT:
             refusal = schema.Refused(arrival.peer, f"protocol error: {error}")
             self._router.send(CLIENT, arrival.peer, encode(refusal))
             self._close_session(arrival.peer)
         else:
-            # What else it has sent does not count: its next reply may build on this one.
+            # Its other messages do not count: they may depend on the refused one.
             self._greeted.pop(arrival.peer, None)
             self._supervisor.fence(arrival.peer)

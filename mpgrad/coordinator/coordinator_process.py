@@ -1,10 +1,13 @@
-"""What the coordinator does first: start the workers, so that their imports run beside its own."""
+"""The start of the coordinator: it starts the workers first, so that all import in parallel."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import os
 import resource
+import signal
 import sys
 
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
@@ -15,18 +18,18 @@ from mpgrad.shm.segment import Segment
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.setup import CoordinatorSetup, begin_child, receive_setup
 
-#: New objects between two runs of the garbage collector. The journal holds on to tens of thousands
-#: for a while: with 100,000, looking at them took 5 % of a backward of tiny tasks.
+#: New objects between two runs of the garbage collector. The journal keeps tens of thousands of
+#: objects for a while, and each run has to look at them.
 GC_THRESHOLD = 1_000_000
 
 
-#: What the coordinator asks for; more than the largest engine needs.
+#: The descriptors that the coordinator requests, more than the largest engine needs.
 DESCRIPTORS = 16_384
 
 
 def main(descriptor: int) -> None:
     """Run until the client closes the engine or dies."""
-    gc.disable()  # while it would only look through what has just been loaded
+    gc.disable()  # a run would only look at the modules that are being loaded
     begin_child()
     try:
         setup = receive_setup(descriptor, CoordinatorSetup)
@@ -43,7 +46,8 @@ def main(descriptor: int) -> None:
     )  # fmt: skip
     for shared in shared_fds:
         if shared >= 0:
-            os.set_inheritable(shared, False)  # workers are given what they need by name
+            os.set_inheritable(shared, False)  # each worker's start names what it inherits
+    _go_on_without_client(setup.lifeline_fd)
     _allow_descriptors()
     board = StatusBoard.create()
     supervisor = Supervisor(setup.cpu_workers, setup.gpus, board, WorkerSpawner(setup, board))
@@ -53,7 +57,7 @@ def main(descriptor: int) -> None:
     from mpgrad.coordinator.coordinator import Coordinator
     from mpgrad.wire.journal_keeper import JournalKeeper
 
-    # What is loaded by now stays, and what comes makes no cycles: the collector need not look.
+    # The loaded modules stay, and later objects make no cycles: the collector can skip them.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
@@ -71,10 +75,22 @@ def main(descriptor: int) -> None:
         coordinator.close()
 
 
-def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError | None]:
-    """As many of its workers as the system allows, and what it said to the next one.
+def _go_on_without_client(lifeline_fd: int) -> None:
+    """Have the kernel continue this process (SIGCONT) when the client's end of the pipe closes.
 
-    They are to be known even then: whoever ends the engine has to end them.
+    A stopped process would not notice the end of the client, and would stay with its workers.
+    """
+    with contextlib.suppress(OSError):  # a kernel without signals for pipes
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGCONT)
+        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError | None]:
+    """Start as many workers as the system allows; return them, and its error for the next one.
+
+    They are returned even after an error, so that the caller can end them.
     """
     workers: list[WorkerProcess] = []
     try:
@@ -85,14 +101,14 @@ def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError 
 
 
 def _engine_arena(setup: CoordinatorSetup) -> Backing:
-    """Where the blocks of the engine's arena lie, and the pages under them."""
+    """The allocator of the engine's arena, and its pages."""
     segment = Segment.attach(os.dup(setup.engine_arena_fd))
     free_list = FreeList.within(segment.nbytes, setup.shm_limit, "engine arena")
     return Backing(segment, free_list, map_here=False)
 
 
 def _allow_descriptors() -> None:
-    """Four per worker and one per session: with hundreds of them the usual limit is too low."""
+    """Raise the soft limit: hundreds of workers need four descriptors each, and sessions one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY:

@@ -1,4 +1,4 @@
-"""send_instruction(): which lane each of the core's instructions takes."""
+"""send_instruction(): the lane of each of the core's instructions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, Router
 
 
 def send_instruction(router: Router, instruction: do.ToWorker | do.ToClient) -> None:
-    """Put an instruction that is addressed to a peer into its lane."""
+    """Send an instruction to its peer on the right lane."""
     router.send(_lane(instruction), instruction.peer, encode(instruction))
 
 
@@ -21,5 +21,5 @@ def _lane(instruction: do.ToWorker | do.ToClient) -> str:
 
 
 def is_session(peer: str) -> bool:
-    """Sessions are called "c<pid>.<number>", workers "w<slot>.<incarnation>"."""
+    """Whether ``peer`` is a session ("c<pid>.<number>"), not a worker ("w<slot>.<incarnation>")."""
     return peer.startswith("c")

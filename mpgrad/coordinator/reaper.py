@@ -1,4 +1,4 @@
-"""Reaper: waits for a dead worker and says how it ended, and what memory had to do with that."""
+"""Reaper: waits for a dead worker and describes how it ended and whether memory ran out."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import NamedTuple
 from mpgrad.base import machine
 from mpgrad.base.exits import describe_exit
 
-#: ``ru_maxrss`` counts in these on Linux.
+#: The unit of ``ru_maxrss`` on Linux.
 _KIB = 1024
 
 
 class End(NamedTuple):
     """How a worker ended."""
 
-    #: As ``subprocess`` gives it: a negative one is a signal's number.
+    #: As in ``subprocess``: a negative value is the number of a signal.
     status: int
     #: "was killed by SIGKILL; ...".
     words: str
 
     @property
     def is_killed(self) -> bool:
-        """By SIGKILL, which comes from outside: from somebody, or from the kernel."""
+        """Whether it ended by SIGKILL, which comes from outside: from a user or from the kernel."""
         return self.status == -signal.SIGKILL
 
 
 class Reaper:
-    """Knows which of the kernel's kills for want of memory are accounted for."""
+    """Reaps workers, and counts the kernel's out-of-memory kills that it has attributed."""
 
     def __init__(self) -> None:
         self._oom_kills = machine.oom_kills()
@@ -49,7 +49,7 @@ class Reaper:
         return End(status, words)
 
     def _is_for_want_of_memory(self) -> bool:
-        """Whether the kernel has made a kill that no earlier death was put down to."""
+        """Whether the kernel has made an out-of-memory kill that explains no earlier death."""
         if machine.oom_kills() <= self._oom_kills:
             return False
         self._oom_kills += 1
@@ -57,7 +57,7 @@ class Reaper:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    """Reap ``process``; the most memory that it has held, None if it was reaped before."""
+    """Reap ``process``; return its peak memory, or None if it was reaped before."""
     try:
         _, status, usage = os.wait4(process.pid, 0)
     except ChildProcessError:

@@ -1,8 +1,8 @@
-"""Supervisor: starts workers, sees them die, and knows what each of them is called.
+"""Supervisor: starts workers, notices their deaths, and knows their names.
 
-It decides nothing about tasks; a death becomes a WorkerDied event for the core. What a process is
-the spawner knows. The core's words are imported where they are needed: the first workers are
-started before anything else is loaded.
+It decides nothing about tasks: a death becomes a WorkerDied event for the core. The spawner knows
+how a process is started. The scheduler's types are imported where they are used, because the first
+workers start before anything else is loaded.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from mpgrad.coordinator.reaper import End
     from mpgrad.coordinator.watchdog import Sight
 
-#: Workers that may die in a row before one is ready, by their own fault: the next ones would, too.
+#: The number of workers in a row that may die by their own fault before one is ready.
 FAILED_STARTS_MAX = 3
-#: The same by SIGKILL, which comes from outside and says nothing about the next one: in one slot,
-#: because one incident may strike all that are starting. A start takes a third of a second.
+#: The number of workers in a row in one slot that may die by SIGKILL before one is ready. SIGKILL
+#: comes from outside and says nothing about the next worker; one incident may kill all that are
+#: starting, hence the count per slot.
 KILLED_STARTS_MAX = 50
-#: Seconds that all workers together get to leave by themselves when the engine closes.
+#: Seconds that all workers together have to exit when the engine closes.
 GRACE_S = 0.2
 
 
 class Child(Protocol):
-    """A process as its parent sees it."""
+    """A child process as its parent sees it."""
 
     @property
     def pid(self) -> int: ...
@@ -52,7 +53,7 @@ class Child(Protocol):
         ...
 
     def reap(self) -> End:
-        """Wait for its end, and give its pidfd back."""
+        """Wait for its end, and close its pidfd."""
         ...
 
 
@@ -60,16 +61,16 @@ class Spawner(Protocol):
     """Starts worker processes."""
 
     def start(self, peer: str, slot: int, device: int, arena: int) -> Child:
-        """Start one.
+        """Start a worker process.
 
         Args:
             peer: its name.
             slot: its row of the status board.
-            device: number of its GPU, or ON_CPU.
-            arena: number of the memory that it exports, or -1.
+            device: the number of its GPU, or ON_CPU.
+            arena: the number of the memory that it exports, or -1.
 
         Raises:
-            OSError: the system allows no more; nothing is left open.
+            OSError: the system allows no more processes; nothing is left open.
         """
         ...
 
@@ -80,7 +81,7 @@ class WorkerProcess(NamedTuple):
     peer: str
     slot: int
     child: Child
-    #: Number of the GPU of a GPU worker, and of the memory that it exports; else -1.
+    #: The number of its GPU and of the memory that it exports, for a GPU worker; else -1.
     device: int
     arena: int
 
@@ -89,9 +90,9 @@ class Supervisor:
     """The parent of the workers.
 
     Args:
-        cpu_workers: slots of the CPU.
-        gpus: for each slot behind them its GPU.
-        board: where each worker says what it runs.
+        cpu_workers: the number of CPU slots.
+        gpus: the GPU of each further slot.
+        board: where each worker reports what it runs.
         spawner: starts processes.
         clock: the time in seconds.
     """
@@ -109,7 +110,7 @@ class Supervisor:
         self._by_pidfd: dict[int, WorkerProcess] = {}
         self._by_peer: dict[str, WorkerProcess] = {}
         self._incarnations: dict[int, int] = {}
-        #: Each process that exports device memory does so under a number of its own.
+        #: The number of the next arena: each process that exports device memory has its own.
         self._arenas = 0
         self._joined: set[str] = set()
         self._failed_starts = 0
@@ -133,7 +134,7 @@ class Supervisor:
 
     @property
     def slots(self) -> int:
-        """How many workers there are to be: those of the CPU, and behind them those of GPUs."""
+        """The number of workers: CPU workers first, then GPU workers."""
         return self._cpu_workers + len(self._gpus)
 
     def device_of(self, peer: str) -> tuple[int, int]:
@@ -164,7 +165,7 @@ class Supervisor:
         return peer in self._by_peer
 
     def fence(self, peer: str) -> None:
-        """Kill a worker that broke the protocol or hangs; its death is reported as any other."""
+        """Kill a worker that broke the protocol or hangs; its death is reported like any other."""
         worker = self._by_peer.get(peer)
         if worker is not None:
             worker.child.kill()
@@ -178,9 +179,10 @@ class Supervisor:
         return Sight(peer, _name(worker), running, worker.child.is_stopped())
 
     def reap(self, pidfd: int) -> WorkerDied | WorkerUnavailable | int:
-        """A worker has died: the event for the core, or the slot to start again.
+        """Reap a dead worker; return the event for the core, or the slot to start again.
 
-        A worker that dies before it is ready has no tasks: its slot is started again a few times.
+        A worker that dies before it is ready has no tasks to recover: start its slot again, at most
+        ``FAILED_STARTS_MAX`` times (``KILLED_STARTS_MAX`` times after SIGKILL).
         """
         worker = self._by_pidfd.pop(pidfd)
         del self._by_peer[worker.peer]
@@ -198,7 +200,7 @@ class Supervisor:
         return worker.slot
 
     def stop_all(self) -> None:
-        """Wait a moment for the workers to leave, then kill and reap them."""
+        """Give the workers ``GRACE_S`` to exit, then kill and reap them."""
         deadline = self._clock() + GRACE_S
         for worker in self._by_pidfd.values():
             if not worker.child.has_ended(max(0.0, deadline - self._clock())):

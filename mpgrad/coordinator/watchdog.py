@@ -1,10 +1,10 @@
-"""Watchdog: notices workers that live and do not get on. Deaths are seen by pidfd.
+"""Watchdog: notices workers that are alive but make no progress. Deaths are noticed by pidfd.
 
-A heartbeat of the worker itself would tell nothing, since a rule may hold the GIL for an hour. So
-the coordinator looks at what each busy worker does, as the status board and the kernel show it,
-once per tick, and not at all while there are no tasks: an idle engine sleeps. Ages are counted in
-ticks and not read from the clock, so that the time for which the coordinator itself was stopped
-(Ctrl-Z, a suspended machine) is held against nobody.
+A heartbeat of the worker itself would not help, since a rule may hold the GIL for an hour. So once
+per tick the coordinator checks what each busy worker does, on the status board and in the kernel;
+without tasks it does not check, so an idle engine sleeps. Time is counted in ticks and not read
+from the clock, so that the time for which the coordinator itself was stopped (Ctrl-Z, a suspended
+machine) does not count.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ from typing import NamedTuple
 
 from mpgrad.scheduler.events import WorkerHung
 
-#: Seconds between two looks; of a task with a timeout at least so many are taken.
+#: Seconds between two checks, and the least number of checks of a task with a timeout.
 TICK_S, LOOKS_PER_TIMEOUT = 1.0, 4
-#: Seconds for which a worker that has tasks may be stopped (SIGSTOP). Whoever stops the whole
-#: process group stops the coordinator too; a debugger's stop is not seen as one.
+#: Seconds for which a worker with tasks may be stopped (SIGSTOP). Stopping the whole process group
+#: stops the coordinator, too; a debugger's stop does not count as one.
 STOPPED_LIMIT_S = 3.0
-#: Seconds for which a worker that has tasks may run none of them.
+#: Seconds for which a worker with tasks may run none of them.
 IDLE_LIMIT_S = 60.0
 
 
 class Sight(NamedTuple):
-    """What a look shows of one worker that has tasks."""
+    """The state of one worker with tasks at a check."""
 
     peer: str
     #: "worker w0.1 (pid 123)".
     who: str
-    #: The task that it really executes (graph, task, attempt), if any.
+    #: The task that it is executing (graph, task, attempt), if any.
     running: tuple[int, int, int] | None
     is_stopped: bool
 
 
 class Watchdog:
-    """Knows since when each worker has been seen doing the same.
+    """Records for how long each worker has been in the same state.
 
     Args:
-        task_timeout_s: seconds that one task may take; None for ever.
+        task_timeout_s: the longest time of a task in seconds; None: unlimited.
     """
 
     def __init__(self, task_timeout_s: float | None) -> None:
         self._timeout_s = math.inf if task_timeout_s is None else task_timeout_s
         self._tick_s = min(TICK_S, self._timeout_s / LOOKS_PER_TIMEOUT)
-        #: When to look next; None while there is nothing to see.
+        #: The time of the next check; None while no worker has tasks.
         self._next_s: float | None = None
-        #: By peer what it was seen doing, and for how many ticks.
+        #: The last state of each peer, and its number of ticks.
         self._seen: dict[str, tuple[Sight, int]] = {}
 
     def wait_ms(self, now_s: float) -> int | None:
-        """How long the loop may sleep; None for ever."""
+        """How long the loop may sleep; None: forever."""
         if self._next_s is None:
             return None
         return max(0, math.ceil((self._next_s - now_s) * 1000))
 
     def wake(self, now_s: float) -> None:
-        """Something has arrived, so that there may be tasks."""
+        """A message has arrived, so that there may be tasks."""
         if self._next_s is None:
             self._next_s = now_s + self._tick_s
 
@@ -64,11 +64,11 @@ class Watchdog:
         return self._next_s is not None and now_s >= self._next_s
 
     def look(self, now_s: float, sights: list[Sight]) -> list[WorkerHung]:
-        """Compare with the last look; the workers that have not got on for too long.
+        """Compare with the last check; return the workers that have hung for too long.
 
         Args:
-            now_s: the time of this look.
-            sights: all workers that have tasks.
+            now_s: the time of this check.
+            sights: the state of every worker with tasks.
         """
         self._next_s = now_s + self._tick_s if sights else None
         seen = {}

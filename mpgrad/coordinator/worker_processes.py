@@ -11,16 +11,16 @@ from mpgrad.base.exits import is_stopped
 from mpgrad.coordinator.reaper import End, Reaper
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shm.status_board import StatusBoard
-from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, send_setup, spawn
+from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, python_command, send_setup, spawn
 
-#: To the kernel a worker holds more memory than it does, by these thousandths of all there is.
+#: Added to a worker's out-of-memory score, in thousandths of the machine's memory.
 _OOM_SCORE_ADJUSTMENT = 300
 _OOM_SCORE_MAX = 1000
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
-#: glibc gives freed arrays back to the kernel at once, and the next temporary faults its pages in
-#: again: 3,800 page faults per backward of 32 layers 512 wide, 85 with these (bytes; both needed).
+#: glibc returns freed arrays to the kernel at once, and the next temporary faults its pages in
+#: again. These limits (in bytes; both are needed) make it keep them.
 _MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
@@ -58,7 +58,7 @@ class WorkerSpawner:
 
     Args:
         setup: of the coordinator.
-        board: goes to every worker.
+        board: passed to every worker.
     """
 
     def __init__(self, setup: CoordinatorSetup, board: StatusBoard) -> None:
@@ -67,7 +67,7 @@ class WorkerSpawner:
 
     def start(self, peer: str, slot: int, device: int, arena: int) -> WorkerChild:
         process, writer = spawn(
-            [self._setup.executable, "-P", "-m", "mpgrad.workers"],
+            python_command(self._setup.executable, "mpgrad.workers"),
             self._inherited(device),
             self._environment(),
         )
@@ -104,7 +104,7 @@ class WorkerSpawner:
         )
 
     def _environment(self) -> dict[str, str]:
-        """What BLAS and the allocator read when they are loaded, so it has to stand here."""
+        """Variables that BLAS and the allocator read when they are loaded."""
         threads = str(self._setup.blas_threads)
         return {
             **_MALLOC,
@@ -115,12 +115,12 @@ class WorkerSpawner:
 
 
 def _die_before_the_client(pid: int) -> None:
-    """Have the kernel end worker ``pid`` before the client or the coordinator, if memory runs out.
+    """Make the kernel prefer worker ``pid`` to the client and the coordinator if memory runs out.
 
-    A second kill often follows the first: what the killed process held is not free yet when the
-    next one asks for a page. The engine replaces workers; the client nobody replaces.
+    A second kill often follows the first, because the memory of the killed process is not free yet
+    when another one asks for a page. The engine replaces workers; it cannot replace the client.
     """
-    with contextlib.suppress(OSError):  # a process that has died already, or a kernel that refuses
+    with contextlib.suppress(OSError):  # it has died already, or the kernel refuses
         own = int(Path("/proc/self/oom_score_adj").read_text())
         adjusted = min(own + _OOM_SCORE_ADJUSTMENT, _OOM_SCORE_MAX)
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(adjusted))

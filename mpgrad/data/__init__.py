@@ -5,7 +5,7 @@ from __future__ import annotations
 # Batches are Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.base.missing_names import missing_from as _missing_from
+from mpgrad.base.lazy import attach as _attach
 from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import (
     ChainDataset,
@@ -33,6 +33,7 @@ __all__ = [
     "ConcatDataset",
     "DataLoader",
     "Dataset",
+    "DistributedSampler",
     "IterableDataset",
     "RandomSampler",
     "Sampler",
@@ -47,4 +48,9 @@ __all__ = [
     "random_split",
 ]
 
-__getattr__ = _missing_from("mpgrad.utils.data")
+# It stands on the layers above, which know who the ranks are.
+__getattr__, __dir__ = _attach(
+    __name__,
+    {"DistributedSampler": "mpgrad.distributed.distributed_sampler"},
+    called="mpgrad.utils.data",
+)

@@ -63,7 +63,7 @@ def _collate_rows(samples: Sequence[Any]) -> Any:
 
 
 def default_convert(data: Any) -> Any:
-    """Arrays within ``data`` become Tensors; all else stays as it is."""
+    """Convert arrays within ``data`` to Tensors; other values are unchanged."""
     if isinstance(data, Tensor | str | bytes):
         return data
     if isinstance(data, np.ndarray | np.generic):

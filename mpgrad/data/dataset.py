@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Dataset(Generic[T_co]):
-    """Samples that are asked for by index; subclasses define ``__getitem__`` and ``__len__``."""
+    """Samples by index; subclasses define ``__getitem__`` and ``__len__``."""
 
     def __getitem__(self, index: int) -> Any:
         raise NotImplementedError("Subclasses of Dataset should implement __getitem__.")
@@ -28,7 +28,7 @@ class Dataset(Generic[T_co]):
         raise NotImplementedError("Subclasses of Dataset should implement __len__.")
 
     def batch(self, indices: Sequence[int]) -> Any:
-        """The samples at ``indices`` as one batch; overridden where that can be done at once."""
+        """The samples at ``indices`` as one batch; override it if they can be read together."""
         return default_collate([self[index] for index in indices])
 
     def __add__(self, other: Dataset) -> ConcatDataset:
@@ -38,8 +38,8 @@ class Dataset(Generic[T_co]):
 class IterableDataset(Dataset[T_co]):
     """Samples one after another; subclasses define ``__iter__``.
 
-    In a loader with several workers each worker iterates over a copy of its own:
-    ``get_worker_info()`` says which share is its.
+    In a loader with several workers each worker iterates over its own copy:
+    ``get_worker_info()`` has the number of the worker's share.
     """
 
     def __iter__(self) -> Iterator[T_co]:

@@ -10,13 +10,13 @@ from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import Dataset, IterableDataset
 
 Collate = Callable[[Any], Any]
-#: Makes one batch of the indices of its samples; an iterable dataset wants to know only how many.
-#: It raises StopIteration where an iterable dataset has no more.
+#: Makes one batch from the indices of its samples; an iterable dataset needs only their number. It
+#: raises StopIteration if an iterable dataset has no more samples.
 Fetch = Callable[[Any], Any]
 
 
 def fetcher(dataset: Any, collate: Collate | None, batched: bool, drop_last: bool) -> Fetch:
-    """What makes batches of ``dataset``.
+    """The function that makes batches of ``dataset``.
 
     Args:
         dataset: with indices, or an IterableDataset, which is iterated from its beginning.

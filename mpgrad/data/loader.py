@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import IterableDataset
 from mpgrad.data.fetching import Fetch, fetcher
@@ -13,7 +14,7 @@ from mpgrad.data.loader_worker import Work
 from mpgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler, drawn_seed
 from mpgrad.data.worker_pool import WorkerPool
 
-#: Batches that each worker is asked for ahead, where nothing else is said.
+#: The default number of batches that each worker makes in advance.
 PREFETCH_FACTOR = 2
 
 
@@ -38,7 +39,7 @@ class DataLoader:
             "fork", so that nothing needs to be pickled on its way into a worker).
         generator: where the order and the workers' seeds are drawn from; by default the process's,
             so that ``mg.manual_seed`` repeats them.
-        prefetch_factor: batches that each worker is asked for ahead (default: 2).
+        prefetch_factor: batches that each worker makes in advance (default: 2).
         persistent_workers: keep the workers from one pass to the next.
 
     Raises:
@@ -98,7 +99,7 @@ class DataLoader:
         """The number of batches of one pass.
 
         Raises:
-            TypeError: an iterable dataset does not say how many samples it has.
+            TypeError: an iterable dataset has no length.
         """
         if not self._is_iterable:
             order = self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -110,6 +111,9 @@ class DataLoader:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
+        return _profiled(self._batches())
+
+    def _batches(self) -> Iterator[Any]:
         seed = drawn_seed(self.generator)
         # Begun here and not at the first batch: the order depends on when the pass began.
         indices = iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
@@ -135,6 +139,19 @@ class DataLoader:
             self._pool = pool
             return pool.batches(indices, seed)
         return _made_by(pool, pool.batches(indices, seed))
+
+
+def _profiled(batches: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        with span("enumerate(DataLoader)#DataLoader.__next__", ANNOTATION):
+            batch = next(batches, _END)
+        if batch is _END:
+            return
+        yield batch
+
+
+#: Stands behind the last batch.
+_END = object()
 
 
 def _made_here(fetch: Fetch, indices: Iterator[Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A loader's worker process: makes the batches that it is asked for, and hands them over.
+"""A loader's worker process: makes the requested batches and hands them over.
 
 A batch travels in anonymous shared memory, of which the user's process gets the descriptor. It has
 no name anywhere; the kernel frees it with the last process that holds it.
@@ -26,13 +26,13 @@ from mpgrad.ops.generators import manual_seed
 
 #: Buffers in shared memory begin at multiples of this many bytes.
 ALIGNMENT = 64
-#: What stands in place of the sizes of a batch where an iterable dataset has no more samples.
+#: Replaces the sizes of a batch if an iterable dataset has no more samples.
 EXHAUSTED = None
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What a worker knows of itself.
+    """The properties of a worker.
 
     Attributes:
         id: 0 to ``num_workers - 1``.
@@ -57,7 +57,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker is started with."""
+    """The setup of a worker."""
 
     dataset: Any
     collate: Collate | None
@@ -77,7 +77,7 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def main(work: Work, number: int, connection: Connection, not_ours: Iterable[Connection]) -> None:
-    """Serve ``connection`` until its other end is closed, or says None.
+    """Serve ``connection`` until its other end is closed or sends None.
 
     Messages are ``("epoch", seed)``, after which all begins anew, and ``("batch", indices)``.
     """
@@ -101,7 +101,7 @@ def _serve(work: Work, number: int, connection: Connection) -> None:
         except StopIteration:
             connection.send(EXHAUSTED)
         except Exception as error:
-            # What an epoch raises is told at the first batch that it cannot make.
+            # An exception of an epoch is reported with the first batch that cannot be made.
             failure = _failure_of(error)
             if kind == "epoch":
                 fetch = _failing(failure)
@@ -145,7 +145,7 @@ def _send(connection: Connection, batch: Any) -> None:
     code = io.BytesIO()
     try:
         pickle.Pickler(code, protocol=5, buffer_callback=buffers.append).dump(batch)
-    except Exception as error:  # a class that cannot be pickled raises whatever it likes
+    except Exception as error:  # a class that cannot be pickled may raise anything
         failure = _failure_of(error, "A batch has to be pickled on its way out of a worker.")
         buffers.clear()
         code = io.BytesIO(pickle.dumps(failure))

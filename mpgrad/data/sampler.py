@@ -1,4 +1,4 @@
-"""Samplers: in which order the samples of a dataset come, and which of them make a batch."""
+"""Samplers: the order of the samples of a dataset, and the samples of each batch."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class WeightedRandomSampler(Sampler[int]):
         generator: where to draw from.
 
     Raises:
-        ValueError: ``num_samples`` is not positive, or ``weights`` have not one dimension.
+        ValueError: ``num_samples`` is not positive, or ``weights`` does not have one dimension.
     """
 
     def __init__(

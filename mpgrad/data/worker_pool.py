@@ -1,4 +1,4 @@
-"""The worker processes of a loader, seen from the user's process: who makes which batch."""
+"""The worker processes of a loader, in the user's process: which worker makes which batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import numpy as np
 from mpgrad.data.loader_worker import ALIGNMENT, EXHAUSTED, Failure, Work, main
 from mpgrad.tensors import storage
 
-#: Seconds that workers get to finish what they do before they are killed.
+#: Seconds that workers have to finish before they are killed.
 PATIENCE_S = 5.0
 
 #: This process's ends of the connections to all workers that live. A fork has them, too, and
@@ -35,7 +35,7 @@ class WorkerPool:
 
     Args:
         work: what all workers get.
-        prefetch: batches that each worker is asked for ahead.
+        prefetch: batches that each worker makes in advance.
         timeout_s: how long to wait for a batch; 0: for ever.
         context: of ``multiprocessing``, or the name of its start method; None: "fork".
 
@@ -54,7 +54,7 @@ class WorkerPool:
         #: The workers that owe a batch, in the order of the batches.
         self._asked: deque[int] = deque()
         self._pass = 0
-        # What still runs when the loader is let go, or at exit.
+        # Ends the running workers when the loader is freed, or at exit.
         self._end = weakref.finalize(self, _end, self._processes, self._ends, os.getpid())
         for number in range(work.num_workers):
             self._start(context, work, number)
@@ -88,8 +88,8 @@ class WorkerPool:
             seed: that the workers' random numbers start from.
 
         Raises:
-            RuntimeError: a worker died, or took longer than it may.
-            Exception: what a worker raised, with its traceback in the text.
+            RuntimeError: a worker died, or took longer than allowed.
+            Exception: an exception of a worker, with its traceback in the text.
         """
         while self._asked:  # by a pass that was broken off
             self._received(self._asked.popleft())
@@ -147,7 +147,7 @@ class WorkerPool:
                 f"{pid}) has not finished its batch, and was killed"
             )
         try:
-            # What it sent before it died is there all the same.
+            # Messages that it sent before its death are still there.
             sizes = end.recv() if end.poll() else self._died(number)
             return EXHAUSTED if sizes is EXHAUSTED else _read(recv_handle(end), sizes)
         except (EOFError, ConnectionError):
@@ -180,7 +180,7 @@ def _raise(failure: Failure, number: int) -> NoReturn:
 
 
 class _Verbatim(str):
-    """A text that KeyError shows as it is, lines and all."""
+    """A text that KeyError shows unchanged, including its line breaks."""
 
     __slots__ = ()
 
@@ -189,7 +189,7 @@ class _Verbatim(str):
 
 
 def _read(descriptor: int, sizes: list[int]) -> Any:
-    """What a worker sent; its arrays lie where this process's own would."""
+    """The batch of a worker, with arrays in this process's memory."""
     try:
         length = sum(size + -size % ALIGNMENT for size in sizes)
         os.ftruncate(descriptor, length)  # the last part may end before its padding does
@@ -209,7 +209,7 @@ def _read(descriptor: int, sizes: list[int]) -> Any:
 
 
 def _end(processes: list[Any], ends: list[Connection], owner: int) -> None:
-    """End the workers: those that wait at once, those that work with their batch."""
+    """End the workers: idle ones at once, busy ones after their batch."""
     if os.getpid() != owner:
         return  # a fork; its parent needs them
     for end in ends:

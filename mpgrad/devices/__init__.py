@@ -1,1 +1,1 @@
-"""Which device an array lies on, and everything of a GPU."""
+"""The devices of arrays, and everything of GPUs."""

@@ -1,7 +1,7 @@
-"""The client's memory on each GPU: where its tensors are born, once an engine has GPU workers.
+"""The client's memory on each GPU, where its tensors lie if an engine has GPU workers.
 
-Such tensors are handed over where they lie. Those that were made before, in the array library's own
-pool, cannot be exported and are copied at each hand-over.
+Such tensors are handed over where they lie. Tensors made earlier, in the array library's own pool,
+cannot be exported and are copied at each hand-over.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from mpgrad.devices.device_link import DeviceLink
 from mpgrad.devices.device_memory import DeviceMemory
 from mpgrad.devices.device_reader import DeviceReader
 
-#: Any thread may make arrays, or let the last view of one die while another one makes some.
+#: Any thread may make arrays, or release the last view of one while another thread makes some.
 _lock = threading.RLock()
 _memories: dict[int, DeviceMemory] = {}
-#: Of the engines that run.
+#: The running engines.
 _links: list[DeviceLink] = []
 
 
 def device_memory(device: int) -> DeviceMemory:
-    """What this process exports of a GPU."""
+    """The memory that this process exports on a GPU."""
     with _lock:
         found = _memories.get(device)
         if found is None:
@@ -38,12 +38,12 @@ def device_memory(device: int) -> DeviceMemory:
 
 
 def use_pool() -> None:
-    """From now on new device arrays of this process lie in memory that others can open."""
+    """From now on put new device arrays of this process into memory that others can open."""
     driver().set_allocator(_allocate)
 
 
 def bytes_on(device: int) -> tuple[int, int]:
-    """Bytes of a GPU that arrays born in such memory use, and that it has taken from the GPU."""
+    """Bytes of a GPU used by arrays in such memory, and bytes taken from the GPU for it."""
     with _lock:
         if device not in _memories:
             return 0, 0
@@ -52,7 +52,7 @@ def bytes_on(device: int) -> tuple[int, int]:
 
 
 def give_back() -> None:
-    """Give idle segments back to the GPUs; the workers of all engines are asked to do the same."""
+    """Return idle segments to the GPUs, and ask the workers of all engines to do the same."""
     with _lock:
         for link in _links:
             link.board.note_shortage()
@@ -73,7 +73,7 @@ class ClientDevices:
 
     Args:
         board: of the engine.
-        gpus: those that have workers.
+        gpus: the GPUs with workers.
     """
 
     def __init__(self, board: DeviceBoard, gpus: tuple[int, ...]) -> None:
@@ -87,11 +87,11 @@ class ClientDevices:
             _links.append(self.link)
 
     def memory(self, device: int) -> DeviceMemory:
-        """What this process exports of a GPU."""
+        """The memory that this process exports on a GPU."""
         return device_memory(device)
 
     def wait_for(self, block: Block) -> None:
-        """Block this thread until a worker's GPU has made what ``block`` holds.
+        """Block this thread until a worker's GPU has written ``block``.
 
         Raises:
             ExporterLost: the worker is dead.
@@ -102,13 +102,13 @@ class ClientDevices:
             self.link.roster.wait_here(block.arena, event)
 
     def take_host_bytes(self) -> int:
-        """Bytes that have gone through the host, in all processes, since this was last asked."""
+        """Bytes copied through the host, in all processes, since the last call."""
         with _lock:
             before, self._host_bytes = self._host_bytes, self.link.host_bytes()
             return self._host_bytes - before
 
     def look(self) -> None:
-        """What other processes have said meanwhile; warns once where two cannot share memory."""
+        """Read the news of other processes; warn once if two of them cannot share memory."""
         with _lock:
             self.link.look()
             self.link.reclaim()
@@ -116,23 +116,24 @@ class ClientDevices:
         if failures:
             self._has_warned = True
             warnings.warn(
-                "CUDA IPC does not work between some processes, so tensors on GPUs travel through "
-                f"pinned host memory, which is slower. The first of {len(failures)}: {failures[0]}",
+                "CUDA IPC does not work between some processes, so tensors on GPUs are copied "
+                "through pinned host memory, which is slower. "
+                f"The first of {len(failures)}: {failures[0]}",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def finish_reads(self) -> None:
-        """Wait until this process has read what it has asked for.
+        """Wait for all reads of this process from other processes' memory.
 
-        An error would come back with the next use of the GPU.
+        An error would show at the next use of the GPU.
         """
         for device in set(self.gpus):
             with contextlib.suppress(*driver().errors), driver().device(device):
                 driver().synchronize()
 
     def close(self) -> None:
-        """The other processes are dead."""
+        """Release everything, after the other processes have died."""
         with _lock:
             _links.remove(self.link)
             self.link.close()

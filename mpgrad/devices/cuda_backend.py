@@ -1,8 +1,8 @@
 """The CuPy namespace: the functions of ``mpgrad.backends`` for arrays on a GPU.
 
-It is given the array module, so that CuPy is not imported here and the fake driver's module can
-take its place. Every function works on arrays of the thread's current device, on its current
-stream, and never waits for the device. Knows neither Tensors nor drivers.
+The array module is an argument, so that CuPy is not imported here and the fake driver's module can
+replace it. Every function works on arrays of the thread's current device, on its current stream,
+and never waits for the device. It knows neither Tensors nor drivers.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import numpy as np
 
 from mpgrad.backends import cpu_matrices, cpu_views, special_functions
 from mpgrad.backends import fourier_transforms as transforms
-from mpgrad.backends.cpu import INDEX, CpuBackend, _complete, _complex_of, total_dtype
+from mpgrad.backends.cpu import INDEX, CpuBackend, _complex_of, complete_key, total_dtype
 from mpgrad.backends.matmul_precision import matmul as matmul_precision
 from mpgrad.devices import cuda_windows
 from mpgrad.devices.cuda_fusion import Fusion
 from mpgrad.devices.cuda_kernels import Kernels
 
-#: PyTorch's ``backends.cuda.matmul``: its ``allow_tf32``.
+#: PyTorch's ``backends.cuda.matmul``, with ``allow_tf32``.
 matmul = matmul_precision
 
 Axis = int | tuple[int, ...] | None
 
-#: From so many independent lines on, a thread for each of them beats sorting all indices.
+#: The number of independent lines from which a thread per line is faster than sorting all indices.
 LINES_MIN = 1024
 
-#: Elements from which on a sum over axes apart from each other is taken in two steps.
+#: The number of elements from which a sum over separate axes is taken in two steps.
 SPLIT_SUM_MIN = 1 << 16
 
-#: Keys of rows, picked by an array.
+#: Keys of rows that an array selects.
 _ROWS = ((INDEX,), (INDEX, Ellipsis))
 
 
 def _last_and_first(axis: Axis, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes at the end, without a gap, and the other ones of ``axis``."""
+    """The axes at the end without a gap, and the other axes."""
     if axis is None or isinstance(axis, int):
         return (), ()
     axes = {each % ndim for each in axis}
@@ -124,7 +124,7 @@ class CudaBackend:
     conj, angle, where = _same("conj"), _same("angle"), _same("where")
 
     def sign(self, x: Any) -> Any:
-        """-1, 0 or 1, and of NaN 0; of complex numbers ``x / |x|``, which CuPy lacks."""
+        """-1, 0 or 1; 0 for NaN; for complex numbers ``x / |x|``, which CuPy lacks."""
         if x.dtype.kind == "f":
             return self.arrays.where(self.arrays.isnan(x), 0.0, self.arrays.sign(x))
         if x.dtype.kind != "c":
@@ -196,10 +196,10 @@ class CudaBackend:
         return self.arrays.prod(x, axis=axis, keepdims=keepdims, dtype=total_dtype(x.dtype))
 
     def sum(self, x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Over the last axes first, then over those in front of them.
+        """Sum over the last axes first, then over the others.
 
-        CuPy has one block of threads for each sum: over both at once, as of a channel, there would
-        be few, and most of the GPU idle.
+        CuPy uses one block of threads for each sum. For a sum over all axes at once, such as that
+        of a channel, there would be few blocks, and most of the GPU would be idle.
         """
         if x.dtype.kind == "u":
             return self.arrays.sum(x, axis=axis, keepdims=keepdims, dtype=np.int64)
@@ -269,7 +269,7 @@ class CudaBackend:
 
     def getitem(self, x: Any, key: tuple[Any, ...], indices: Sequence[Any] = ()) -> Any:
         """``x[key]``, a view where NumPy gives one; ``indices`` take the places of ``INDEX``."""
-        return x[_complete(key, indices)]
+        return x[complete_key(key, indices)]
 
     def put_index(self, x: Any, value: Any, key: tuple[Any, ...], indices: Any) -> Any:
         """A copy of ``x`` with ``value`` at ``key``."""
@@ -278,14 +278,14 @@ class CudaBackend:
         return out
 
     def assign_index(self, x: Any, value: Any, key: tuple[Any, ...], indices: Any) -> None:
-        x[_complete(key, indices)] = value
+        x[complete_key(key, indices)] = value
 
     def scatter_index(
         self, x: Any, key: tuple[Any, ...], indices: Sequence[Any], shape: tuple[int, ...]
     ) -> Any:
         """Zeros of ``shape`` with ``x`` added at ``key``: the adjoint of ``getitem``."""
         out = self.arrays.zeros(shape, x.dtype)
-        full = _complete(key, indices)
+        full = complete_key(key, indices)
         if not indices:
             out[full] = x
         elif len(indices) == 1 and key in _ROWS and indices[0].dtype.kind != "b":
@@ -347,11 +347,11 @@ class CudaBackend:
     # ------------------------------------------------------------------ places
 
     def argsort(self, x: Any, axis: int) -> Any:
-        """The indices that put ``x`` in order; equal elements keep theirs."""
+        """The indices that sort ``x``; equal elements keep their order."""
         return self.arrays.argsort(x, axis, kind="stable")
 
     def argwhere(self, x: Any) -> Any:
-        """The indices of all elements that are not zero, a row each; waits for the device."""
+        """The indices of all nonzero elements, a row each; waits for the device."""
         return self.arrays.ascontiguousarray(self.arrays.argwhere(x))
 
     def arange(self, stop: int) -> Any:
@@ -399,7 +399,7 @@ class CudaBackend:
         return values, self.arrays.ascontiguousarray(vectors)
 
     def eig(self, x: Any) -> Any:
-        """Eigenvalues and eigenvectors, on the host: CuPy has none for general matrices."""
+        """Eigenvalues and eigenvectors, on the host: CuPy lacks them for general matrices."""
         found = CpuBackend(np.empty).eig(self.arrays.asnumpy(x))
         return tuple(self.arrays.asarray(each) for each in found)
 

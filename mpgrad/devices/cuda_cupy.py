@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _runtime = cupy.cuda.runtime
 
-#: ``cudaDevAttrIpcEventSupport``, which CuPy does not name.
+#: ``cudaDevAttrIpcEventSupport``, which CuPy does not define.
 _IPC_EVENT_SUPPORT = 125
 
 #: ``cudaHostRegisterPortable``: pinned for every context of this process.
@@ -24,7 +24,7 @@ _REGISTER_PORTABLE = 1
 
 
 def _translated(call: Callable[..., T]) -> Callable[..., T]:
-    """``call`` raising CudaError where CuPy raises its own."""
+    """``call``, raising CudaError instead of CuPy's own errors."""
 
     @functools.wraps(call)
     def translated(*args: Any, **kwargs: Any) -> T:
@@ -49,7 +49,7 @@ class CupyDriver:
         try:
             return int(_runtime.getDeviceCount())
         except _runtime.CUDARuntimeError:
-            return 0  # no driver, or none that is new enough: then there is no GPU to use
+            return 0  # no driver, or only one that is too old: there is no GPU to use
 
     def device(self, index: int) -> AbstractContextManager[Any]:
         return cupy.cuda.Device(index)
@@ -106,7 +106,8 @@ class CupyDriver:
         strides: Sequence[int] | None = None,
         owner: Any = None,
     ) -> Any:
-        # The size bounds nothing in CuPy; the device is given, or CuPy would ask CUDA for it.
+        # The size limits nothing in CuPy; the device is given, so that CuPy does not ask CUDA for
+        # it.
         memory = cupy.cuda.UnownedMemory(pointer, 0, owner, device_id=self.current_device())
         return cupy.ndarray(
             tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides
@@ -177,8 +178,8 @@ class CupyDriver:
 
     @_translated
     def open_ipc_event(self, handle: bytes) -> Any:
-        # CuPy has no constructor for it. An Event destroys its ptr when it dies, which is what
-        # CUDA wants of an opened event, too; one without a ptr could not die.
+        # CuPy has no constructor for it. An Event destroys its ptr when it is freed, which CUDA
+        # requires of an opened event, too; an Event without a ptr cannot be freed.
         opened = _runtime.ipcOpenEventHandle(handle)
         event = object.__new__(cupy.cuda.Event)
         event.ptr = opened

@@ -1,7 +1,7 @@
-"""What mpgrad asks of CUDA, and which implementation of it serves this process.
+"""CudaDriver: the interface of CUDA for mpgrad, and the implementation that this process uses.
 
-``MPGRAD_CUDA_DRIVER`` names the function that makes it: that of ``cuda_cupy``, or another one
-that passes the same contract tests (``tests/cuda/test_cuda_driver.py``).
+``MPGRAD_CUDA_DRIVER`` names the function that makes it: that of ``cuda_cupy``, or another one that
+passes the same contract tests (``tests/cuda/test_cuda_driver.py``).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class CudaError(RuntimeError):
 
 
 class DeviceProperties(NamedTuple):
-    """What one GPU is.
+    """The properties of one GPU.
 
     Attributes:
-        name: as the vendor calls it.
+        name: the vendor's name.
         total_bytes: memory of the device.
         compute_capability: (major, minor).
         has_ipc_events: whether events can be shared between processes.
@@ -54,28 +54,28 @@ class DeviceProperties(NamedTuple):
 
 
 class Event(Protocol):
-    """A mark in a stream. Copying an event does not copy the mark."""
+    """A mark in a stream. A copy of an event does not copy the mark."""
 
     @property
     def done(self) -> bool:
-        """Whether all that was in the stream when it was last recorded has run."""
+        """Whether all work before its last ``record`` has run."""
 
     def record(self, stream: Any = None) -> None:
-        """Put the mark behind what is in ``stream`` (None: the current one) now."""
+        """Put the mark after the current work of ``stream`` (None: the current one)."""
 
     def synchronize(self) -> None:
         """Block this thread until ``done``."""
 
 
 class Stream(Protocol):
-    """A queue of a device: what is put there runs in order; streams do not wait for each other.
+    """A queue of a device. Its work runs in order; streams do not wait for each other.
 
-    ``with stream:`` makes it this thread's current one, to which array functions go.
+    ``with stream:`` makes it this thread's current stream, which array functions use.
     """
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to run."""
+        """Whether all its work has run."""
 
     def __enter__(self) -> Any: ...
 
@@ -85,21 +85,21 @@ class Stream(Protocol):
         """Block this thread until ``done``."""
 
     def wait_event(self, event: Any) -> None:
-        """Let what comes later wait for the last ``record`` of ``event`` before this call."""
+        """Make later work wait for the last ``record`` of ``event`` before this call."""
 
 
 class CudaDriver(Protocol):
-    """The part of the CUDA runtime that mpgrad uses, and the arrays that go with it.
+    """The part of the CUDA runtime that mpgrad uses, and the arrays of its library.
 
     Devices are numbers from 0, pointers are addresses on the device. Calls act on the device that
-    is current in the calling thread. Every call raises CudaError where CUDA refuses; streams,
-    events and arrays raise what their library does: ``errors``.
+    is current in the calling thread. Every call raises CudaError if CUDA refuses; streams, events
+    and arrays raise the errors of their library: ``errors``.
 
     Attributes:
         name: "cupy" or "fake".
-        errors: what its calls, and those of its streams and events, may raise. A context in which a
-            kernel has failed raises such a one for ever.
-        namespace: the array library: CuPy's names and meanings.
+        errors: the errors that its calls, and those of its streams and events, may raise. A context
+            in which a kernel has failed raises such an error forever.
+        namespace: the array library, with CuPy's names and meanings.
         special: its special functions, of which ``erf`` is used.
     """
 
@@ -111,7 +111,7 @@ class CudaDriver(Protocol):
     # ------------------------------------------------------------------------------- devices
 
     def device_count(self) -> int:
-        """How many GPUs this process sees; 0 also where there is no driver at all."""
+        """The number of GPUs that this process sees; 0 without a driver."""
 
     def device(self, index: int) -> AbstractContextManager[Any]:
         """Makes ``index`` this thread's current device inside the block."""
@@ -130,7 +130,7 @@ class CudaDriver(Protocol):
         """Whether kernels on ``index`` may read the memory of ``peer``."""
 
     def enable_peer_access(self, peer: int) -> None:
-        """Let the current device read ``peer``'s memory; again is no error."""
+        """Let the current device read ``peer``'s memory; a second call does nothing."""
 
     # -------------------------------------------------------------------------------- memory
 
@@ -138,7 +138,7 @@ class CudaDriver(Protocol):
         """The address of new memory on the current device, aligned to 256 bytes."""
 
     def free(self, pointer: int) -> None:
-        """Give ``malloc``'s memory back. No importer may have it open: that is undefined."""
+        """Free memory of ``malloc``. No importer may have it open: that is undefined."""
 
     def array(
         self,
@@ -151,28 +151,28 @@ class CudaDriver(Protocol):
         """An array over memory of the current device; it and its views keep ``owner`` alive."""
 
     def pointer(self, array: Any) -> int:
-        """Where the first element of ``array`` lies on its device."""
+        """The address of the first element of ``array`` on its device."""
 
     def set_allocator(self, allocate: Callable[[int], tuple[int, Any]] | None) -> None:
         """New arrays of this process get their memory from ``allocate(nbytes)``.
 
         Args:
-            allocate: gives (pointer, owner) on the current device; the array keeps ``owner``.
-                None brings the library's own allocator back.
+            allocate: returns (pointer, owner) on the current device; the array keeps ``owner``.
+                None restores the library's own allocator.
         """
 
     def host_register(self, address: int, nbytes: int) -> None:
-        """Pin host memory, so that copies from and to it run beside the host."""
+        """Pin host memory, so that copies from and to it run asynchronously."""
 
     def host_unregister(self, address: int) -> None: ...
 
     def copy(
         self, destination: int, source: int, nbytes: int, kind: int, stream: Any = None
     ) -> None:
-        """Put a copy into ``stream`` (None: the current one); ``kind`` as HOST_TO_DEVICE.
+        """Add a copy to ``stream`` (None: the current one); ``kind`` as HOST_TO_DEVICE.
 
-        Pinned host memory must stay as it is until the copy has run; other host memory is free
-        to change on return.
+        Pinned host memory must not change until the copy has run; other host memory may change
+        after the call.
         """
 
     # --------------------------------------------------------------------- streams and events
@@ -188,33 +188,33 @@ class CudaDriver(Protocol):
     # ------------------------------------------------------------------ sharing with processes
 
     def ipc_memory_handle(self, pointer: int) -> bytes:
-        """The handle of the *whole* allocation in which ``pointer`` lies, not of the place."""
+        """The handle of the *whole* allocation that contains ``pointer``."""
 
     def open_ipc_memory(self, handle: bytes) -> int:
-        """Map another process's allocation here; the address of its first byte.
+        """Map another process's allocation; return the address of its first byte.
 
-        Not for the process that exported it, and only once in a process until it is closed.
+        This is not allowed in the process that exported it, and only once until it is closed.
         """
 
     def close_ipc_memory(self, pointer: int) -> None:
-        """Unmap what ``open_ipc_memory`` gave; nothing may still be reading it."""
+        """Unmap memory of ``open_ipc_memory``; no work may still read it."""
 
     def ipc_event_handle(self, event: Any) -> bytes:
         """The handle of an ``interprocess`` event."""
 
     def open_ipc_event(self, handle: bytes) -> Any:
-        """Another process's Event. It may not be used once that process has destroyed it."""
+        """Another process's Event. Do not use it after that process has destroyed it."""
 
 
 @functools.cache
 def driver() -> CudaDriver:
-    """The driver of this process, made by what ``MPGRAD_CUDA_DRIVER`` names.
+    """The driver of this process, made by the function in ``MPGRAD_CUDA_DRIVER``.
 
     Raises:
         RuntimeError: CuPy is not installed.
-        ImportError, AttributeError: what the variable names is not there.
+        ImportError, AttributeError: the function in the variable does not exist.
     """
-    import pkgutil  # here, as few processes have a GPU
+    import pkgutil  # imported here, as few processes use a GPU
 
     function = config.cuda_driver()
     try:
@@ -224,7 +224,7 @@ def driver() -> CudaDriver:
             raise
         raise RuntimeError(
             f"GPUs need CuPy, which is not installed here ({error}): install mpgrad[cuda13] or "
-            "mpgrad[cuda12], whichever CUDA the driver serves"
+            "mpgrad[cuda12], depending on the CUDA version of the driver"
         ) from error
     driver: CudaDriver = make()
     return driver
@@ -232,7 +232,7 @@ def driver() -> CudaDriver:
 
 @functools.cache
 def device_count() -> int:
-    """How many GPUs this process can use; 0 without CuPy, without a driver, without a GPU."""
+    """The number of GPUs that this process can use; 0 without CuPy, driver or GPU."""
     try:
         return driver().device_count()
     except RuntimeError:

@@ -1,9 +1,9 @@
 """Exporter: this process's memory on a device, in segments that other processes may open.
 
-A GPU's memory reaches another process as a handle of a whole segment, sent once; after that a
-tensor is (segment, offset). CUDA says that freeing what others have open is undefined and does not
-check it, so it is checked here: a segment is freed after every process that it was offered to has
-closed it or has died. Its name is (exporter's incarnation, number); handles are compared by nobody,
+Another process gets a GPU's memory as the handle of a whole segment, sent once; after that a tensor
+is (segment, offset). CUDA says that freeing memory that others have open is undefined, and does not
+check it. So this file checks it: a segment is freed after every process that it was offered to has
+closed it or has died. Its name is (exporter's incarnation, number). Handles are never compared,
 because one segment may have several.
 """
 
@@ -29,14 +29,14 @@ class NotExportable(MpgradError):
 
 
 class SegmentOffer(NamedTuple):
-    """What another process needs to open a segment.
+    """The data with which another process opens a segment.
 
     Attributes:
         exporter: name of the exporting process's incarnation.
-        segment: its number there; never used again.
+        segment: its number in that process; never used again.
         nbytes: its length.
-        device: which GPU it lies on.
-        handle: CUDA's.
+        device: the number of its GPU.
+        handle: CUDA's handle.
     """
 
     exporter: str
@@ -47,7 +47,7 @@ class SegmentOffer(NamedTuple):
 
 
 class DeviceLease:
-    """The owner of a block as arrays over it see it; the block is free when it dies."""
+    """The owner of a block for the arrays over it; the block is freed with it."""
 
     __slots__ = ("_release", "place")
 
@@ -55,8 +55,8 @@ class DeviceLease:
         self.place, self._release = place, release
 
     def __del__(self) -> None:
-        # Runs in any thread, inside the garbage collector, and while the interpreter shuts down:
-        # it may not lock or look a global up. An append is atomic.
+        # Runs in any thread, inside the garbage collector, and during interpreter shutdown: it must
+        # not lock or look up a global. An append is atomic.
         self._release(self.place)
 
 
@@ -72,8 +72,8 @@ class Exporter:
 
     Args:
         driver: of this process.
-        peer: this process's incarnation, under which others know it.
-        device: which GPU.
+        peer: the name of this process's incarnation.
+        device: the number of the GPU.
     """
 
     def __init__(self, driver: CudaDriver, peer: str, device: int) -> None:
@@ -81,23 +81,23 @@ class Exporter:
         self._pool = SegmentPool()
         self._segments: dict[int, _ExportedSegment] = {}
         self._handles: dict[int, bytes] = {}
-        #: What may help where the GPU has no more memory, in the order in which to try it.
+        #: Functions to call, in this order, if the GPU has no more memory.
         self.relief: list[Callable[[], None]] = []
-        #: Processes that a segment was offered to and that have not closed it.
+        #: For each segment the processes that it was offered to and that have not closed it.
         self._offered: dict[int, set[str]] = {}
         self._retiring: set[int] = set()
         self._next_segment = 0
         self._set_aside: dict[SegmentPlace, int] = {}
-        #: Blocks that no array refers to any more.
+        #: Blocks without arrays.
         self._released: deque[SegmentPlace] = deque()
 
     # ------------------------------------------------------------------------- blocks
 
     def allocate(self, nbytes: int) -> tuple[int, DeviceLease]:
-        """Memory for an array on the current stream: its address, and what keeps it.
+        """Memory for an array on the current stream: its address, and its owner.
 
         Raises:
-            CudaError: the device has no more.
+            CudaError: the device has no more memory.
         """
         self._take_back()
         stream = self._driver.current_stream().ptr
@@ -106,18 +106,18 @@ class Exporter:
         return self._segments[place.segment].pointer + place.offset, lease
 
     def set_aside(self, lease: DeviceLease, nbytes: int) -> None:
-        """A block of ``nbytes`` is not the user's: it shall not be counted as such."""
+        """Do not count a block of ``nbytes`` as the user's."""
         self._set_aside[lease.place] = rounded(nbytes, ALIGNMENT_BYTES)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in blocks that arrays refer to, but for what was ``set_aside``."""
+        """Bytes in blocks with arrays, without those that were ``set_aside``."""
         self._take_back()
         return self._pool.used_bytes - sum(self._set_aside.values())
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the device has given us."""
+        """Bytes taken from the device."""
         return sum(segment.nbytes for segment in self._segments.values())
 
     def _take_back(self) -> None:
@@ -127,7 +127,7 @@ class Exporter:
             self._set_aside.pop(place, None)
 
     def _place_in_more(self, nbytes: int, stream: int) -> SegmentPlace:
-        """A place for which there is no room yet."""
+        """A place for a block, after more memory was taken from the device."""
         try:
             self._grow(nbytes, stream)
         except CudaError as error:
@@ -154,20 +154,20 @@ class Exporter:
         self._segments[number] = _ExportedSegment(pointer, size)
         self._pool.add_segment(number, size, stream, nbytes)
 
-    # ------------------------------------------------------------------------- to others
+    # ------------------------------------------------------------------------- export
 
     def locate(self, pointer: int, nbytes: int) -> SegmentPlace | None:
-        """Where these bytes lie, or None if they are not (wholly) ours to export."""
+        """The place of these bytes, or None if this process cannot export all of them."""
         for number, segment in self._segments.items():
             if segment.pointer <= pointer and pointer + nbytes <= segment.pointer + segment.nbytes:
                 return SegmentPlace(number, pointer - segment.pointer)
         return None
 
     def address(self, place: SegmentPlace) -> int:
-        """The other way round.
+        """The address of a place.
 
         Raises:
-            NotExportable: no such segment.
+            NotExportable: there is no such segment.
         """
         segment = self._segments.get(place.segment)
         if segment is None or not 0 <= place.offset < segment.nbytes:
@@ -175,10 +175,10 @@ class Exporter:
         return segment.pointer + place.offset
 
     def offer(self, segment: int, to: str) -> SegmentOffer:
-        """Let the process ``to`` open a segment; it stays until that one has closed it.
+        """Let the process ``to`` open a segment, which stays until that process has closed it.
 
         Raises:
-            NotExportable: it is on its way out, or CUDA makes no handle of it.
+            NotExportable: the segment is being retired, or CUDA makes no handle of it.
         """
         found = self._segments.get(segment)
         if found is None or segment in self._retiring:
@@ -193,13 +193,14 @@ class Exporter:
         self._offered.setdefault(segment, set()).add(to)
         return SegmentOffer(self.peer, segment, found.nbytes, self.device, self._handles[segment])
 
-    # ------------------------------------------------------------------------- the way out
+    # ------------------------------------------------------------------------- freeing
 
     def retire_idle(self) -> list[tuple[int, tuple[str, ...]]]:
-        """Give idle segments back to the device.
+        """Return idle segments to the device.
 
         Returns:
-            Those that wait, and who has to close each: :meth:`closed` follows from every one.
+            The segments that must be closed first, with the processes that have them open;
+            :meth:`closed` follows for each of these.
         """
         self._take_back()
         asked = []
@@ -217,14 +218,14 @@ class Exporter:
         """``peer`` has closed a segment that it was asked to close.
 
         Raises:
-            InvariantViolated: it does not have it, or was not asked.
+            InvariantViolated: ``peer`` does not have it, or was not asked.
         """
         if segment not in self._retiring or peer not in self._offered.get(segment, ()):
             raise InvariantViolated(f"{peer} closed segment {segment}, which it was not asked to")
         self._drop(segment, peer)
 
     def peer_lost(self, peer: str) -> None:
-        """A process is dead; the kernel has closed what it had open."""
+        """A process died; the kernel has closed the segments that it had open."""
         for segment in [number for number, peers in self._offered.items() if peer in peers]:
             self._drop(segment, peer)
 
@@ -240,7 +241,7 @@ class Exporter:
         self._handles.pop(segment, None)
 
     def _free_unoffered(self) -> None:
-        """What can be given back at once."""
+        """Free the segments that can be freed at once."""
         freed = [number for number in self._pool.idle_segments() if not self._offered.get(number)]
         for number in freed:
             self._pool.remove_segment(number)

@@ -1,8 +1,8 @@
-"""Formulas in few kernels, made by CuPy's ``fuse``: one for what each sum adds up, and each result.
+"""Formulas in few kernels, made by CuPy's ``fuse``: one per reduction input and one per result.
 
-What lies between it and the operands, or sums that came before, is computed again for each element:
-that takes less time than to write it to memory and to read it back. The sums themselves stay CuPy's
-own: those that ``fuse`` takes in are given to few threads.
+Values between them and the operands, or earlier sums, are computed again for each element: that
+takes less time than writing them to memory and reading them back. The sums themselves are CuPy's:
+a sum inside ``fuse`` would use few threads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpgrad.devices.cuda_backend import CudaBackend
 
-#: Formulas, each for one set of operands that are None: operators' stay, users' come and go.
+#: The number of formulas that are kept, each for one set of operands that are None.
 _PLANS_MAX = 1024
 
 Axes = tuple[int, ...]
@@ -39,7 +39,7 @@ class Fusion:
         Args:
             formula: as ``backends.blockwise`` takes it.
             operands: arrays that broadcast to each other, numbers, and None.
-            axes: what sums and maxima go over.
+            axes: the axes of its sums and maxima.
         """
         missing = tuple([operand is None for operand in operands])
         return self._plan(formula, axes, missing)([x for x in operands if x is not None])
@@ -54,7 +54,7 @@ class Fusion:
 
 
 class _Term:
-    """Stands for an array while a formula is traced: an operand, or what a function gives.
+    """A stand-in for an array while a formula is traced: an operand, or a function's result.
 
     Attributes:
         axes: of a reduction.
@@ -67,7 +67,7 @@ class _Term:
 
 
 class _TermTracer:
-    """The namespace that a formula is traced with: its functions compute nothing."""
+    """The namespace for tracing a formula: its functions compute nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., _Term]:
         return functools.partial(_Term, name)
@@ -119,7 +119,7 @@ class _Kernel:
         try:
             return self._fused(*given)
         except (NotImplementedError, TypeError):
-            value = self._computed(*given)  # which raises what the functions themselves refuse
+            value = self._computed(*given)  # which raises the errors of the functions themselves
             self._can_fuse = False
             return value
 
@@ -128,7 +128,7 @@ class _Kernel:
 
 
 def _value_of(xp: CudaBackend, term: Any, values: dict[_Term, Any]) -> Any:
-    """``term`` from ``values``, to which what was computed on the way is added."""
+    """``term`` from ``values``; intermediate values are added to these."""
     if not isinstance(term, _Term):
         return term  # a number
     if term not in values:
@@ -138,10 +138,10 @@ def _value_of(xp: CudaBackend, term: Any, values: dict[_Term, Any]) -> Any:
 
 
 def _terms_of(terms: Sequence[Any], known: set[_Term] | None = None) -> list[_Term]:
-    """``terms`` and all that they are computed from, each behind what it is computed from itself.
+    """``terms`` and all that they are computed from, in the order of the computation.
 
     Args:
-        known: what these are computed from is not looked for.
+        known: terms whose operands are not followed.
     """
     found: dict[_Term, None] = {}
 

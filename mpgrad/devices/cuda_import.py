@@ -1,7 +1,7 @@
-"""Importer: other processes' device memory as this process has it open.
+"""Importer: the device memory of other processes that this process has open.
 
 CUDA opens a handle once in a process, never in the process that exported it, and closes it only in
-a thread that has the device's context: all three are kept here.
+a thread with the device's context. This file keeps these three rules.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Importer:
 
     Args:
         driver: of this process.
-        own: what this process exports itself, by device, for references that come back.
-        is_bound: whether it belongs to the thread that made it. (A program's threads share their
-            contexts; a worker has one device thread.)
+        own: this process's exporters, by device, for references that come back.
+        is_bound: whether it belongs to the thread that made it. (The threads of a program share
+            their contexts; a worker has one device thread.)
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Importer:
         """Map a segment, unless it is open here or this process's own.
 
         Raises:
-            InvariantViolated: another thread calls, or the name stands for two segments.
+            InvariantViolated: another thread calls, or two segments have the name.
             CudaError: CUDA refuses.
         """
         self._check_thread()
@@ -85,7 +85,7 @@ class Importer:
         dtype: Any,
         nbytes: int,
     ) -> Any:
-        """A C-contiguous array over what another process (or this one) exports.
+        """A C-contiguous array over exported memory of another process (or of this one).
 
         Raises:
             NotExportable: the segment is not open here, or the array leaves it.
@@ -96,7 +96,7 @@ class Importer:
     def pointer(
         self, exporter: str, device: int, place: SegmentPlace, nbytes: int
     ) -> tuple[int, Any]:
-        """Where ``nbytes`` of that lie here, and what keeps the segment open.
+        """The address of ``nbytes`` of that memory, and the object that keeps the segment open.
 
         Raises:
             NotExportable: as for ``array``.
@@ -120,11 +120,11 @@ class Importer:
         self._closing.add(key)
 
     def exporter_lost(self, exporter: str) -> None:
-        """An exporter is dead: what is open of it will be closed, and nothing new opened."""
+        """An exporter died: close its segments when they are unused, and open no others."""
         self._closing.update(key for key in self._opened if key[0] == exporter)
 
     def close_retired(self) -> list[tuple[str, int]]:
-        """Close what nothing here uses any more.
+        """Close the retired segments without uses.
 
         Returns:
             (exporter, segment) of each, to be acknowledged.
@@ -140,7 +140,7 @@ class Importer:
             self._closing.discard(key)
             self._uses.pop(key, None)
             with self._driver.device(opened.device):
-                # An array that has died may still be read by what is in a stream.
+                # Work in a stream may still read an array that was freed.
                 self._driver.synchronize()
                 self._driver.close_ipc_memory(opened.pointer)
         return ready
@@ -156,4 +156,4 @@ class Importer:
 
     def _check_thread(self) -> None:
         if self._thread not in (None, threading.get_ident()):
-            raise InvariantViolated("device memory is opened and closed by its device thread only")
+            raise InvariantViolated("only its device thread may open and close device memory")

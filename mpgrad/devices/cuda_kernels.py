@@ -1,7 +1,7 @@
-"""What CuPy lacks or does in many steps, as kernels in CUDA: windows, and sums at indices.
+"""CUDA kernels for functions that CuPy lacks or does in many steps: windows, and sums at indices.
 
-Each sum is taken by one thread, in the order in which NumPy takes it: the same bits every time,
-which atomic additions do not give. ``tests/cuda/fake_driver`` has the same functions for NumPy.
+One thread takes each sum, in NumPy's order, which gives the same bits every time; atomic additions
+do not. ``tests/cuda/fake_driver`` has the same functions for NumPy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WINDOW = (
     " int64 stride_h, int64 stride_w, int64 pad_h, int64 pad_w"
 )
 
-#: Of a window's element: the place in the image.
+#: The place in the image of each element of a window.
 _EACH_TAP = """
     long long x = i % out_width, y = i / out_width % out_height;
     long long image = i / (out_width * out_height);
@@ -39,7 +39,7 @@ _EACH_TAP = """
     }
 """
 
-#: Of an image's element: the windows that meet it, with the tap (a, b) that does.
+#: The windows that contain an element of an image, with its tap (a, b) in each.
 _EACH_WINDOW = """
     long long column = i % width, row = i / width % height, image = i / (width * height);
     T total = 0;
@@ -68,7 +68,7 @@ def _filled(template: str, body: str, dilated: bool) -> str:
 
 
 def _taps_backwards(template: str) -> str:
-    """Windows that begin later meet an element with an earlier tap."""
+    """Reverse the taps: windows that begin later contain an element at an earlier tap."""
     for tap, length in (("a", "kernel_h"), ("b", "kernel_w")):
         ahead = f"{tap} = 0; {tap} < {length}; ++{tap}"
         template = template.replace(ahead, f"{tap} = {length} - 1; {tap} >= 0; --{tap}")
@@ -99,7 +99,7 @@ SOURCES: dict[str, KernelSource] = {
             True,
         ),
     ),
-    # Windows overlap where a maximum belongs to several; they add up in their order in memory.
+    # If a maximum belongs to several windows, their gradients are added in memory order.
     "mpgrad_max_pool_grad": KernelSource(
         f"raw T grads, raw int64 positions, {_DILATED}",
         "T out",
@@ -163,7 +163,7 @@ SOURCES: dict[str, KernelSource] = {
 
 
 class Kernels:
-    """The kernels of an array module, made when they are first asked for."""
+    """The kernels of an array module, made on first use."""
 
     def __init__(self, arrays: Any) -> None:
         self._make = functools.cache(lambda name: arrays.ElementwiseKernel(*SOURCES[name], name))

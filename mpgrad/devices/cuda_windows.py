@@ -1,4 +1,4 @@
-"""Convolution and pooling on a GPU: columns of windows with cuBLAS, and kernels of our own.
+"""Convolution and pooling on a GPU: columns of windows with cuBLAS, and mpgrad's kernels.
 
 The same functions as ``backends.cpu_windows``, with the same shapes and the same sums.
 """
@@ -138,7 +138,7 @@ def avg_pool2d_input_grad(
         shares = xp.divide(grad, kernel[0] * kernel[1])
     else:
         image = xp.arrays.ones((1, 1, *input_shape[2:]), grad.dtype)
-        # The mean over whole windows of 1 in the image and 0 around it: which part lies inside.
+        # The mean over whole windows of 1 inside the image and 0 around it.
         inside = avg_pool2d(
             xp, image, kernel=kernel, stride=stride, padding=padding, count_include_pad=True
         )
@@ -154,7 +154,7 @@ def avg_pool2d_input_grad(
 
 
 def _per_group(weight_shape: tuple[int, ...]) -> int:
-    """Elements of a filter. Given in full where -1 would do, because there may be no images."""
+    """Elements of a filter. Used where -1 would do, because there may be no images."""
     _, channels, height, width = weight_shape
     return channels * height * width
 

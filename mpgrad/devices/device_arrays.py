@@ -1,7 +1,7 @@
-"""Which device an array lies on, how it gets to another one, and the array namespace for it.
+"""The device of an array, its copies on other devices, and its array namespace.
 
-Arrays on the CPU are NumPy's; all others are the CUDA driver's. A process that has made none of
-those pays nothing for them: ``CUDA.in_use`` tells. Knows arrays, not Tensors.
+Arrays on the CPU are NumPy's; all others are the CUDA driver's. A process without GPU arrays has no
+cost from them: it checks ``CUDA.in_use``. This file knows arrays, not Tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CUDA = _Cuda()
 @functools.cache
 def cuda_namespace() -> CudaBackend:
     """The array namespace of all GPUs."""
-    from mpgrad.devices.cuda_backend import CudaBackend  # not needed on most machines
+    from mpgrad.devices.cuda_backend import CudaBackend  # most machines do not need it
 
     driver = cuda_driver.driver()
     return CudaBackend(driver.namespace, driver.special)
@@ -43,17 +43,17 @@ def cuda_namespace() -> CudaBackend:
 
 @functools.cache
 def cuda(index: int) -> Device:
-    """The GPU of that number: always the same object."""
+    """The GPU with that number: always the same object."""
     return Device("cuda", index)
 
 
 def device_of(array: Any) -> Device:
-    """Where ``array`` lies."""
+    """The device of ``array``."""
     return CPU if isinstance(array, np.ndarray) else cuda(array.device.id)
 
 
 class _Default(PerThread):
-    """Where this thread makes tensors that are not told."""
+    """The default device of this thread."""
 
     device = CPU
 
@@ -62,9 +62,9 @@ _default = _Default()
 
 
 def set_default_device(device: Device | str | int | None) -> None:
-    """Make new tensors on ``device`` in this thread where no ``device=`` says otherwise.
+    """Make new tensors in this thread on ``device`` unless ``device=`` is given.
 
-    Of what makes tensors all but ``from_numpy`` follows it; None is the CPU again.
+    All functions that make tensors, except ``from_numpy``, follow it; None restores the CPU.
 
     Raises:
         RuntimeError: there is no such device.
@@ -73,7 +73,7 @@ def set_default_device(device: Device | str | int | None) -> None:
 
 
 def get_default_device() -> Device:
-    """Where this thread makes tensors that are not told."""
+    """The default device of this thread."""
     return _default.device
 
 
@@ -83,7 +83,7 @@ def usable(device: Device | str | int | None) -> Device:
     None is the thread's default device.
 
     Raises:
-        RuntimeError: it is no device, or there is no such GPU here.
+        RuntimeError: it is not a device, or there is no such GPU here.
     """
     if device is None:
         return _default.device
@@ -114,7 +114,7 @@ def _why_there_is_none() -> str:
 
 
 def on(device: Device) -> AbstractContextManager[Any]:
-    """Inside, array functions of the GPUs work on ``device``."""
+    """Let array functions of the GPUs work on ``device`` inside the block."""
     if device.index is None:
         return _NOWHERE
     driver = cuda_driver.driver()
@@ -122,14 +122,14 @@ def on(device: Device) -> AbstractContextManager[Any]:
 
 
 def is_current(device: Device) -> bool:
-    """Whether array functions work on ``device`` as it is."""
+    """Whether array functions work on ``device`` already."""
     return device.index is None or cuda_driver.driver().current_device() == device.index
 
 
 def first_gpu(arrays: Iterable[Any]) -> Device:
-    """Where a Node runs that gets ``arrays``, as PyTorch's ``InputBuffer::device`` says.
+    """The device of a Node with inputs ``arrays``, as in PyTorch's ``InputBuffer::device``.
 
-    The device of the first array that is not on the CPU; the CPU if there is none.
+    It is the device of the first array that is not on the CPU; the CPU if there is none.
     """
     for array in arrays:
         if array is not None and not isinstance(array, np.ndarray):
@@ -146,7 +146,7 @@ def moved(array: Any, device: Device, empty: Callable[..., Any] = np.empty) -> A
     Args:
         array: of any device.
         device: with its number.
-        empty: makes the array that a copy on the CPU is written to.
+        empty: makes the array for a copy on the CPU.
     """
     here = device_of(array)
     if here == device:
@@ -157,18 +157,18 @@ def moved(array: Any, device: Device, empty: Callable[..., Any] = np.empty) -> A
             return array.get(out=out)
     if here.index is None:
         with on(device):
-            # Not ascontiguousarray, which gives arrays without dimensions one.
+            # Not ascontiguousarray, which adds a dimension to arrays without dimensions.
             return cuda_driver.driver().namespace.asarray(np.asarray(array, order="C"))
     return _copied_between_gpus(array, here, device)
 
 
 def _copied_between_gpus(array: Any, source: Device, target: Device) -> Any:
-    """The streams of both devices wait for each other: ``target``'s for the values, ``source``'s
-    so that the memory is not given away and overwritten before they are read."""
+    """Copy; the streams of both devices wait for each other: ``target``'s for the values,
+    ``source``'s so that the memory is not freed and overwritten before they are read."""
     driver = cuda_driver.driver()
     with on(source):
         if not array.flags.c_contiguous:
-            # CuPy would do so behind the event, and copy before that is done.
+            # CuPy would do this after the event, and copy before it is done.
             array = array.copy()
         written = driver.event()
         written.record()
@@ -178,7 +178,7 @@ def _copied_between_gpus(array: Any, source: Device, target: Device) -> Any:
         read = driver.event()
         read.record()
     with on(source):
-        # Not before: the default stream is that of the current device.
+        # Not earlier: the default stream is that of the current device.
         driver.current_stream().wait_event(read)
     return copy
 
@@ -189,7 +189,7 @@ def is_on_gpu(value: Any) -> bool:
 
 
 def on_host(array: Any) -> np.ndarray[Any, Any]:
-    """``array`` itself where it lies on the CPU, else a copy."""
+    """``array`` itself if it lies on the CPU, else a copy."""
     return array if isinstance(array, np.ndarray) else moved(array, CPU)  # type: ignore[no-any-return]
 
 
@@ -210,13 +210,13 @@ def ones(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Any:
-    """Uninitialised, on a GPU."""
+    """An uninitialised array on a GPU."""
     with on(device):
         return cuda_driver.driver().namespace.empty(shape, dtype)
 
 
 def empty_beside(array: Any, size: int) -> Any:
-    """Uninitialised, 1-d, of the dtype and on the device of ``array``; not in the arena."""
+    """An uninitialised 1-d array with the dtype and device of ``array``; not in the arena."""
     device = device_of(array)
     return np.empty(size, array.dtype) if device is CPU else empty((size,), array.dtype, device)
 
@@ -230,10 +230,10 @@ def copied(array: Any) -> Any:
 
 
 def is_writable(array: Any) -> bool:
-    """Whether ``array`` may be written to, each element having its own memory.
+    """Whether ``array`` may be written to, and each element has its own memory.
 
-    CuPy marks no array as read-only; those that repeat an element tell by their strides, which are
-    zeros where there is no element, too.
+    CuPy marks no array as read-only. The strides show whether elements are repeated; they are
+    also zero if there is no element.
     """
     if isinstance(array, np.ndarray):
         return array.flags.writeable
@@ -242,7 +242,7 @@ def is_writable(array: Any) -> bool:
 
 
 def address(array: Any) -> int:
-    """Of the first element."""
+    """The address of the first element."""
     if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
+        return int(array.ctypes.data)
     return cuda_driver.driver().pointer(array)

@@ -1,9 +1,9 @@
-"""DeviceBoard: shared host memory in which the processes that use GPUs tell each other of handles.
+"""DeviceBoard: shared host memory in which the processes that use GPUs publish their handles.
 
-A row is written once, before the first message that needs it is sent, and is read by whoever gets
-such a message: no message has to carry it, and the coordinator need not know of it. Beside each row
-are a few words that its owner alone changes. Behind the rows every process has a stretch of bytes,
-for what has to go through the host (``pinned_arena``).
+A row is written once, before the first message that needs it is sent, and the receiver of the
+message reads it: so no message carries it, and the coordinator need not know it. Beside each row
+are a few words that its owner alone changes. After the rows every process has a range of bytes, for
+data that must go through the host (``pinned_arena``).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from mpgrad.devices.cuda_driver import IPC_HANDLE_BYTES
 from mpgrad.errors import MpgradError
 from mpgrad.shm.segment import Segment
 
-#: What a row is: handles of memory and of events, who takes part (``device_link``), the question
-#: and the answer of a pair's self-test, and that somebody has a segment open.
+#: The kinds of rows: handles of memory and of events, participants (``device_link``), the question
+#: and the answer of a pair's self-test, and open segments.
 MEMORY, EVENT, PROCESS, QUESTION, VERDICT, OPENED = 1, 2, 3, 4, 5, 6
 
-#: Rows, bytes of a stretch, and how often memory was short.
+#: The header: rows, bytes of a process's range, and the number of memory shortages.
 _HEADER = struct.Struct("<QQQ")
-#: Behind it, of the client alone: in what precision float32 matrices are multiplied.
+#: After it, written by the client alone: the precision of products of float32 matrices.
 _PRECISION_WORD = 3
 _ROW = struct.Struct(f"<IIQQQ{IPC_HANDLE_BYTES}s")
 _FIRST_ROW = 64
 #: A worker takes one row per segment and one per event.
 ROWS_MAX = 1 << 18
-#: Words beside each row.
+#: The number of words beside each row.
 WORDS = 2
 _FIRST_WORD = _FIRST_ROW + ROWS_MAX * _ROW.size
 _STRETCHES = -(-(_FIRST_WORD + ROWS_MAX * WORDS * 8) // 4096) * 4096
@@ -42,15 +42,15 @@ class BoardFull(MpgradError):
 
 
 class Row(NamedTuple):
-    """What one process has written, once.
+    """A row that one process has written, once.
 
     Attributes:
         kind: MEMORY, EVENT, ...
-        arena: who wrote it: the number of the memory that it exports, see ``handles``.
+        arena: its writer: the number of the memory that it exports, see ``handles``.
         number: of the segment, of the event, ...
         nbytes: of a segment; another number in other rows.
-        device: which GPU.
-        handle: CUDA's; in a VERDICT the reason, padded with zeros.
+        device: the number of the GPU.
+        handle: CUDA's handle; in a VERDICT the reason, padded with zeros.
     """
 
     kind: int
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 class DeviceBoard:
-    """One process's view of it."""
+    """One process's view of the board."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment, self._buffer = segment, segment.buffer
@@ -76,14 +76,14 @@ class DeviceBoard:
 
     @classmethod
     def create(cls, stretches: int = 0, stretch_bytes: int = 0) -> DeviceBoard:
-        """A board with no rows; none of its pages exists before it is touched."""
+        """A board without rows; its pages do not exist before they are touched."""
         segment = Segment.create(_STRETCHES + stretches * stretch_bytes, "device-board")
         _HEADER.pack_into(segment.buffer, 0, 0, stretch_bytes, 0)
         return cls(segment)
 
     @classmethod
     def attach(cls, descriptor: int) -> DeviceBoard:
-        """``descriptor`` belongs to the result."""
+        """Attach to a board; ``descriptor`` belongs to the result."""
         return cls(Segment.attach(descriptor, "device-board"))
 
     @property
@@ -92,11 +92,11 @@ class DeviceBoard:
 
     @property
     def row_count(self) -> int:
-        """How many rows there are by now; only ever grows."""
+        """The number of rows, which never falls."""
         return int(_HEADER.unpack_from(self._buffer)[0])
 
     def put(self, *rows: Row) -> None:
-        """Publish rows, but for those that stand there already.
+        """Publish rows, except those that are on the board already.
 
         Raises:
             BoardFull: there is no room.
@@ -112,7 +112,7 @@ class DeviceBoard:
             _HEADER.pack_into(self._buffer, 0, count + len(fresh), *rest)
 
     def find(self, kind: int, arena: int, number: int) -> Row | None:
-        """The row of that name; None if nobody has published it."""
+        """The row with that name; None if no process has published it."""
         key = (kind, arena, number)
         if key not in self._known:
             self._catch_up()
@@ -120,7 +120,7 @@ class DeviceBoard:
         return None if found is None else found[1]
 
     def rows(self, kind: int) -> list[Row]:
-        """All rows of a kind, in the order in which they were written; not to be changed."""
+        """All rows of a kind in the order in which they were written; do not change the list."""
         self._catch_up()
         return self._by_kind.get(kind, [])
 
@@ -135,24 +135,24 @@ class DeviceBoard:
         return self._words[self._known[kind, arena, number][0]]
 
     def stretch(self, seat: int) -> tuple[int, int]:
-        """Where the bytes of that process start in the segment, and how many they are."""
+        """The start of that process's range of bytes in the segment, and its length."""
         nbytes = int(_HEADER.unpack_from(self._buffer)[1])
         return _STRETCHES + seat * nbytes, nbytes
 
     @property
     def shortages(self) -> int:
-        """How often a process has said that memory on a GPU was short."""
+        """The number of times that a process has reported a shortage of GPU memory."""
         return int(_HEADER.unpack_from(self._buffer)[2])
 
     def note_shortage(self) -> None:
-        """Memory on a GPU is short: whoever has idle segments shall give them back."""
+        """Report that GPU memory is short: processes with idle segments return them."""
         with self._locked():
             count, stretch_bytes, shortages = _HEADER.unpack_from(self._buffer)
             _HEADER.pack_into(self._buffer, 0, count, stretch_bytes, shortages + 1)
 
     @property
     def precision(self) -> int:
-        """What the client has set for all: a number of a precision of matrix products."""
+        """The client's setting for all processes: the number of a precision of matrix products."""
         return int(self._header[_PRECISION_WORD])
 
     @precision.setter
@@ -175,13 +175,13 @@ class DeviceBoard:
 
 
 class _Locked:
-    """While it is entered no other process changes the header."""
+    """Prevents other processes from changing the header."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def __enter__(self) -> None:
-        # An open file of our own: a lock on an inherited one would be shared with the parent.
+        # A new open file: a lock on an inherited one would be shared with the parent.
         self._own = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._own, fcntl.LOCK_EX)
 

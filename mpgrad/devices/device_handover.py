@@ -1,4 +1,4 @@
-"""DeviceHandover: what one GraphTask's GPU workers read of the client's device memory."""
+"""DeviceHandover: the client's device memory that one GraphTask's GPU workers read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DeviceHandover:
-    """Everything handed over stays alive until ``close``, or longer after a failure.
+    """Keeps everything handed over alive until ``close``, or longer after a failure.
 
     Args:
         devices: of the engine.
@@ -28,7 +28,7 @@ class DeviceHandover:
         self._devices, self._link = devices, devices.link
         self._kept: list[Any] = []
         self._published: list[Block] = []
-        #: By GPU the event that follows all that this thread had asked of it; and all there were.
+        #: By GPU: the event after all earlier work of this thread; and all such events.
         self._events: dict[int, int] = {}
         self._begun: list[tuple[DeviceMemory, int]] = []
         self.copied_bytes = 0
@@ -36,7 +36,7 @@ class DeviceHandover:
         devices.board.precision = PRECISIONS.index(matmul.chosen)
 
     def handle(self, array: Any) -> TensorHandle:
-        """A reference to what forward saved, or to a copy if it cannot be exported."""
+        """A reference to a saved array, or to a copy if it cannot be exported."""
         with self._devices.lock, on(device_of(array)):
             memory = self._memory(array)
             if array.nbytes and not self._link.is_shared(memory.arena):
@@ -46,7 +46,8 @@ class DeviceHandover:
             if found is None:
                 array = array.copy(order="K")  # in exported memory, with these strides if possible
                 self.copied_bytes += array.nbytes
-                # The copy comes after the event that the others wait for: they get a later one.
+                # The copy runs after the event that earlier readers wait for: later ones get a new
+                # one.
                 del self._events[memory.device]
                 found = memory.handle(array, self._link, self._event(memory))
             if found is None:
@@ -75,14 +76,14 @@ class DeviceHandover:
         memory.copied_bytes = 0
 
     def take_host_bytes(self) -> int:
-        """Bytes that have gone through the host, in all processes, since this was last asked."""
+        """Bytes copied through the host, in all processes, since the last call."""
         return self._devices.take_host_bytes()
 
     def copy(self, block: Block, shape: tuple[int, ...], dtype: Any, device: Device) -> Any:
-        """The client's own copy, on ``device``, of a gradient; the current stream waits for it.
+        """The client's own copy of a gradient on ``device``; the current stream waits for it.
 
         Raises:
-            WorkerLost: its worker is dead.
+            WorkerLost: its worker died.
         """
         try:
             if block.arena >= WORKER_DEVICE_ARENA:
@@ -95,11 +96,11 @@ class DeviceHandover:
             raise WorkerLost(f"a GPU worker died, and a gradient with it ({error})") from error
 
     def close(self, *, is_complete: bool) -> None:
-        """Nobody is told any more to read this.
+        """Release the arrays: no new reader will be told of them.
 
         Args:
-            is_complete: there are results, for which all reads have been waited for. After a
-                failure some GPU may still be at it.
+            is_complete: there are results, so all reads have finished. After a failure a GPU may
+                still be reading.
         """
         with self._devices.lock:
             for memory, event in self._begun:

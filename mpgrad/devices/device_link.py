@@ -1,8 +1,9 @@
-"""DeviceLink: what one process of an engine knows of the others that use GPUs, and tells them.
+"""DeviceLink: the connection of one process of an engine to the others that use GPUs.
 
-Whether each pair's self-test went well, and so what may be shared by CUDA IPC and what must go
-through pinned host memory; and how far the others have read. All of it stands on the DeviceBoard;
-nobody is asked, everybody looks. Who there is: ``device_roster``; segments: ``segment_exchange``.
+It knows whether each pair's self-test succeeded, and so whether the pair shares memory by CUDA IPC
+or through pinned host memory; and how far the others have read. All of this is on the DeviceBoard:
+no process asks, every process looks. ``device_roster`` has the processes, ``segment_exchange`` the
+segments.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mpgrad.devices.pinned_arena import PinnedArena
 from mpgrad.devices.read_marks import OthersMarks, ReadMarks
 from mpgrad.devices.segment_exchange import SegmentExchange, packed, unpacked
 
-#: Of a PROCESS row's words the one that counts bytes that went through the host.
+#: The word of a PROCESS row that counts bytes copied through the host.
 _HOST_WORD = 1
 
 #: A self-test moves 256 KiB; another process may be starting on the same GPU.
@@ -30,13 +31,13 @@ _TEST_LIMIT_S = 10.0
 
 
 class DeviceLink:
-    """One process's ties to the other processes of one engine that use GPUs.
+    """One process's connection to the other processes of one engine that use GPUs.
 
     Args:
         driver: of this process.
         board: of the engine.
         exporters: this process's memory on each of its GPUs, by the number of its arena.
-        slot: of this worker; None in the client.
+        slot: the slot of this worker; None in the client.
         is_bound: whether one thread alone uses it.
     """
 
@@ -50,7 +51,7 @@ class DeviceLink:
         is_bound: bool = True,
     ) -> None:
         self._driver, self.board, self._exporters = driver, board, exporters
-        #: What this process is called as a reader.
+        #: The name of this process as a reader.
         self._reader = min(exporters, default=0)
         self.importer = Importer(driver, list(exporters.values()), is_bound=is_bound)
         self.roster = roster = DeviceRoster(board)
@@ -60,9 +61,9 @@ class DeviceLink:
         self._marks: dict[int, ReadMarks] = {}
         self._others = OthersMarks(driver, board)
         self._pinned: dict[int, PinnedArena] = {}
-        #: What others may still be reading, oldest first.
+        #: Objects that others may still be reading, oldest first.
         self._left: deque[tuple[dict[int, int], Iterable[Any]]] = deque()
-        #: What this process has asked the others, and whom it has answered.
+        #: The questions of this process, and the processes that it has answered.
         self._tests: list[pair_test.PairTest] = []
         self._answered: set[int] = set()
         self._shared: dict[int, bool] = {}
@@ -73,7 +74,7 @@ class DeviceLink:
         self.look()
 
     def look(self) -> None:
-        """Answer those that have come, and close what is wanted back; cheap if nothing is new."""
+        """Answer new processes, and close segments that are wanted back; cheap without news."""
         if self.board.row_count != self._seen_rows:
             self.roster.refresh()
             for arena in [arena for arena in self.roster.alive if arena not in self._exporters]:
@@ -84,10 +85,10 @@ class DeviceLink:
         if self._seen_shortages != self.board.shortages:
             self.give_back()
 
-    # ------------------------------------------------------------------ who can share what
+    # ------------------------------------------------------------------ self-tests
 
     def _introduce(self, arena: int, exporter: Exporter, slot: int | None) -> None:
-        """Leave a question that others answer when they look."""
+        """Publish a question, which others answer when they look."""
         row = self.roster.row(arena, self._reader, exporter.device, slot)
         try:
             with self._driver.device(exporter.device):
@@ -126,11 +127,11 @@ class DeviceLink:
         if found.works:
             self._reach(memory.device)
         elif self.roster.is_dead(arena):
-            return  # which is why
+            return  # the verdict has the reason
         self._put_verdict(arena, found.reason)
 
     def _reach(self, device: int) -> None:
-        """Let this process's GPUs read that one's memory directly, where they can."""
+        """Let this process's GPUs read that device's memory directly, if they can."""
         for exporter in self._exporters.values():
             if exporter.device != device and self._driver.can_access_peer(exporter.device, device):
                 with self._driver.device(exporter.device):
@@ -143,8 +144,8 @@ class DeviceLink:
     def is_shared(self, arena: int) -> bool:
         """Whether others can open that memory, and its process's events.
 
-        One test at least has gone well, and none badly: who has not looked yet is a process like
-        those that have.
+        This requires one successful test and no failed one: a process that has not looked yet is
+        assumed to be like the others.
         """
         if self.board.row_count != self._seen_rows:
             self.look()
@@ -158,7 +159,7 @@ class DeviceLink:
         return self._shared[arena]
 
     def failures(self) -> list[str]:
-        """Which pairs cannot share memory, and why."""
+        """The pairs that cannot share memory, with reasons."""
         return [
             f"memory {row.number} cannot be read by the process of memory {row.arena}: "
             + row.handle.rstrip(b"\0").decode(errors="replace")
@@ -166,11 +167,11 @@ class DeviceLink:
             if not row.nbytes
         ]
 
-    # ------------------------------------------------------------------ who has read what
+    # ------------------------------------------------------------------ reads
 
     def mark_reads(self, arena: int) -> None:
-        """What was read of others' memory is in the current stream, which lies on the GPU of
-        ``arena``; where others cannot wait for that, wait here."""
+        """Record that all reads of others' memory are in the current stream, on the GPU of
+        ``arena``; if others cannot wait for that, wait here."""
         if not self.is_shared(arena):
             self._driver.current_stream().synchronize()
             return
@@ -180,13 +181,13 @@ class DeviceLink:
         self._marks[arena].record()
 
     def leave(self, things: Iterable[Any], *, is_read: bool = False) -> None:
-        """Keep ``things`` until the others' GPUs have done what they have been asked for by now.
+        """Keep ``things`` until the others' GPUs have done their work so far.
 
-        What has a method ``free`` gets a call of it then.
+        Then call their method ``free``, if they have one.
 
         Args:
             things: arrays, and copies on the host.
-            is_read: the current stream waits for all that was read of them.
+            is_read: the current stream waits for all reads of them.
         """
         if is_read:
             _free(things)
@@ -197,7 +198,7 @@ class DeviceLink:
         self._left.append((self._others.now(others), things))
 
     def reclaim(self, *, is_urgent: bool = False) -> None:
-        """Let go of what the others have read; if it ``is_urgent``, wait for them."""
+        """Release what the others have read; if it ``is_urgent``, wait for them."""
         while self._left:
             marks, things = self._left[0]
             if is_urgent:
@@ -207,11 +208,11 @@ class DeviceLink:
             self._left.popleft()
             _free(things)
 
-    # ------------------------------------------------------------------ where memory is short
+    # ------------------------------------------------------------------ shortage of memory
 
     def give_back(self) -> None:
-        """Give idle segments back to the GPUs, those that others have open when these close them:
-        when they next look."""
+        """Return idle segments to the GPUs; segments that others have open follow when these close
+        them, at their next look."""
         self._seen_shortages = self.board.shortages
         self.reclaim()
         self.segments.give_back()
@@ -220,17 +221,17 @@ class DeviceLink:
         self.reclaim(is_urgent=True)
 
     def _ask_for_memory(self) -> None:
-        """Some comes back now, some when others have heard of it."""
+        """Some memory comes back now, some after others have seen the request."""
         self.board.note_shortage()
         self.give_back()
 
     # ------------------------------------------------------------------ through the host
 
     def pinned(self, arena: int) -> PinnedArena:
-        """The stretch of host memory through which that memory's contents go.
+        """The range of host memory for copies of that memory.
 
         Raises:
-            ExporterLost: its process is dead, and another one has its stretch.
+            ExporterLost: its process died, and another one has its range.
         """
         seat = self.roster.seat(arena)
         if seat not in self._pinned:
@@ -241,12 +242,12 @@ class DeviceLink:
         return self._pinned[seat]
 
     def count_host_bytes(self, arena: int, nbytes: int) -> None:
-        """So many bytes of this process's memory went through the host."""
+        """Count bytes of this process's memory that were copied through the host."""
         row = self.roster.process(arena)
         self.board.words(PROCESS, arena, row.number)[_HOST_WORD] += nbytes
 
     def host_bytes(self) -> int:
-        """Of all processes that there have been."""
+        """The count of all processes that have existed."""
         return sum(
             int(self.board.words(PROCESS, row.arena, row.number)[_HOST_WORD])
             for row in self.board.rows(PROCESS)
@@ -255,7 +256,7 @@ class DeviceLink:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """All others are dead."""
+        """Release everything, after all other processes have died."""
         self._left.clear()
         for test in self._tests:
             test.close()
@@ -266,7 +267,7 @@ class DeviceLink:
         for exporter in self._exporters.values():
             for relief in (self._wait_for_readers, self._ask_for_memory):
                 exporter.relief.remove(relief)
-        # If one of them was killed while its memory was read, that error comes back here.
+        # If one of them was killed while its memory was read, that error is raised here.
         with contextlib.suppress(*self._driver.errors):
             self.segments.close()
 

@@ -1,9 +1,9 @@
-"""DeviceMemory: a process's arrays on a GPU as others see them (``device_reader`` is the reverse).
+"""DeviceMemory: a process's arrays on a GPU for other processes (``device_reader`` is the reverse).
 
-What leaves a process stays where it is: others get (arena, segment and offset) and the number of an
-event. The exporter keeps an array until it is told that nobody holds it; who reads it lets his
-stream wait for the event first. Where the others cannot open this memory, a copy leaves, through
-pinned host memory.
+A published array stays where it is: others get (arena, segment and offset) and the number of an
+event. The exporter keeps an array until it is told that it has no holder. A reader makes its stream
+wait for the event before the first access. If the others cannot open this memory, a copy is
+published through pinned host memory.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ from mpgrad.devices.segment_pool import SegmentPlace
 from mpgrad.errors import ProtocolError
 from mpgrad.shm.lease import byte_bounds
 
-#: A generation is a number that only grows, and the event to wait for (0: none).
+#: A generation is a rising number, and the event to wait for (0: none).
 EVENT_BITS = EVENTS.bit_length()
 NO_EVENT = 0
-#: Stands for a segment where a block lies in its maker's stretch of pinned host memory.
+#: The segment number of a block in its maker's range of pinned host memory.
 ON_HOST = 1 << 22
 
 
 class HostCopy(NamedTuple):
-    """Bytes of device memory in pinned host memory."""
+    """A copy of device memory in pinned host memory."""
 
     arena: PinnedArena
     offset: int
 
     def free(self) -> None:
-        """Nobody reads them any more."""
+        """Free the bytes; they have no reader any more."""
         self.arena.free(self.offset)
 
 
 class DeviceMemory:
-    """What this process exports of one GPU. Used by one thread at a time, with the GPU current.
+    """The memory that this process exports on one GPU.
+
+    It is used by one thread at a time, with the GPU current.
 
     Args:
         driver: of this process.
-        arena: the number under which others know it.
-        device: which GPU.
+        arena: its number for others.
+        device: the number of the GPU.
     """
 
     def __init__(self, driver: CudaDriver, arena: int, device: int) -> None:
@@ -54,20 +56,20 @@ class DeviceMemory:
         self.exporter = Exporter(driver, str(arena), device)
         self._ring: EventRing | None = None
         self._serial = 0
-        #: What others may be reading, by generation; with it its copy on the host, if it has one.
+        #: Arrays that others may read, by generation, each with its copy on the host if it has one.
         self._published: dict[int, tuple[Any, ...]] = {}
-        #: The event that will follow what has been published and not been marked.
+        #: The event to record after the publications since the last mark.
         self._event: int | None = None
-        #: Whether something was published that is not marked, and of that something on the host.
+        #: Whether there are publications since the last mark, and whether some are on the host.
         self._is_unmarked = self._is_on_host = False
-        #: How often others were given an event behind all that had been asked of the GPU.
+        #: The number of events given out that follow all earlier work of the GPU.
         self.marks = 0
         self.copied_bytes = 0
 
-    # ------------------------------------------------------------------------ leaving
+    # ------------------------------------------------------------------------ publication
 
     def publish(self, array: Any, link: DeviceLink) -> Block:
-        """A reference to a C-contiguous array; nobody may write to it any more.
+        """A reference to a C-contiguous array, which must not be written to any more.
 
         ``mark`` must follow before the reference is sent.
         """
@@ -95,7 +97,7 @@ class DeviceMemory:
         return Block(self.arena, packed(place), array.nbytes, generation)
 
     def mark(self) -> None:
-        """Let the event follow all that the current stream has been given until now."""
+        """Record the event after all work of the current stream so far."""
         if not self._is_unmarked:
             return
         stream = self._driver.current_stream()
@@ -108,14 +110,14 @@ class DeviceMemory:
         self._event, self._is_unmarked, self._is_on_host = None, False, False
 
     def release(self, block: Block) -> tuple[Any, ...]:
-        """Nobody holds ``block`` any more; what must be kept until GPUs have read it."""
+        """Release a block without a holder; return what must be kept until GPUs have read it."""
         found = self._published.pop(block.generation, ())
         if found:
             self._drop_event(block.generation & ((1 << EVENT_BITS) - 1))
         return found
 
     def published(self, block: Block) -> Any:
-        """The array itself.
+        """The published array.
 
         Raises:
             ProtocolError: there is no such block (any more).
@@ -128,7 +130,7 @@ class DeviceMemory:
     # ------------------------------------------------------------------------ saved arrays
 
     def handle(self, array: Any, link: DeviceLink, event: int) -> TensorHandle | None:
-        """A reference to a strided array, None if it lies in memory that cannot be exported.
+        """A reference to a strided array; None if it lies in memory that cannot be exported.
 
         The caller keeps the array, and ``event`` (see ``begin_handover``), while others read.
         """
@@ -145,9 +147,9 @@ class DeviceMemory:
         return TensorHandle(self.arena, start + first - low, start, event, *layout)
 
     def handle_on_host(self, array: Any, link: DeviceLink) -> tuple[TensorHandle, HostCopy]:
-        """The same of a copy on the host, gaps included, so that the strides stay as they are.
+        """The same for a copy on the host, gaps included, so that the strides stay the same.
 
-        The caller frees the copy when nobody reads any more.
+        The caller frees the copy when it has no reader any more.
         """
         first = self._driver.pointer(array)
         low, high = byte_bounds(first, array.shape, array.itemsize, array.strides)
@@ -158,13 +160,13 @@ class DeviceMemory:
         return TensorHandle(self.arena, start + first - low, start, NO_EVENT, *layout), copy
 
     def begin_handover(self, link: DeviceLink) -> int:
-        """An event behind all that the current stream has been given: readers wait for it."""
+        """An event after all work of the current stream so far, for readers to wait for."""
         event = self._next_event(link)
         self.mark()
         return event
 
     def end_handover(self, event: int) -> None:
-        """Nobody waits for it any more."""
+        """Release the event: it has no waiter any more."""
         self._drop_event(event)
 
     # ------------------------------------------------------------------------ inside
@@ -185,7 +187,7 @@ class DeviceMemory:
             link.segments.show(self.arena, self.exporter.offer(segment, link.segments.name))
 
     def _next_event(self, link: DeviceLink) -> int:
-        """The event that ``mark`` will record, for one more who will wait for it: number + 1."""
+        """Reserve the event that ``mark`` will record, for one more waiter: its number + 1."""
         if self._ring is None:
             self._ring = EventRing(self._driver)
         if not self._is_unmarked:

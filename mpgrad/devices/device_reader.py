@@ -1,8 +1,8 @@
-"""DeviceReader: other processes' arrays on GPUs, as this process sees them.
+"""DeviceReader: arrays on GPUs that belong to other processes.
 
-Saved tensors are read where they lie, gradients are copied on a stream of their own. Nothing waits
-on the host: streams wait for the exporter's event before, and for the reads behind them a mark is
-left (``read_marks``).
+Saved tensors are read where they lie, gradients are copied on a separate stream. The host does not
+wait: streams wait for the exporter's event before the reads, and a mark is recorded after them
+(``read_marks``).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from mpgrad.shm.lease import byte_bounds
 
 
 class DeviceReader:
-    """Opens what others name.
+    """Opens arrays of other processes.
 
     Args:
         driver: of this process.
         link: to the engine's other processes.
-        own: what this process exports itself.
+        own: the memory that this process exports.
     """
 
     def __init__(self, driver: CudaDriver, link: DeviceLink, own: Sequence[DeviceMemory]) -> None:
@@ -40,7 +40,7 @@ class DeviceReader:
         self._importer: Importer = link.importer
         self._events = OpenedEvents(driver, link.board)
         self._copy_streams: dict[int, Any] = {}
-        #: Whether something was read since the last mark.
+        #: Whether there were reads since the last mark.
         self._has_read = False
         #: (memory, event, GPU) that the current stream of the GPU waits for since then.
         self._waited: set[tuple[int, int, int]] = set()
@@ -48,10 +48,10 @@ class DeviceReader:
     def open(self, handle: TensorHandle) -> Any:
         """A strided array over memory that its exporter keeps meanwhile, on the GPU where it lies.
 
-        What went through the host lies on the current GPU.
+        A copy through the host lies on the current GPU.
 
         Raises:
-            ProtocolError: nobody has shown such memory.
+            ProtocolError: no process has published such memory.
             CudaError: CUDA refuses.
         """
         if 0 in handle.shape:
@@ -72,21 +72,21 @@ class DeviceReader:
         self._wait_once(handle, here)
         if device == here:
             return self._driver.array(pointer + first, *layout, use)
-        # The stream of the GPU where it lies, too.
+        # The stream of the GPU where it lies must wait, too.
         with self._driver.device(device):
             self._wait_once(handle, device)
             return self._driver.array(pointer + first, *layout, use)
 
     def copy(self, block: Block, shape: Sequence[int], dtype: Any) -> Any:
-        """A new array on the current GPU with what ``block`` holds, on whichever GPU that lies.
+        """A new array on the current GPU with the content of ``block``, which may be on any GPU.
 
-        It is copied beside what the current stream does. ``finish_reads`` before the block is let
-        go.
+        It is copied in parallel with the current stream. Call ``finish_reads`` before the block is
+        released.
 
         Raises:
-            ProtocolError: it is of another size, or nobody has shown such memory.
+            ProtocolError: it has another size, or no process has published such memory.
             CudaError: CUDA refuses.
-            ExporterLost: its process is dead, and what went through the host with it.
+            ExporterLost: its process died, and its copy on the host is lost.
         """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes != block.nbytes:
@@ -103,7 +103,7 @@ class DeviceReader:
             return out
         pointer, _device, _use = self._pointer(block.arena, place, nbytes)
         now, beside = self._driver.current_stream(), self._copy_stream()
-        # Its memory may still be in use by what the current stream was given before.
+        # Earlier work of the current stream may still use its memory.
         before = self._driver.event()
         before.record(now)
         beside.wait_event(before)
@@ -115,12 +115,12 @@ class DeviceReader:
         return out
 
     def event_of(self, block: Block) -> Any:
-        """The event behind what ``block`` holds; None if it holds it already."""
+        """The event after which ``block`` has its content; None if it has it already."""
         event = block.generation & ((1 << EVENT_BITS) - 1)
         return None if event == NO_EVENT else self._events.find(block.arena, event - 1)
 
     def finish_reads(self, arena: int) -> None:
-        """What was read since the last call may be let go.
+        """Allow the release of everything read since the last call.
 
         Args:
             arena: this process's memory on the current GPU.
@@ -131,13 +131,13 @@ class DeviceReader:
             self._waited.clear()
 
     def _from_host(self, arena: int, place: SegmentPlace, target: Any) -> None:
-        """Copy it up, and wait: if its process dies, the next one in its slot writes there."""
+        """Copy it to the GPU and wait: if its process dies, its successor writes there."""
         stream = self._driver.current_stream()
         pointer = self._driver.pointer(target)
         self._link.pinned(arena).get(place.offset, pointer, target.nbytes, stream)
         stream.synchronize()
         self._link.roster.refresh()
-        self._link.roster.process(arena)  # was it still there? The next one enters itself first
+        self._link.roster.process(arena)  # raises if it died: its successor first enters itself
 
     def _copy_stream(self) -> Any:
         device = self._driver.current_device()
@@ -146,7 +146,7 @@ class DeviceReader:
         return self._copy_streams[device]
 
     def _wait_once(self, handle: TensorHandle, device: int) -> None:
-        """Most of a task's saved tensors follow the same event, which stays as it is meanwhile."""
+        """Wait once: most saved tensors of a task have the same event, which does not change."""
         key = (handle.arena, handle.generation, device)
         if key not in self._waited:
             self._wait(handle.arena, handle.generation, self._driver.current_stream())
@@ -158,7 +158,7 @@ class DeviceReader:
         stream.wait_event(self._events.find(arena, event - 1))
 
     def _pointer(self, arena: int, place: SegmentPlace, nbytes: int) -> tuple[int, int, Any]:
-        """Where that lies here, on which GPU, and what keeps the segment open."""
+        """The address of that memory here, its GPU, and the object that keeps the segment open."""
         own = self._own.get(arena)
         if own is not None:
             return own.exporter.address(place), own.device, None

@@ -1,4 +1,4 @@
-"""DeviceRoster: which processes of an engine use GPUs, and which of them are dead."""
+"""DeviceRoster: the processes of an engine that use GPUs, and which of them are dead."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from mpgrad.devices.device_board import PROCESS, DeviceBoard, Row
 from mpgrad.errors import MpgradError
 
-#: PROCESS rows have the number of the worker's slot; the client's GPUs come behind all slots.
+#: PROCESS rows have the number of the worker's slot; the client's GPUs come after all slots.
 _CLIENT_SLOTS = 1 << 32
-#: How long to wait for an event before looking whether its process is dead.
+#: The time to wait for an event between two checks whether its process is dead.
 _LOOK_AGAIN_S = 50e-6
-#: How long what another process still owes may take once one of them has died.
+#: The time that another process's event may take after one of them has died.
 _GRACE_S = 30.0
 
 
@@ -26,13 +26,13 @@ class ExporterLost(MpgradError):
 
 
 class _Life:
-    """The pidfd of a process: readable once that is dead. Who waits at it keeps it."""
+    """The pidfd of a process, readable once it is dead. A waiting thread keeps the object."""
 
     def __init__(self, pid: int) -> None:
         self._fd = os.pidfd_open(pid)
 
     def fileno(self) -> int:
-        """What ``select`` asks for."""
+        """The descriptor for ``select``."""
         return self._fd
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -49,25 +49,25 @@ class DeviceRoster:
 
     def __init__(self, board: DeviceBoard) -> None:
         self._board = board
-        #: By the number of its memory, each process that may be alive. (The client has one of each
-        #: GPU.)
+        #: By the number of its memory, each process that may be alive. (The client has one number
+        #: per GPU.)
         self.alive: dict[int, Row] = {}
         self._lives: dict[int, _Life] = {}
 
     def row(self, arena: int, reader: int, device: int, slot: int | None) -> Row:
-        """The one of this process.
+        """The row of this process.
 
         Args:
             arena: the number of its memory on that GPU.
-            reader: what it is called as a reader: the lowest of those numbers.
-            device: which GPU.
+            reader: its name as a reader: the lowest of those numbers.
+            device: the number of the GPU.
             slot: of a worker; None for the client.
         """
         number = _CLIENT_SLOTS + device if slot is None else slot
         return Row(PROCESS, arena, number, reader, device, str(os.getpid()).encode())
 
     def refresh(self) -> None:
-        """Find those that have come. A slot gets a new process only when the one before is dead."""
+        """Find new processes. A slot gets a new one only after the death of the one before."""
         rows = self._board.rows(PROCESS)
         latest = {row.number: row.arena for row in rows}
         self.alive = {row.arena: row for row in rows if latest[row.number] == row.arena}
@@ -75,11 +75,11 @@ class DeviceRoster:
 
     @property
     def readers(self) -> set[int]:
-        """Those that may be alive, as readers."""
+        """The processes that may be alive, as readers."""
         return {row.nbytes for row in self.alive.values()}
 
     def process(self, arena: int) -> Row:
-        """Whose memory that is.
+        """The row of that memory's process.
 
         Raises:
             ExporterLost: it is dead, and another one has its slot.
@@ -91,7 +91,7 @@ class DeviceRoster:
         return self.alive[arena]
 
     def seat(self, arena: int) -> int:
-        """The number of its process's stretch of host memory.
+        """The number of its process's range of host memory.
 
         Raises:
             ExporterLost: as for ``process``.
@@ -109,13 +109,13 @@ class DeviceRoster:
     def wait_here(self, arena: int, event: Any, limit_s: float = math.inf) -> None:
         """Block this thread until an event of another process is done.
 
-        A stream that waits for an event of a process that dies may wait for ever, or break its
-        context for good. A worker can be replaced then; the client must not come into that.
+        A stream that waits for an event of a process that dies may wait forever, or break its
+        context. A worker can then be replaced; the client must avoid it.
 
         Raises:
-            ExporterLost: that process is dead; or another one is, and this one gets no further:
-                its GPU may wait for that.
-            TimeoutError: all live, and it has not got there within ``limit_s``.
+            ExporterLost: that process is dead; or another one is, and this one makes no progress,
+                because its GPU may wait for the dead one.
+            TimeoutError: all are alive, and the event was not done within ``limit_s``.
         """
         now = time.monotonic()
         deadline, is_someone_dead = now + limit_s, False
@@ -130,12 +130,12 @@ class DeviceRoster:
                 is_someone_dead, deadline = True, min(deadline, now + _GRACE_S)
                 watched = watched[:1]
             if now > deadline and is_someone_dead:
-                raise ExporterLost(f"a process died, and that of memory {arena} gets no further")
+                raise ExporterLost(f"a process died, and that of memory {arena} makes no progress")
             if now > deadline:
                 raise TimeoutError(f"its event was not done within {limit_s} s")
 
     def close(self) -> None:
-        """All others are dead."""
+        """Release everything, after all other processes have died."""
         self._lives.clear()
         self.alive.clear()
 

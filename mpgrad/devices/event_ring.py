@@ -1,9 +1,9 @@
-"""A fixed number of interprocess events, by which one process's streams wait for another's.
+"""A fixed number of interprocess events, by which streams wait for other processes' streams.
 
-Making or opening an event costs a system call and a mapping, and PyTorch found a limit near 22,000;
-so each process makes its events once, the others open them once, and each is recorded again and
-again. Never while somebody may still come to wait for it: that one would wait for later work,
-which may itself wait for him.
+Making or opening an event costs a system call and a mapping, and PyTorch found a limit near 22,000.
+So each process makes its events once, the others open them once, and they are recorded again and
+again. An event is never recorded while a process may still wait for it: that process would wait for
+later work, which may itself depend on the waiter.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from mpgrad.devices.cuda_driver import CudaDriver
 from mpgrad.devices.device_board import EVENT, DeviceBoard
 from mpgrad.errors import InvariantViolated, ProtocolError
 
-#: PyTorch caps its own at 1000 and synchronises beyond; this many can be under way per worker.
+#: PyTorch limits its own to 1000 and synchronises beyond; a worker may have this many in use.
 EVENTS = 256
 
 
 class EventRing:
-    """The exporter's end.
+    """The events of the exporter.
 
     Args:
         driver: of this process; the events belong to its current device.
-        size: how many.
+        size: the number of events.
     """
 
     def __init__(self, driver: CudaDriver, size: int = EVENTS) -> None:
         self._driver = driver
         self._events = [driver.event(interprocess=True) for _ in range(size)]
         self._free = list(range(size - 1, -1, -1))
-        #: Event -> how many may still come to wait for it.
+        #: Event -> number of processes that may still wait for it.
         self._waiters: dict[int, int] = {}
 
     def handles(self) -> list[bytes]:
-        """For the importers, in order."""
+        """The handles for the importers, in order."""
         return [self._driver.ipc_event_handle(event) for event in self._events]
 
     def reserve(self) -> int | None:
-        """A free event for one who will wait for it, to be recorded before he hears of it.
+        """Reserve an event for one waiter. Record it before you tell the waiter its number.
 
-        None where none is free: then whoever asks waits for his stream himself.
+        None if there is no free event: then wait for the stream on the host.
         """
         if not self._free:
             return None
@@ -49,17 +49,17 @@ class EventRing:
         return number
 
     def share(self, number: int) -> None:
-        """One more will wait for it."""
+        """Count one more waiter."""
         self._check(number)
         self._waiters[number] += 1
 
     def record(self, number: int, stream: Any) -> None:
-        """Mark what is in ``stream`` now."""
+        """Record the event after the current work of ``stream``."""
         self._check(number)
         self._events[number].record(stream)
 
     def waited(self, number: int) -> None:
-        """One of them will not come to wait any more: he has, or is dead."""
+        """Count one waiter less: it has waited, or is dead."""
         self._check(number)
         self._waiters[number] -= 1
         if self._waiters[number] == 0:
@@ -67,13 +67,13 @@ class EventRing:
             self._free.append(number)
 
     def _check(self, number: int) -> None:
-        """Raise InvariantViolated where nobody is to wait for it."""
+        """Raise InvariantViolated if the event has no waiter."""
         if number not in self._waiters:
-            raise InvariantViolated(f"event {number} is free: nobody is to wait for it")
+            raise InvariantViolated(f"event {number} is free: it has no waiter")
 
     @property
     def free_count(self) -> int:
-        """Events that can be recorded now."""
+        """The number of events that can be recorded now."""
         return len(self._free)
 
 
@@ -82,7 +82,7 @@ class OpenedEvents:
 
     Args:
         driver: of this process.
-        board: where their handles stand.
+        board: the board with their handles.
     """
 
     def __init__(self, driver: CudaDriver, board: DeviceBoard) -> None:
@@ -93,7 +93,7 @@ class OpenedEvents:
         """Event ``number`` of the process whose memory is ``arena``.
 
         Raises:
-            ProtocolError: nobody has shown it.
+            ProtocolError: no process has published it.
         """
         key = (arena, number)
         if key not in self._opened:

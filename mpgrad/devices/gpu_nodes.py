@@ -1,4 +1,4 @@
-"""Which Nodes of a frozen graph run on a GPU, and which gradients lie there."""
+"""on_gpus(): the Nodes of a frozen graph that run on a GPU, and the gradients that lie there."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
 
 
 class Placeable(Protocol):
-    """What is asked of a Node here."""
+    """The part of a Node that this file needs."""
 
-    #: Of its gradients, each with a ``device``.
+    #: The metadata of its gradients, each with a ``device``.
     input_metadata: Any
 
 
 def on_gpus(specs: Sequence[NodeSpec], nodes: Sequence[Placeable]) -> tuple[NodeSpec, ...]:
     """``specs`` with ``device`` and ``device_inputs`` set.
 
-    A Node runs on the GPU that its gradients go to, else on the one that they come from: what moves
-    between host and GPU runs at the GPU, and between two GPUs at the one that receives.
+    A Node runs on the GPU that its gradients go to, else on the one that they come from. So a copy
+    between host and GPU runs at the GPU, and one between two GPUs at the receiver.
     """
     return tuple([_placed(spec, node, nodes) for spec, node in zip(specs, nodes, strict=True)])
 
@@ -35,6 +35,6 @@ def _placed(spec: NodeSpec, node: Placeable, nodes: Sequence[Placeable]) -> Node
     if gpu is None:
         return spec
     on_device = tuple(index is not None for index in come_from)
-    # The client has a context on every GPU: what it runs belongs to no worker.
+    # The client has a context on every GPU: its Nodes belong to no worker.
     device = ON_CPU if spec.on_client else gpu
     return spec._replace(device=device, device_inputs=on_device)

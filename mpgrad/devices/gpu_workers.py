@@ -10,14 +10,14 @@ from mpgrad.devices.device_arrays import CUDA
 
 
 def gpu_workers(gpus: str | Sequence[int], mode: str) -> tuple[int, ...]:
-    """For each GPU worker the number of its GPU; new tensors are then born where it can read them.
+    """The GPU number of each GPU worker; new tensors are then made where the workers can read them.
 
     Args:
         gpus: as of ``Engine``.
         mode: of the Engine.
 
     Raises:
-        ValueError: it is something else, or there is no such GPU here.
+        ValueError: ``gpus`` has another value, or there is no such GPU here.
     """
     asked = config.gpus() if gpus == "auto" else gpus
     if asked == "auto":
@@ -30,11 +30,11 @@ def gpu_workers(gpus: str | Sequence[int], mode: str) -> tuple[int, ...]:
     numbers = tuple(range(count)) if isinstance(asked, str) else tuple(asked)
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool):
-            raise ValueError(f"Engine(gpus={gpus!r}): {number!r} is no number of a GPU")
+            raise ValueError(f"Engine(gpus={gpus!r}): {number!r} is not the number of a GPU")
         if not 0 <= number < count:
             raise ValueError(f"Engine(gpus={gpus!r}): no GPU {number} among {count}")
     if numbers:
-        # Here and not above: most processes never load it.
+        # Imported here: most processes never load it.
         from mpgrad.devices.client_devices import use_pool
 
         use_pool()

@@ -1,8 +1,8 @@
-"""The self-test of a pair of processes: does a handle of one reach the other's eyes, in order?
+"""PairTest: the self-test of two processes: can one read the other's memory, in order?
 
-What CUDA says it can do and what a container, a driver or a virtual machine lets through differ;
-so two processes try it once, with bytes, before they rely on it. Where it fails they use pinned
-host memory, and say why.
+The abilities that CUDA reports may differ from those that a container, a driver or a virtual
+machine allows. So two processes test them once before they rely on them. If the test fails, they
+use pinned host memory and report the reason.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PATTERN_ELEMENTS = 1 << 16
 
 
 class Question(NamedTuple):
-    """What the exporter sends.
+    """The message of the exporter.
 
     Attributes:
         offer: the segment.
-        place: where the pattern lies in it.
-        event: handle of the event that the pattern's copy is followed by.
-        seed: what the pattern starts with.
+        place: the place of the pattern in it.
+        event: the handle of the event after the copy of the pattern.
+        seed: the start of the pattern.
     """
 
     offer: SegmentOffer
@@ -38,7 +38,7 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the importer found; ``reason`` is empty if all is well."""
+    """The result of the importer; ``reason`` is empty on success."""
 
     peer: str
     reason: str
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class PairTest:
-    """The exporter's end; keep it until the answer has come.
+    """The exporter's part; keep it until the answer has come.
 
     Raises:
         NotExportable: this process can make no handle.
@@ -77,7 +77,7 @@ class PairTest:
         self.question = Question(exporter.offer(place.segment, to), place, handle, seed)
 
     def close(self) -> None:
-        """Wait for the copy, whoever has waited for it: the memory may be used again after this."""
+        """Wait for the copy in any case: the memory may be used again after this."""
         self._event.synchronize()
 
 
@@ -88,15 +88,15 @@ def answer(
     question: Question,
     wait: Callable[[Any], None] = lambda event: event.synchronize(),
 ) -> Answer:
-    """The importer's end: open, wait for the event, compare. It never raises.
+    """The importer's part: open, wait for the event, compare. It never raises.
 
     Args:
         driver: of this process.
         importer: of this process.
-        peer: what this process is called.
-        question: what the exporter sent.
-        wait: blocks until an event is done. On the host: this process's streams are not to break if
-            the other one dies.
+        peer: the name of this process.
+        question: the message of the exporter.
+        wait: blocks until an event is done. It waits on the host, so that this process's streams
+            do not break if the other one dies.
     """
     pattern = _pattern(question.seed)
     offer, place = question.offer, question.place
@@ -110,7 +110,7 @@ def answer(
         )
         if not np.array_equal(array.get(), pattern):
             return Answer(peer, "the bytes that arrived are not those that were written")
-    except Exception as error:  # whatever it is: the other way is there
+    except Exception as error:  # after any error, pinned host memory is used
         return Answer(peer, f"{type(error).__name__}: {error}")
     return Answer(peer, "")
 

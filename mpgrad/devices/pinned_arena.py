@@ -1,9 +1,9 @@
-"""PinnedArena: host memory that GPUs copy from and to beside the host, for where IPC does not work.
+"""PinnedArena: pinned host memory for asynchronous copies between GPUs if IPC does not work.
 
-Each process that exports device memory has a stretch of the shared segment, and says there where
-blocks lie; the others read them. Pinned pages stay where they are, so nothing is punched. Each
-process pins its own mapping, piece by piece as it needs them: most never need any. One copy down
-and one copy up replace one handle.
+Each process that exports device memory has a range of the shared segment, and decides where blocks
+lie in it; the others read them. Pinned pages stay where they are, so nothing is punched. Each
+process pins its own mapping, piece by piece as it needs them: most never need any. One copy to the
+host and one from the host replace one handle.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from mpgrad.errors import ProtocolError
 from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.segment import Segment
 
-#: What is pinned at once. CUDA refuses a copy that touches two pinned pieces.
+#: The bytes that are pinned at once. CUDA refuses a copy that touches two pinned pieces.
 PIECE_BYTES = 16 << 20
 
 
 class PinnedArena:
-    """One process's view of one stretch.
+    """One process's view of one range.
 
     Args:
         driver: of this process.
         segment: shared with the other processes.
-        start: where the stretch starts in it.
-        nbytes: how long it is.
-        is_owner: whether this process says where blocks lie.
+        start: the start of the range in it.
+        nbytes: the length of the range.
+        is_owner: whether this process decides where blocks lie.
     """
 
     def __init__(
@@ -39,24 +39,24 @@ class PinnedArena:
         self._free_list = FreeList(nbytes, nbytes, "pinned arena") if is_owner else None
 
     def put(self, pointer: int, nbytes: int, stream: Any) -> int:
-        """Copy device memory here, behind what is in ``stream``; the offset in the stretch.
+        """Copy device memory to the host, after the work of ``stream``; return the offset.
 
         Raises:
-            SharedMemoryExhausted: it has no room.
-            ValueError: this process does not own the stretch.
+            SharedMemoryExhausted: the range has no room.
+            ValueError: this process does not own the range.
         """
         if self._free_list is None:
-            raise ValueError("only the owner of a pinned arena says where blocks lie")
+            raise ValueError("only the owner of a pinned arena decides where blocks lie")
         offset, _generation = self._free_list.allocate(nbytes)
         for address, at, length in self._pieces(offset, nbytes):
             self._driver.copy(address, pointer + at, length, DEVICE_TO_HOST, stream)
         return offset
 
     def get(self, offset: int, pointer: int, nbytes: int, stream: Any) -> None:
-        """Copy bytes from here to device memory, behind what is in ``stream``.
+        """Copy bytes of the range to device memory, after the work of ``stream``.
 
         Raises:
-            ProtocolError: they do not lie in the stretch.
+            ProtocolError: they do not lie in the range.
         """
         if not 0 <= offset <= offset + nbytes <= self._nbytes:
             raise ProtocolError(f"{nbytes} bytes at {offset} do not fit the pinned arena")
@@ -64,18 +64,18 @@ class PinnedArena:
             self._driver.copy(pointer + at, address, length, HOST_TO_DEVICE, stream)
 
     def free(self, offset: int) -> None:
-        """Every copy from and to the block has run; only the owner says so."""
+        """Free a block after every copy from and to it has run; only the owner calls this."""
         if self._free_list is not None:
             self._free_list.free(offset)
 
     def close(self) -> None:
-        """Unpin; no copy may be under way."""
+        """Unpin the memory; no copy may be running."""
         for address in self._pinned.values():
             self._driver.host_unregister(address)
         self._pinned.clear()
 
     def _pieces(self, offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
-        """Each piece of that range, pinned: its address, its place in the range, its length."""
+        """Each pinned piece of that range: its address, its place in the range, its length."""
         at = 0
         while at < nbytes:
             piece, inside = divmod(offset + at, PIECE_BYTES)
@@ -87,7 +87,7 @@ class PinnedArena:
         if piece not in self._pinned:
             start = self._start + piece * PIECE_BYTES
             nbytes = min(PIECE_BYTES, self._nbytes - piece * PIECE_BYTES)
-            # Pages first: pinning a hole would make them one at a time.
+            # The pages first: pinning a hole would make them one at a time.
             self._segment.populate(start, nbytes)
             self._driver.host_register(self._segment.address + start, nbytes)
             self._pinned[piece] = self._segment.address + start

@@ -1,9 +1,9 @@
 """ReadMarks: how a process learns, without waiting, that another one's GPU has read its memory.
 
-A reader's answer leaves before its kernels have run, and with the answer the memory's owner gets
-its blocks back. So each reader records an event behind what it has read, and counts these marks
-where all see it; the owner notes how far everybody had counted when the block came back, and uses
-it again once those marks have been passed. (PyTorch does so with ``record_stream``.)
+A reader's reply is sent before its kernels have run, and with the reply the owner of the memory
+gets its blocks back. So each reader records an event after its reads, and publishes the number of
+these marks. When a block comes back, the owner notes everybody's number, and uses the block again
+once those marks have been passed. (PyTorch does the same with ``record_stream``.)
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from mpgrad.devices.device_board import EVENT, PROCESS, DeviceBoard, Row
 from mpgrad.devices.device_roster import DeviceRoster, ExporterLost
 from mpgrad.devices.event_ring import EVENTS, OpenedEvents
 
-#: Events in the circle of each process: their rows come behind those of its ring.
+#: The number of mark events of each process; their rows follow those of its EventRing.
 MARKS = 64
 _FIRST_MARK = EVENTS
 
-#: Which of a PROCESS row's words counts the marks.
+#: The word of a PROCESS row that counts the marks.
 MARKS_WORD = 0
 
 
 class ReadMarks:
-    """Those of this process's memory on one GPU, which is current.
+    """The marks of this process on one GPU, which is current.
 
     Args:
         driver: of this process.
-        board: where others find them.
+        board: the board on which others find them.
         row: the PROCESS row of that memory.
     """
 
@@ -40,12 +40,12 @@ class ReadMarks:
         self._count = 0
 
     def record(self) -> None:
-        """All that others' memory was read for is in the current stream."""
+        """All work that reads others' memory is in the current stream."""
         if not self._events:
             self._make_events()
         event = self._events[self._count % MARKS]
         if self._count >= MARKS and not event.done:
-            event.synchronize()  # whoever sees the next number takes this mark for passed
+            event.synchronize()  # for others, the next number means that this mark is passed
         event.record(self._driver.current_stream())
         self._count += 1
         self._words[MARKS_WORD] = self._count
@@ -61,26 +61,26 @@ class ReadMarks:
 
 
 class OthersMarks:
-    """Those of the other processes of an engine.
+    """The marks of the other processes of an engine.
 
     Args:
         driver: of this process.
-        board: where they stand.
+        board: the board with the marks.
     """
 
     def __init__(self, driver: CudaDriver, board: DeviceBoard) -> None:
         self._driver, self._board = driver, board
         self._events = OpenedEvents(driver, board)
-        #: By memory: marks up to this one are passed.
+        #: By memory: all marks up to this one are passed.
         self._passed: dict[int, int] = {}
 
     def now(self, rows: list[Row]) -> dict[int, int]:
-        """How far each of these processes has counted: by the number of its memory."""
+        """The number of marks of each of these processes, by the number of its memory."""
         counts = {row.arena: self._count(row) for row in rows}
         return {arena: count for arena, count in counts.items() if count}
 
     def are_passed(self, marks: dict[int, int], roster: DeviceRoster) -> bool:
-        """Whether the GPUs are beyond all of ``marks``; those of the dead are."""
+        """Whether the GPUs have passed all of ``marks``; dead processes have passed theirs."""
         return all(
             count <= self._passed.get(arena, 0) or self._is_passed(roster.alive[arena], count)
             for arena, count in marks.items()
@@ -88,15 +88,15 @@ class OthersMarks:
         )
 
     def wait(self, marks: dict[int, int], roster: DeviceRoster) -> None:
-        """Block until they are."""
+        """Block until the GPUs have passed all of ``marks``."""
         for arena, count in marks.items():
             with contextlib.suppress(ExporterLost, *self._driver.errors):
                 if not self._is_passed(roster.process(arena), count):
                     roster.wait_here(arena, self._event(arena, count))
 
     def _is_passed(self, row: Row, count: int) -> bool:
-        # A mark is recorded again only after it was passed; if that happens just now, `done` is
-        # about the later one, and another look will tell.
+        # A mark is recorded again only after it was passed; if that happens right now, `done` is
+        # that of the later one, and the next check shows it.
         is_passed = self._count(row) >= count + MARKS or self._is_done(row.arena, count)
         if is_passed:
             self._passed[row.arena] = max(count, self._passed.get(row.arena, 0))

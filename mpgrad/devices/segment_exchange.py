@@ -1,8 +1,8 @@
-"""SegmentExchange: segments of device memory between the processes of an engine, and the way back.
+"""SegmentExchange: shares segments of device memory among an engine's processes, and frees them.
 
-A segment is shown on the board, and opened by whoever gets a reference into it. An exporter that
-wants an idle one back says so beside its row; who has it open closes it when he next looks, and
-says that beside a row of his own; then it is freed.
+A segment is published on the board; a process that gets a reference into it opens it. An exporter
+that wants to free an idle segment sets a word beside its row. Each process that has it open closes
+it at its next look and sets a word beside a row of its own; then the segment is freed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mpgrad.devices.device_board import MEMORY, OPENED, DeviceBoard, Row
 from mpgrad.devices.device_roster import DeviceRoster
 from mpgrad.devices.segment_pool import SegmentPlace
 
-#: An offset in a Block of device memory is a segment's number and what follows in it.
+#: The offset of a Block of device memory combines a segment's number with an offset in it.
 SEGMENT_BITS = 40
 
-#: Of a MEMORY or OPENED row's words.
+#: Words of a MEMORY or OPENED row.
 _RETIRING = _IS_OPEN = 0
 
-#: Those of this process: a program may have several engines, and one memory for all of them.
+#: The exchanges of this process: a program may have several engines with one memory.
 _exchanges: weakref.WeakValueDictionary[str, SegmentExchange] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -34,20 +34,20 @@ def packed(place: SegmentPlace) -> int:
 
 
 def unpacked(offset: int) -> SegmentPlace:
-    """The other way round."""
+    """The inverse of :func:`packed`."""
     return SegmentPlace(offset >> SEGMENT_BITS, offset & ((1 << SEGMENT_BITS) - 1))
 
 
 class SegmentExchange:
-    """One process's side of it.
+    """One process's part of the exchange.
 
     Args:
         driver: of this process.
         board: of the engine.
-        roster: who takes part.
+        roster: the processes that take part.
         exporters: this process's memory on each of its GPUs, by the number of its arena.
-        reader: what this process is called as a reader.
-        importer: what it has open.
+        reader: the name of this process as a reader.
+        importer: the segments that it has open.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class SegmentExchange:
         self._exporters, self._reader, self._importer = exporters, reader, importer
         #: Segments of others that are open here.
         self._open: dict[tuple[int, int], Row] = {}
-        #: Segments of this process that others are to close.
+        #: Segments of this process that others must close.
         self._retiring: set[tuple[int, int]] = set()
-        #: What the others are together, to this process's memory.
+        #: The name of all other processes together for this process's exporters.
         self.name = f"engine {next(_numbers)}"
         _exchanges[self.name] = self
 
-    # ------------------------------------------------------------------ there
+    # ------------------------------------------------------------------ opening
 
     def show(self, arena: int, offer: SegmentOffer) -> None:
-        """Let the others find a segment of this process."""
+        """Publish a segment of this process."""
         row = Row(MEMORY, arena, offer.segment, offer.nbytes, offer.device, offer.handle)
         self._board.put(row)
 
     def open(self, arena: int, segment: int) -> Row | None:
-        """Open a segment of another process; its row, None if nobody has shown it."""
+        """Open a segment of another process; return its row, or None if it is not published."""
         known = self._open.get((arena, segment))
         if known is not None:
             return known
@@ -89,16 +89,16 @@ class SegmentExchange:
         return row
 
     def note_open(self, arena: int, segment: int) -> None:
-        """Say that this process has it open."""
+        """Publish that this process has it open."""
         number = packed(SegmentPlace(segment, arena))
         if self._board.find(OPENED, self._reader, number) is None:
             self._board.put(Row(OPENED, self._reader, number))
             self._board.words(OPENED, self._reader, number)[_IS_OPEN] = 1
 
-    # ------------------------------------------------------------------ and back
+    # ------------------------------------------------------------------ closing
 
     def look(self) -> None:
-        """Close what is wanted back, and take back what others have closed."""
+        """Close segments that are wanted back, and free those that others have closed."""
         for exporter, segment in self._importer.opened():
             arena = int(exporter)
             if arena not in self._roster.alive:
@@ -113,7 +113,7 @@ class SegmentExchange:
             self._free_closed()
 
     def give_back(self) -> None:
-        """Give idle segments back to the GPUs: now, or when those that have them open have
+        """Return idle segments to the GPUs: now, or after the processes that have them open have
         closed them."""
         for arena, exporter in self._exporters.items():
             with self._driver.device(exporter.device):
@@ -128,7 +128,7 @@ class SegmentExchange:
         self._retiring.add((arena, segment))
 
     def _free_closed(self) -> None:
-        self._roster.refresh()  # who has come meanwhile may have opened them
+        self._roster.refresh()  # processes that came in the meantime may have opened them
         for arena, segment in sorted(self._retiring):
             if not self._is_open_elsewhere(arena, segment):
                 self._retiring.remove((arena, segment))
@@ -145,10 +145,10 @@ class SegmentExchange:
         )
 
     def close(self) -> None:
-        """All others are dead: what they had open is ours, and theirs is gone.
+        """Free everything, after all other processes have died.
 
         Raises:
-            CudaError: one of them died while its memory was read.
+            CudaError: a process died while its memory was read.
         """
         self._retiring.clear()
         for exporter in self._exporters.values():

@@ -1,9 +1,9 @@
-"""Decides where arrays lie in the segments of a device: pure bookkeeping on integers.
+"""SegmentPool: decides where arrays lie in the segments of a device, on integers alone.
 
-Memory of a GPU is dear and is asked for in large segments, each of which other processes open
-once. Blocks are cut from the smallest free stretch that is large enough, and merged again when
-they are freed. The sizes are those of PyTorch's CUDACachingAllocator. Blocks of different streams
-never share a segment: what a stream frees, the same stream may use again without waiting.
+Memory of a GPU is expensive and is allocated in large segments, each of which other processes open
+once. Blocks are cut from the smallest free range that is large enough, and merged again when they
+are freed. The sizes are those of PyTorch's CUDACachingAllocator. Blocks of different streams never
+share a segment: the same stream may use a freed block again without waiting.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _MIB = 1 << 20
 #: CUDA's own alignment of an allocation, and the granularity of blocks.
 ALIGNMENT_BYTES = 512
 
-#: CUDA may serve smaller requests from memory that other allocations lie in as well; opening such
-#: a one would show another process more than it was meant to see.
+#: CUDA may serve smaller requests from memory that also contains other allocations; opening such
+#: memory would reveal those to another process.
 SEGMENT_GRANULARITY_BYTES = 2 * _MIB
 
-#: Requests up to this share segments of the smallest size ...
+#: Requests up to this size share segments of the smallest size ...
 SMALL_BYTES = 1 * _MIB
-#: ... those up to the next one share segments of the size after it; larger ones have their own.
+#: ... those up to this size share segments of the next size; larger ones have their own.
 MEDIUM_BYTES = 10 * _MIB
 MEDIUM_SEGMENT_BYTES = 20 * _MIB
 
 
 class SegmentPlace(NamedTuple):
-    """Where a block lies: a segment's number, and bytes from its start."""
+    """The place of a block: the number of a segment, and bytes from its start."""
 
     segment: int
     offset: int
@@ -43,7 +43,7 @@ def rounded(nbytes: int, step: int) -> int:
 
 
 def segment_bytes(nbytes: int) -> int:
-    """How large a segment to ask for when a block of ``nbytes`` finds no room."""
+    """The size of a new segment for a block of ``nbytes`` without a place."""
     if nbytes <= SMALL_BYTES:
         return SEGMENT_GRANULARITY_BYTES
     if nbytes <= MEDIUM_BYTES:
@@ -52,7 +52,7 @@ def segment_bytes(nbytes: int) -> int:
 
 
 class _Block:
-    """One stretch of a segment, and its neighbours there."""
+    """One range of a segment, and its neighbours."""
 
     __slots__ = ("after", "before", "is_free", "nbytes", "place")
 
@@ -64,7 +64,7 @@ class _Block:
 
 class _Segment(NamedTuple):
     nbytes: int
-    #: Stream, and whether it is for small blocks: free stretches are shared among these.
+    #: The stream, and whether it is for small blocks: free ranges are grouped by these.
     kind: tuple[int, bool]
 
 
@@ -73,9 +73,9 @@ class SegmentPool:
 
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
-        #: Every stretch, used or free, by place.
+        #: Every range, used or free, by place.
         self._blocks: dict[SegmentPlace, _Block] = {}
-        #: Free stretches as (bytes, place), sorted.
+        #: Free ranges as (bytes, place), sorted.
         self._free: dict[tuple[int, bool], list[tuple[int, SegmentPlace]]] = {}
         self.used_bytes = 0
 
@@ -87,7 +87,7 @@ class SegmentPool:
         self._put(_Block(SegmentPlace(segment, 0), nbytes))
 
     def allocate(self, nbytes: int, stream: int) -> SegmentPlace | None:
-        """The tightest free stretch of that stream; None where a new segment is needed."""
+        """The smallest sufficient free range of that stream; None if a new segment is needed."""
         wanted = rounded(nbytes, ALIGNMENT_BYTES)
         is_small = nbytes <= SMALL_BYTES
         free = self._free.get((stream, is_small), [])
@@ -104,7 +104,7 @@ class SegmentPool:
         return place
 
     def free(self, place: SegmentPlace) -> None:
-        """Give a block back; it is merged with free neighbours.
+        """Free a block; it is merged with free neighbours.
 
         Raises:
             InvariantViolated: no used block starts there.
@@ -122,7 +122,7 @@ class SegmentPool:
         self._put(block)
 
     def idle_segments(self) -> list[int]:
-        """Those without a used block."""
+        """The segments without a used block."""
         return [
             segment
             for segment, (nbytes, _) in self._segments.items()
@@ -130,10 +130,10 @@ class SegmentPool:
         ]
 
     def remove_segment(self, segment: int) -> None:
-        """Forget an idle one.
+        """Remove an idle segment.
 
         Raises:
-            InvariantViolated: a block of it is in use.
+            InvariantViolated: one of its blocks is in use.
         """
         if segment not in self.idle_segments():
             raise InvariantViolated(f"segment {segment} is in use and cannot be removed")
@@ -170,7 +170,7 @@ class SegmentPool:
                 raise InvariantViolated(f"the blocks of segment {segment} fill {end} of {nbytes}")
         listed = {kind: entries for kind, entries in self._free.items() if entries}
         if {kind: sorted(entries) for kind, entries in free.items()} != listed:
-            raise InvariantViolated("the free lists are not what is free")
+            raise InvariantViolated("the free lists do not match the free ranges")
         if used != self.used_bytes:
             raise InvariantViolated("used_bytes is wrong")
 
@@ -181,7 +181,7 @@ class SegmentPool:
             block = block.after
 
     def _cut(self, block: _Block, nbytes: int) -> None:
-        """Keep the first ``nbytes`` of ``block``, the rest becomes a free stretch behind it."""
+        """Keep the first ``nbytes`` of ``block``; the rest becomes a free range after it."""
         place = SegmentPlace(block.place.segment, block.place.offset + nbytes)
         rest = _Block(place, block.nbytes - nbytes)
         rest.before, rest.after = block, block.after
@@ -191,7 +191,7 @@ class SegmentPool:
         self._put(rest)
 
     def _merge(self, before: _Block, after: _Block) -> None:
-        """Make ``before`` swallow its neighbour; the free ones of the two are off the lists."""
+        """Extend ``before`` over its neighbour; free ones of the two are off the lists."""
         for block in (before, after):
             if block.is_free:
                 self._take(block)

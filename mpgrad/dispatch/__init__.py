@@ -1,1 +1,1 @@
-"""The one way to every operator: backend, forward, Node."""
+"""Calls of operators: the backend, the forward, the Node."""

@@ -1,8 +1,8 @@
 """The source of the functions that call one operator, and that record one call of it.
 
-What the registry knows of an operator is written out: inputs by name, its attributes, whether
-the result is a view, and for which inputs wanted, what the formulas save. So nothing of it is
-looked up or looped over in a call. :mod:`mpgrad.dispatch.operator_call` defines the free names.
+The source contains all that the registry knows about the operator: inputs by name, its attributes,
+whether the result is a view, and what the formulas save for the needed inputs. So a call looks
+nothing up and has no loops. :mod:`mpgrad.dispatch.operator_call` defines the free names.
 
     def mul(a, b):
         if MODES.entered or CUDA.in_use:
@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mpgrad.base.generated_code import listed
 from mpgrad.graph.registry import Operator, Source
 
-#: What a formula may ask of how an input looks.
+#: The parameters of a formula that describe the form of an input.
 LOOKS = ("shape", "dtype", "device")
 
 
@@ -29,14 +30,14 @@ def is_written_out(operator: Operator) -> bool:
 
 
 def call_source(operator: Operator) -> str:
-    """``def call(*inputs, *, **attributes)``: runs forward, and records it where that is wanted."""
+    """``def call(*inputs, *, **attributes)``: runs forward, and records the call if necessary."""
     if not is_written_out(operator):
         return (
             "def call(*inputs, **attributes):\n"
             "    return call_anywhere(operator, inputs, attributes)\n"
         )
     inputs, attributes = operator.inputs, operator.attributes
-    given = f"({_listed(inputs)}), {_dict_of(attributes)}"
+    given = f"({listed(inputs)}), {_dict_of(attributes)}"
     arrays = [f"{name}_array" for name in inputs]
     passed = ", ".join(["cpu", *arrays, *[f"{name}={name}" for name in attributes]])
     lines = [
@@ -48,7 +49,7 @@ def call_source(operator: Operator) -> str:
         "    try:",
         f"        raw = forward({passed})",
         "    except (TypeError, ValueError) as error:",
-        f"        raise refusal(operator.name, ({_listed(arrays)}), error) from error",
+        f"        raise refusal(operator.name, ({listed(arrays)}), error) from error",
         "    if isinstance(raw, tuple):",
         f"        return recorded(operator, {given}, raw)",
         "    result = Tensor(raw)",
@@ -63,7 +64,7 @@ def call_source(operator: Operator) -> str:
     ]
     lines += [
         f"    if {records}:",
-        f"        needs = ({_listed(needs)})",
+        f"        needs = ({listed(needs)})",
         "        if True in needs:",
         "            record = recorders.get(needs) or recorder_of(operator, needs)",
         f"            record({', '.join([*inputs, *attributes, 'result'])})",
@@ -73,11 +74,11 @@ def call_source(operator: Operator) -> str:
 
 
 def record_source(operator: Operator, needs: Sequence[bool]) -> str:
-    """``def record(*inputs, *attributes, result)``: makes the Node of a call whose result is known.
+    """``def record(*inputs, *attributes, result)``: makes the Node of a call with this result.
 
     Args:
-        operator: what was called.
-        needs: for each input, whether its gradient is wanted.
+        operator: the operator.
+        needs: for each input, whether its gradient is needed.
     """
     inputs, attributes = operator.inputs, operator.attributes
     sources = operator.sources(needs)
@@ -94,7 +95,7 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
             looks += [f"*look_of({name})"]
     kind = "node_class"
     if not isinstance(operator.node_name, str):
-        kind += f"_of(operator, ({_listed(inputs)}), {_dict_of(attributes)})"
+        kind += f"_of(operator, ({listed(inputs)}), {_dict_of(attributes)})"
     plain = [source.name for source in sources if source.kind == "attribute"]
     lines = [
         f"def record({', '.join([*inputs, *attributes, 'result'])}):",
@@ -104,7 +105,7 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
         f"    node = new({kind})",
         "    node.input_metadata, node.input_info, node.plain = looks",
         *([f"    node.plain = {{**node.plain, {_dict_of(plain)[1:]}"] if plain else []),
-        f"    node.next_edges = ({_listed(edges)})",
+        f"    node.next_edges = ({listed(edges)})",
         "    node.sequence_nr = next_sequence_nr()",
         "    node.hooks = None",
         "    node.has_packed = False",
@@ -119,14 +120,14 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
 
 
 def looked_at(operator: Operator, needs: Sequence[bool]) -> tuple[int, ...]:
-    """The inputs of which ``record`` notes what they look like: those that get a gradient, and
-    those whose shape, dtype or device a formula asks for."""
+    """The inputs whose form ``record`` notes: those that get a gradient, and those whose shape,
+    dtype or device a formula uses."""
     asked = {s.position for s in operator.sources(needs) if s.kind in LOOKS}
     return tuple(at for at, needed in enumerate(needs) if needed or at in asked)
 
 
 def _saving(source: Source, inputs: Sequence[str], needs: Sequence[bool]) -> list[str]:
-    """What saves the one thing that a formula asked for."""
+    """The lines that save one parameter of a formula."""
     name = source.name
     if source.kind == "result":
         return [f"    saved[{name!r}] = SavedTensor(result, is_output=True)"]
@@ -150,11 +151,6 @@ def _requires_grad(name: str) -> str:
         f"isinstance({name}, Tensor) and "
         f"({name}._requires_grad or ({name}._view is not None and {name}.requires_grad))"
     )
-
-
-def _listed(items: Sequence[str]) -> str:
-    """The inside of a tuple."""
-    return ", ".join(items) + ("," if len(items) == 1 else "")
 
 
 def _dict_of(names: Sequence[str]) -> str:

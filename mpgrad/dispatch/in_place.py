@@ -1,8 +1,8 @@
-"""In-place changes, recorded: what every method with a trailing underscore goes through.
+"""In-place changes with recording: the implementation of all methods with a trailing underscore.
 
-The result is written into the tensor's own memory, and the graph gets what the out-of-place form
-would have got. For a view, the base gets one Node more, functional and so an operator like any
-other: ``new_base = copy_slices(old_base, new_view)``. Other views follow when looked at (``view``).
+The result is written into the tensor's own memory, and the graph is that of the out-of-place form.
+For a view, the base gets one additional Node, a functional operator like any other:
+``new_base = copy_slices(old_base, new_view)``. Other views are updated when they are next used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def call_in_place(
 
     Args:
         operator: its first input is the tensor that changes.
-        tensor: what changes.
+        tensor: the tensor that changes.
         others: the other inputs of the operator.
         write: writes the operator's result into the first of the arrays it gets, without a copy.
         attributes: of the operator.
@@ -81,7 +81,8 @@ def call_in_place(
 
 
 def overwrite(tensor: Tensor, others: Sequence[Any], write: Callable[..., Any]) -> Tensor:
-    """Let ``write`` change ``tensor``, unrecorded; it gets the arrays of ``tensor`` and ``others``.
+    """Call ``write`` with the arrays of ``tensor`` and ``others``, unrecorded, to change
+    ``tensor``.
 
     Raises:
         RuntimeError: ``tensor`` may not be written to.
@@ -108,7 +109,7 @@ def _beside(tensor: Tensor, value: Any) -> Any:
     """``value`` on the device of ``tensor``, if it is an array without dimensions or an index.
 
     Raises:
-        RuntimeError: another array, which lies elsewhere.
+        RuntimeError: it is another array, on another device.
     """
     if not isinstance(value, np.ndarray):
         return value
@@ -128,10 +129,10 @@ def _copy_result(
 
 
 def refuse_inference_tensor(tensor: Tensor) -> None:
-    """Raise if ``tensor`` was made in inference mode, and this is outside of it.
+    """Raise if ``tensor`` was made in inference mode, and the mode is off.
 
     Raises:
-        RuntimeError: that is so: nobody counts its versions.
+        RuntimeError: it was; it has no version counter.
     """
     if tensor._version_counter is INFERENCE and not is_inference_mode_enabled():
         raise RuntimeError(
@@ -144,7 +145,7 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
     """Raise unless each element of ``tensor`` has its own, writable memory.
 
     Raises:
-        RuntimeError: it is an expanded or a read-only tensor, or shifted against an operand.
+        RuntimeError: it is an expanded or read-only tensor, or overlaps an operand with a shift.
     """
     if not (is_writable(tensor._array) or become_own(tensor) or _lies_in_writable(tensor)):
         raise RuntimeError(
@@ -162,10 +163,10 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
 
 
 def _lies_in_writable(tensor: Tensor) -> bool:
-    """Make the memory of one element, or of some, of an expanded tensor writable again.
+    """Make the memory of an expanded tensor (or of a part of it) writable again if possible.
 
     Returns:
-        Whether it is now: each element has its own memory, in a base that may be written to.
+        Whether each element now has its own memory, in a base that may be written to.
     """
     array, view = tensor._array, tensor._view
     if view is None or not isinstance(array, np.ndarray) or not is_writable(view.base._array):
@@ -180,7 +181,7 @@ def _lies_in_writable(tensor: Tensor) -> bool:
 
 
 def _is_shifted(array: Array, target: Array) -> bool:
-    """Whether two dense arrays overlap without being the same."""
+    """Whether two dense arrays overlap and are not the same."""
     if (array.base is None and target.base is None) or device_of(array) != device_of(target):
         return False
     with on(device_of(array)):
@@ -199,8 +200,7 @@ def begin_change(
     """Record ``operator`` before ``tensor`` is overwritten.
 
     Returns:
-        What ``tensor`` will be after the change, with its place in the graph, or None if nothing
-        is to be recorded.
+        The new value of ``tensor`` with its history, or None if nothing is to be recorded.
 
     Raises:
         RuntimeError: it must be recorded and cannot be.
@@ -243,8 +243,8 @@ def check_recordable(tensor: Tensor) -> None:
 def _before(tensor: Tensor, *, copied: bool) -> Tensor:
     """A stand-in for ``tensor`` as it is now: same history, and the same values if ``copied``.
 
-    A view's history is taken from its base anew, so that hooks on the old view are not called:
-    they belong to gradients that reach that view, not this change.
+    A view's history is made anew from its base, so that hooks on the old view are not called:
+    they belong to gradients of that view, not to this change.
     """
     source = tensor
     if tensor._view is not None and tensor._view.base._requires_grad:
@@ -277,17 +277,17 @@ def rebase(tensor: Tensor, new: Tensor) -> None:
     record_call(copy_slices, (old_base, new), [new_base], needs, {"steps": steps})
     if new_base._grad_fn is not None:
         set_history(base, new_base._grad_fn, new_base._output_nr)
-    view.version = -1  # its own history comes from the base now, at the next look
+    view.version = -1  # its own history comes from the base now, at its next use
     tensor._requires_grad = True
 
 
 def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
-    """Tell autograd of a change that it could not see, of one tensor or several.
+    """Count a change that autograd could not see, of one tensor or several.
 
-    A backward that had saved their values before will refuse to run.
+    A backward that has saved the earlier values then refuses to run.
 
     Raises:
-        RuntimeError: something else than a Tensor was given.
+        RuntimeError: a value is not a Tensor.
     """
     try:
         tensors = [tensor] if isinstance(tensor, Tensor) else list(tensor)

@@ -1,4 +1,4 @@
-"""The one way to call an operator: choose the backend, run forward, record the Node.
+"""call(): the one way to call an operator: choose the backend, run forward, record the Node.
 
 Public functions use ``call(op, *inputs, **attributes)``, with Tensors or numbers as inputs.
 """
@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import TRACING
+from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.backends.broadcasting import refusal
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.base.device import CPU, Device
@@ -44,15 +46,15 @@ from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
 
 _RESULTS = frozenset({"result", "results"})
 
-#: Shapes and dtypes that each recorder remembers.
+#: The number of shapes and dtypes that each recorder remembers.
 LOOKS_MAX = 256
 
-#: The namespace that forward runs in: NumPy, with large results born in the client's arena.
+#: The namespace of forward: NumPy, with large results in the client's arena.
 cpu = CpuBackend(empty)
 
 
 def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
-    """Run ``operator`` on ``inputs`` and record it if any input's gradient can be wanted.
+    """Run ``operator`` on ``inputs`` and record it if the gradient of an input may be needed.
 
     Returns:
         A Tensor, or a tuple of them if forward returned a tuple.
@@ -64,7 +66,7 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
 
 
 def _caller_of(operator: Operator) -> Callable[..., Any]:
-    """What calls ``operator``, written out for it (``ops.call_source``)."""
+    """The function that calls ``operator``, with source of its own (``call_source``)."""
     own = {"operator": operator, "forward": operator.forward, "recorders": operator.recorders}
     place = f"call {operator.name}"
     operator.caller = compiled("call", call_source(operator), {**_KNOWN, **own}, place)
@@ -72,9 +74,9 @@ def _caller_of(operator: Operator) -> Callable[..., Any]:
 
 
 def recorder_of(operator: Operator, needs: tuple[bool, ...]) -> Callable[..., None]:
-    """What records a call of a written-out operator whose inputs ``needs`` gradients, on the CPU.
+    """The function that records a call on the CPU whose inputs have these ``needs``.
 
-    It gets the inputs, the attributes and the result, all by position.
+    It takes the inputs, the attributes and the result, all by position.
     """
     found = operator.recorders.get(needs)
     if found is None:
@@ -88,10 +90,10 @@ def recorder_of(operator: Operator, needs: tuple[bool, ...]) -> Callable[..., No
 
 
 def _describer(operator: Operator, needs: tuple[bool, ...]) -> Callable[..., Any]:
-    """What gives a Node ``input_metadata``, ``input_info`` and ``plain``, shared by all alike.
+    """A function that returns the ``input_metadata``, ``input_info`` and ``plain`` of a Node.
 
-    It gets shape and dtype of the result, then those of the inputs ``looked_at``; it gives None
-    where the result can have no gradient.
+    Similar Nodes share them. It takes shape and dtype of the result, then those of the inputs
+    ``looked_at``; it returns None if the result cannot have a gradient.
     """
     positions = looked_at(operator, needs)
     asked = [source for source in operator.sources(needs) if source.kind in LOOKS]
@@ -118,7 +120,7 @@ def look_of(value: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
-    """As :func:`call`, whatever the operator, on whichever device, in an operator mode or not."""
+    """As :func:`call`, for any operator and device, with or without operator modes."""
     xp: Any = cpu
     if CUDA.in_use and not operator.on_any_devices:
         device = device_of_inputs(operator, inputs)
@@ -129,20 +131,24 @@ def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[st
             xp, inputs = cuda_namespace(), tuple(on_device_of(operator, inputs, device))
     arrays = [value._array if isinstance(value, Tensor) else value for value in inputs]
     if MODES.entered:
-        run = functools.partial(operator.forward, xp, *arrays, **attributes)
+        run = functools.partial(_forward, operator, xp, arrays, attributes)
         raw = MODES.forward(operator, inputs, attributes, run)
     else:
-        try:
-            raw = operator.forward(xp, *arrays, **attributes)
-        except (TypeError, ValueError) as error:
-            raise refusal(operator.name, arrays, error) from error
+        raw = _forward(operator, xp, arrays, attributes)
     return recorded(operator, inputs, attributes, raw)
+
+
+def _forward(operator: Operator, xp: Any, arrays: list[Any], attributes: dict[str, Any]) -> Any:
+    try:
+        return operator.forward(xp, *arrays, **attributes)
+    except (TypeError, ValueError) as error:
+        raise refusal(operator.name, arrays, error) from error
 
 
 def recorded(
     operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any], raw: Any
 ) -> Any:
-    """What forward gave for a call, as Tensors in their place in the graph."""
+    """The results of forward as recorded Tensors."""
     several = isinstance(raw, tuple)
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
@@ -159,11 +165,11 @@ def recorded(
 
 
 def device_of_inputs(operator: Operator, inputs: Sequence[Any]) -> Device:
-    """Where ``operator`` runs: on the only GPU of its inputs; the CPU if there is none.
+    """The device of ``operator``: the only GPU of its inputs; the CPU if there is none.
 
     Raises:
-        RuntimeError: they lie on several devices. What may lie on the CPU beside inputs on a GPU
-            is a tensor without dimensions, and an index.
+        RuntimeError: they lie on several devices. Beside inputs on a GPU, only tensors without
+            dimensions and indices may lie on the CPU.
     """
     devices = [device_of(value._array) for value in inputs if isinstance(value, Tensor)]
     found = next((device for device in devices if device is not CPU), CPU)
@@ -185,7 +191,7 @@ def _is_index(operator: Operator, value: Tensor) -> bool:
 
 
 def on_device_of(operator: Operator, inputs: Sequence[Any], device: Device) -> list[Any]:
-    """``inputs`` with those that lie on the CPU moved to ``device``, recorded where they can be."""
+    """``inputs``, with those on the CPU moved to ``device``, recorded if possible."""
     gathered = []
     for value in inputs:
         if isinstance(value, Tensor) and device_of(value._array) is CPU:
@@ -199,6 +205,8 @@ def on_device_of(operator: Operator, inputs: Sequence[Any], device: Device) -> l
 
 def namespace_for(array: Any) -> Any:
     """The array namespace for ``array``, whose device must be the current one."""
+    if type(array) is ArrayProxy:
+        return array._program.namespace
     return cpu if device_of(array) is CPU else cuda_namespace()
 
 
@@ -214,6 +222,11 @@ def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
         if device is not CPU:
             with on(device):
                 return Tensor(compute(cuda_namespace(), *_gathered(arrays, device)))
+    if TRACING.entered:
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            arrays = [program.array_of(value) for value in values]
+            return Tensor(program.namespace.asarray(compute(program.namespace, *arrays)))
     try:
         return Tensor(np.asarray(compute(cpu, *arrays)))
     except (TypeError, ValueError) as error:
@@ -253,15 +266,15 @@ def record_call(
     *,
     results_follow: bool = False,
 ) -> None:
-    """Make the Node of a call, and give its outputs their place in the graph.
+    """Make the Node of a call, the history of its outputs.
 
     Args:
-        operator: what was called.
-        inputs: what with.
+        operator: the operator.
+        inputs: its inputs.
         outputs: the results; only the history of these Tensors is set.
-        needs: for each input, whether its gradient can be wanted.
+        needs: for each input, whether its gradient may be needed.
         attributes: the keyword arguments.
-        results_follow: the outputs' values are not there yet; ``save_results`` is called then.
+        results_follow: the outputs have no values yet; ``save_results`` is called later.
     """
     differentiable = [t for t in outputs[: operator.outputs] if t._array.dtype.kind in "fc"]
     if not differentiable:
@@ -279,7 +292,7 @@ def record_call(
 
 
 def save_results(node: OperatorNode, outputs: list[Tensor]) -> None:
-    """Save the outputs that the formulas ask for, where ``record_call`` had to leave that open."""
+    """Save the outputs that the formulas use, after ``record_call`` with ``results_follow``."""
     needs = [info is not None for info in node.input_info]
     for source in node.operator.sources(needs):
         if source.kind in _RESULTS:
@@ -295,7 +308,7 @@ def _save(
     outputs: list[Tensor],
     attributes: dict[str, Any],
 ) -> None:
-    """Save the one thing that a formula asked for."""
+    """Save one parameter of a formula."""
     name, kind, position = source
     if kind == "attribute":
         if name in attributes:
@@ -319,7 +332,7 @@ def _save(
 
 
 def _input_at(operator: Operator, position: int, inputs: Sequence[Any]) -> Any:
-    """An input, or the tuple of all that a variadic one stands for; None for one left out."""
+    """An input, or the tuple of a variadic one; None for an omitted one."""
     if operator.variadic and position == len(operator.inputs) - 1:
         return tuple(inputs[position:])
     return inputs[position] if position < len(inputs) else None
@@ -335,7 +348,7 @@ def _describe(value: Any, what: str) -> Any:
     return () if what == "shape" else None
 
 
-#: What the free names of written-out functions (``ops.call_source``) stand for.
+#: The free names of the functions from ``call_source``.
 _KNOWN = {
     "CUDA": CUDA,
     "HOOKS": HOOKS,

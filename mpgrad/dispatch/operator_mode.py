@@ -1,6 +1,6 @@
-"""OperatorMode: sees every operator that runs on its thread, and may stand in for its forward.
+"""OperatorMode: sees every operator that runs on its thread, and may replace its forward.
 
-The same place as PyTorch's TorchDispatchMode, below autograd: what is recorded does not change.
+It is at the level of PyTorch's TorchDispatchMode, below autograd: the recording does not change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OperatorMode:
         attributes: dict[str, Any],
         run: Callable[[], Any],
     ) -> Any:
-        """The arrays that ``operator`` gives: those of ``run()``, or others in their place."""
+        """The results of ``operator``: those of ``run()``, or others instead."""
         return run()
 
     def done(
@@ -46,7 +46,7 @@ class OperatorMode:
         """``operator`` has run; ``outputs`` are not recorded yet."""
 
     def changed(self, operator: Operator, tensor: Tensor, others: Sequence[Any]) -> None:
-        """``tensor`` was overwritten with what ``operator`` gave for it and ``others``."""
+        """``tensor`` was overwritten with the result of ``operator`` for it and ``others``."""
 
 
 class _Entered(PerThread):
@@ -57,15 +57,16 @@ class OperatorModes:
     """The modes of every thread.
 
     Attributes:
-        entered: those in force on all threads together; nearly always none, and then nobody need
-            ask which thread it is on.
+        entered: the modes in force on all threads together; nearly always none, and then calls
+            need not look up their thread.
     """
 
-    __slots__ = ("_mine", "entered")
+    __slots__ = ("_everywhere", "_mine", "entered")
 
     def __init__(self) -> None:
         self.entered: list[OperatorMode] = []
         self._mine = _Entered()
+        self._everywhere: tuple[OperatorMode, ...] = ()
 
     def push(self, mode: OperatorMode) -> None:
         self._mine.modes = (*self._mine.modes, mode)
@@ -75,13 +76,23 @@ class OperatorModes:
         """Leave ``mode``, the innermost one.
 
         Raises:
-            RuntimeError: another one is, or none.
+            RuntimeError: it is not the innermost one.
         """
         modes = self._mine.modes
         if not modes or modes[-1] is not mode:
             raise RuntimeError("operator modes are left in another order than they were entered")
         self._mine.modes = modes[:-1]
-        self.entered.pop()  # how many is what counts
+        self.entered.pop()  # only the number of entries matters
+
+    def push_everywhere(self, mode: OperatorMode) -> None:
+        """Let ``mode`` see the forward of operators on all threads, behind their own modes."""
+        self._everywhere = (*self._everywhere, mode)
+        self.entered.append(mode)
+
+    def pop_everywhere(self, mode: OperatorMode) -> None:
+        """The end of :meth:`push_everywhere`, on any thread."""
+        self._everywhere = tuple([other for other in self._everywhere if other is not mode])
+        self.entered.pop()
 
     def forward(
         self,
@@ -90,8 +101,8 @@ class OperatorModes:
         attributes: dict[str, Any],
         run: Callable[[], Any],
     ) -> Any:
-        """What the modes of this thread make of one operator's forward."""
-        for mode in self._mine.modes:
+        """One operator's forward as the modes of this thread run it."""
+        for mode in (*self._everywhere, *self._mine.modes):
             run = functools.partial(mode.forward, operator, inputs, attributes, run)
         return run()
 

@@ -15,14 +15,14 @@ from mpgrad.tensors.tensor import gradient_edge, metadata_of
 
 
 class OperatorNode(Node):
-    """The recorded Node of an operator: what it saved, and its attributes.
+    """The recorded Node of an operator: its saved values and attributes.
 
-    Each operator has a class of its own (see ``node_class``), which is called as PyTorch calls it.
+    Each operator has a class of its own (see ``node_class``) with PyTorch's name.
     """
 
     __slots__ = ("_saved", "has_packed", "input_info", "plain")
 
-    #: Of which operator it is; the same for all Nodes of a class.
+    #: Its operator; the same for all Nodes of a class.
     operator: ClassVar[Operator]
 
     def __init__(self, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
@@ -32,9 +32,9 @@ class OperatorNode(Node):
             edges.append(gradient_edge(value) if needed else None)
             info.append(metadata_of(value) if needed else None)
         super().__init__(edges)
-        #: For each input the metadata of its gradient, or None where it gets none.
+        #: For each input the metadata of its gradient, or None if it gets none.
         self.input_info: tuple[InputMetadata | None, ...] = tuple(info)
-        #: What the formulas ask for and is no tensor: shapes, dtypes, attributes, scalars.
+        #: The parameters of the formulas that are not tensors: shapes, dtypes, attributes, scalars.
         self.plain: dict[str, Any] = {}
         self._saved: dict[str, Any] | None = {}
         self.has_packed = False
@@ -44,7 +44,7 @@ class OperatorNode(Node):
         """Name -> SavedTensor, or a tuple of them (None in it: a scalar input).
 
         Raises:
-            RuntimeError: they were released by an earlier backward.
+            RuntimeError: an earlier backward has freed them.
         """
         if self._saved is None:
             raise RuntimeError(FREED_MESSAGE)
@@ -68,7 +68,7 @@ class OperatorNode(Node):
             self._saved = None
 
     def note_hooks(self) -> None:
-        """Something has been saved while hooks are in force, perhaps on this thread."""
+        """A value was saved while hooks are in force, perhaps on this thread."""
         self.has_packed = bool(self._saved) and HOOKS.innermost() is not None
 
     def __dir__(self) -> list[str]:
@@ -79,14 +79,14 @@ class OperatorNode(Node):
 def node_class(
     operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]
 ) -> type[OperatorNode]:
-    """The class of the Node that records such a call."""
+    """The class of the Node that records this call."""
     if not isinstance(operator.node_name, str):
         return _named_class(operator, operator.node_name(inputs, attributes))
     operator.node_class = _named_class(operator, operator.node_name)
     return operator.node_class
 
 
-#: Nodes of operators of ours that are none in PyTorch.
+#: Nodes of mpgrad's operators that do not exist in PyTorch.
 _NATIVE_NAMES = frozenset({"CopyBackwards", "CopySlices"})
 
 

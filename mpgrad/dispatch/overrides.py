@@ -26,7 +26,7 @@ def default_torch_function(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Run ``func`` as if there were no overrides; what ``super().__torch_function__`` calls."""
+    """Run ``func`` without overrides; the default of ``super().__torch_function__``."""
     if not all(issubclass(cls, kind) for kind in types):
         return NotImplemented
     before, _state.disabled = _state.disabled, True
@@ -37,7 +37,7 @@ def default_torch_function(
 
 
 def is_overridden(values: Iterable[Any]) -> bool:
-    """Whether a subclass among ``values`` wants to be asked."""
+    """Whether a subclass among ``values`` overrides functions."""
     # Nearly always all of them are plain Tensors: one comparison each.
     return any(type(value) is not Tensor and _overrides(type(value)) for value in values) and (
         not _state.disabled
@@ -54,7 +54,7 @@ def _overrides(kind: type[Any]) -> bool:
 def call_override(
     function: Callable[..., Any], values: Iterable[Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """What the first subclass that knows ``function`` makes of it; derived classes go first.
+    """The result of the first subclass that implements ``function``; derived classes come first.
 
     Raises:
         TypeError: all of them return NotImplemented.

@@ -1,4 +1,4 @@
-"""``grad_fn._saved_<name>`` and ``grad_fn._raw_saved_<name>``: looking at what a Node saved."""
+"""``grad_fn._saved_<name>`` and ``grad_fn._raw_saved_<name>``: the saved values of a Node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _SAVED, _RAW = "_saved_", "_raw_saved_"
 
-#: PyTorch's names for the first two inputs of nearly every operator.
+#: PyTorch's names of the first two inputs of nearly every operator.
 _POSITIONS = {"self": 0, "other": 1}
 
 
@@ -32,7 +32,7 @@ class SavedTensorHandle:
 
     @classmethod
     def of(cls, node: Node, find: Callable[[], _Saved | None]) -> SavedTensorHandle:
-        """The handle of what ``find()`` finds in ``node``; it raises once that was freed."""
+        """The handle of the result of ``find()`` in ``node``; it raises after that was freed."""
         handle = object.__new__(cls)
         handle._node, handle._find = node, find
         return handle
@@ -76,19 +76,19 @@ class SavedTensorHandle:
         return None if saved is None else saved.tensor(self._node)
 
 
-#: The name under which PyTorch's users know it.
+#: PyTorch's name of the class.
 SavedTensor = SavedTensorHandle
 
 
 def saved_attribute(node: OperatorNode, attribute: str) -> Any:
     """The value of ``node._saved_<name>`` or ``node._raw_saved_<name>``.
 
-    A name is that of an input of the operator (its first two are ``self`` and ``other`` too), of an
-    attribute, ``result``, or ``<input>_shape``.
+    A name is that of an input of the operator (its first two are ``self`` and ``other``, too), of
+    an attribute, ``result``, or ``<input>_shape``.
 
     Raises:
-        AttributeError: the operator saves nothing of this name.
-        RuntimeError: it was freed by a backward, or changed in place since.
+        AttributeError: the operator saves no value of this name.
+        RuntimeError: a backward has freed it, or it was changed in place.
     """
     raw = attribute.startswith(_RAW)
     name = _own_name(node, attribute.removeprefix(_RAW if raw else _SAVED))
@@ -123,7 +123,7 @@ def _handles(node: OperatorNode, name: str) -> Any:
 
 
 def saved_attribute_names(node: OperatorNode) -> Iterator[str]:
-    """What ``dir(node)`` says of saved values."""
+    """The names of saved values in ``dir(node)``."""
     for name in sorted(node.operator.wanted):
         yield _SAVED + name
         if name not in node.plain:
@@ -131,9 +131,9 @@ def saved_attribute_names(node: OperatorNode) -> Iterator[str]:
 
 
 def add_saved_attributes(node_class: type[OperatorNode], operator: Operator) -> None:
-    """Give ``node_class`` a property for each thing that ``operator`` may save.
+    """Give ``node_class`` a property for each value that ``operator`` may save.
 
-    Properties, and no ``__getattr__``: with one, every other attribute of every Node takes longer.
+    A ``__getattr__`` would make every other attribute of every Node slower.
     """
     for name in (*operator.wanted, *_POSITIONS):
         for attribute in (_SAVED + name, _RAW + name):
@@ -148,8 +148,8 @@ def function_handles(node: Node, find: Callable[[], Any], count: int) -> tuple[A
     """``grad_fn._raw_saved_tensors`` of a custom Function.
 
     Args:
-        find: gives the saved tensors (SavedTensor or None); raises once they were freed.
-        count: how many there are.
+        find: returns the saved tensors (SavedTensor or None); raises after they were freed.
+        count: the number of them.
     """
     return tuple(
         SavedTensorHandle.of(node, lambda index=index: find()[index])  # type: ignore[misc]

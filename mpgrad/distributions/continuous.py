@@ -25,7 +25,7 @@ def _noise(draw: Any, like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 class _LocationScale(Distribution):
-    """What has a location and a scale."""
+    """Distributions with a location and a scale."""
 
     has_rsample = True
     loc: Tensor
@@ -169,7 +169,7 @@ class Gumbel(_LocationScale):
 
 
 class LogNormal(_LocationScale):
-    """What has a normal logarithm, of mean ``loc`` and standard deviation ``scale``."""
+    """The distribution of a variable whose logarithm is normal with ``loc`` and ``scale``."""
 
     _support = staticmethod(positive)
 

@@ -45,7 +45,7 @@ def _of_two(probs: Any, logits: Any) -> Tensor:
 
 
 def _inner(probs: Tensor) -> Tensor:
-    """Probabilities away from 0 and 1, by what the dtype can tell from 1."""
+    """Probabilities kept away from 0 and 1 by the resolution of the dtype."""
     eps = float(np.finfo(probs.numpy(force=True).dtype).eps)
     return clamp(probs, eps, 1 - eps)
 

@@ -53,7 +53,7 @@ class Distribution:
     has_enumerate_support = False
     #: Parameters and what holds for their elements.
     _constraints: ClassVar[Constraints] = {}
-    #: What holds for values; None for anything.
+    #: The constraint on values; None: any value.
     _support: Callable[[Any], Any] | None = None
     _validate_args = True
 
@@ -78,7 +78,7 @@ class Distribution:
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
-        """Whether distributions check their arguments where they are not told."""
+        """Whether distributions check their arguments by default."""
         Distribution._validate_args = value
 
     @property
@@ -133,7 +133,7 @@ class Distribution:
         raise NotImplementedError
 
     def icdf(self, value: Tensor) -> Tensor:
-        """What ``cdf`` maps to ``value``."""
+        """The inverse of ``cdf`` at ``value``."""
         raise NotImplementedError
 
     def entropy(self) -> Tensor:
@@ -170,7 +170,7 @@ class Distribution:
         return (*sample_shape, *self._batch_shape, *self._event_shape)
 
     def _validate_sample(self, value: Any) -> None:
-        """Check a value that ``log_prob`` or ``cdf`` is asked for.
+        """Check an argument of ``log_prob`` or ``cdf``.
 
         Raises:
             ValueError: its shape does not fit, or it lies outside the support.

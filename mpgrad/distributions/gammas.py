@@ -32,7 +32,7 @@ from mpgrad.ops.special import digamma, igamma, lgamma
 from mpgrad.ops.transcendental import log, log1p, xlogy
 from mpgrad.tensors.tensor import Tensor
 
-#: ``sample`` is what was drawn: the quantile of a uniform number, which depends on the shape.
+#: ``sample`` is a draw: the quantile of a uniform number, which depends on the shape.
 _standard_gamma = operator(
     "standard_gamma",
     lambda xp, shape, sample: xp.copy(sample),

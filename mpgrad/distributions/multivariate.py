@@ -34,7 +34,7 @@ class MultivariateNormal(Distribution):
         scale_tril: its Cholesky factor.
 
     Raises:
-        ValueError: not one of them is given, or the shapes do not fit.
+        ValueError: not exactly one of them is given, or the shapes do not fit.
     """
 
     has_rsample = True
@@ -129,7 +129,7 @@ class Independent(Distribution):
     """The last dimensions of a batch as parts of one event.
 
     Args:
-        base_distribution: of which they are.
+        base_distribution: the distribution of the components.
         reinterpreted_batch_ndims: how many.
 
     Raises:
@@ -195,7 +195,7 @@ class Independent(Distribution):
 
 
 class TransformedDistribution(Distribution):
-    """What transforms make of the draws of another distribution.
+    """The distribution of transformed draws of another one.
 
     Args:
         base_distribution: the other one.

@@ -23,7 +23,7 @@ class Transform:
         cache_size: nothing is kept.
     """
 
-    #: 1 where it rises, -1 where it falls.
+    #: 1 if it is increasing, -1 if it is decreasing.
     sign: Any = 1
     bijective = True
 
@@ -45,7 +45,7 @@ class Transform:
         raise NotImplementedError
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """The logarithm of the slope at ``x``, where the value is ``y``."""
+        """The logarithm of the slope at ``x``, with ``y`` the value there."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -1,1 +1,1 @@
-"""The engine: where a frozen graph is executed, here or in worker processes."""
+"""The engine: executes a frozen graph in this process or in workers."""

@@ -1,8 +1,8 @@
 """blas_limit(): the same number of BLAS threads wherever a rule runs.
 
-4 of 36 matrix products differ in their bits between one and two OpenBLAS threads, so ``local``
-keeps to the workers' number. The limit belongs to the process: overlapping limiters that each
-restore "what was before" would undo each other, so one counter serves all threads.
+Some matrix products have other bits with two OpenBLAS threads than with one, so ``local`` uses the
+workers' number. The limit belongs to the process: overlapping limiters that each restore the
+earlier number would undo each other, so one counter serves all threads.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 _lock = threading.Lock()
-#: How often each thread is inside.
+#: How many limits each thread holds.
 _holders: dict[int, int] = {}
 _controllers: list[Any] = []
-#: How many modules there were when the libraries were looked for: SciPy brings one of its own.
+#: The number of modules when the libraries were last searched: SciPy brings one of its own.
 _modules = 0
-#: The libraries that were limited, and how many threads they had.
+#: The limited libraries, and their numbers of threads before.
 _before: list[tuple[Any, int]] = []
 
 
 class blas_limit:
-    """Hold BLAS to ``threads`` threads in this process while any holder is inside."""
+    """Limit BLAS to ``threads`` threads in this process while any holder is inside."""
 
     __slots__ = ("_thread", "_threads")
 
@@ -53,9 +53,9 @@ class blas_limit:
 
 
 def _libraries() -> list[Any]:
-    """The BLAS libraries of this process; to look takes milliseconds, so only after imports.
+    """The BLAS libraries of this process. The search takes milliseconds: only after imports.
 
-    While they are limited the list stays as it is: each gets back what it had.
+    The list does not change while they are limited, so that each gets its own number back.
     """
     global _controllers, _modules
     if not _holders and len(sys.modules) != _modules:
@@ -65,8 +65,8 @@ def _libraries() -> list[Any]:
 
 
 def _set(library: Any, count: int) -> None:
-    # From 3.8 on threadpoolctl heeds only the first thread that ever set a limit. What it does then
-    # is called at once here: one counter speaks for all threads.
+    # From 3.8 on threadpoolctl obeys only the first thread that ever set a limit. This calls what
+    # it calls then: one counter acts for all threads.
     getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
 
 
@@ -76,7 +76,7 @@ def _restore() -> None:
 
 
 def _leave_others_in_child() -> None:
-    """Of the threads inside only the one that forked exists here, and nobody has the lock."""
+    """In the child only the thread that forked exists, and no thread holds the lock."""
     global _lock
     _lock = threading.Lock()
     thread, was_limited = threading.get_ident(), bool(_holders)

@@ -1,4 +1,4 @@
-"""Where ``auto`` executes a graph: by what each mode is predicted to take, and has taken."""
+"""Where ``auto`` executes a graph: by the predicted times of both modes, and by earlier times."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mpgrad.scheduler.plan_tables import Plan
 
 Mode: TypeAlias = Literal["local", "process"]
 
-#: Structures whose times are kept, those used last.
+#: The number of structures whose times are kept, the last used ones.
 STRUCTURES_MAX = 64
 
 
 class Prediction(NamedTuple):
-    """What a backward would take in each mode, in microseconds."""
+    """The predicted time of a backward in each mode, in microseconds."""
 
     local: float
     process: float
@@ -29,14 +29,14 @@ class Choice(NamedTuple):
 
     mode: str
     reason: str
-    #: What the choice was made of; None where there was none.
+    #: The prediction behind the choice; None if there was none.
     predicted: Prediction | None = None
-    #: True where the mode is measured again although the other one is expected to be faster.
+    #: True if the mode is measured again although the other one is expected to be faster.
     is_trial: bool = False
 
 
 def too_small(frozen: FrozenGraph, workers: int, message_us: float) -> Choice | None:
-    """``local`` where no plan could make workers clearly faster; else None."""
+    """``local`` if no plan could make workers clearly faster; else None."""
     work_us = sum([spec.cost_us for spec in frozen.spec.nodes])
     if workers < 2:
         return Choice("local", "one CPU worker would not be faster than this process")
@@ -47,11 +47,13 @@ def too_small(frozen: FrozenGraph, workers: int, message_us: float) -> Choice | 
 
 
 def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
-    """The makespans: the work; and the critical path, an even share of the work, or what the client
-    has to run, one task after another, each with its messages.
+    """The makespans of both modes.
+
+    In ``local`` it is the work. In workers it is the largest of three: the critical path, an equal
+    share of the work, and the serial tasks of the client; each with its messages.
 
     Graham's bound for list scheduling (Graham, "Bounds for certain multiprocessing anomalies",
-    1966) says that the order can cost at most twice this; with many tasks it is close.
+    1966) says that the real makespan is at most twice this; with many tasks it is close.
     """
     share_us = (planned.work_us + len(planned.tasks) * message_us) / workers
     client_us = sum([task.cost_us for task in planned.tasks if task.on_client])
@@ -71,9 +73,9 @@ def gpus_of(frozen: FrozenGraph) -> list[int]:
 
 
 class Experience:
-    """What the backwards of graphs of one structure took in each mode, beside what was predicted.
+    """The times of graphs of one structure in each mode, relative to their predictions.
 
-    The relation of the two is kept, not the time: shapes and costs may change from step to step.
+    The ratio is kept, not the time: shapes and costs may change from step to step.
     """
 
     def __init__(self) -> None:
@@ -84,9 +86,9 @@ class Experience:
         self._spent_us = self._lost_us = 0.0
 
     def note(self, mode: Mode, took_us: float, choice: Choice) -> None:
-        """One more backward, all of it but freezing and committing.
+        """Record the time of a backward without freezing and committing.
 
-        The first one of each mode does not count: much is made in it that serves all others.
+        The first backward of each mode does not count: it makes much that later ones use again.
         """
         if choice.predicted is None:
             return
@@ -99,14 +101,14 @@ class Experience:
         self._has_begun.add(mode)
 
     def choose(self, predicted: Prediction, *, has_workers: bool) -> Choice:
-        """The faster mode, or the other one where it is time to measure that again.
+        """The faster mode, or the other one if it is due to be measured again.
 
         Args:
             predicted: for this graph.
-            has_workers: whether they run already; they are not started for a trial.
+            has_workers: whether they are running; workers are not started for a trial.
         """
         expected = self._expected(predicted)
-        # Workers must be clearly better in a graph that may never come again.
+        # Workers must be clearly better for a graph that may never come again.
         is_known = bool(self._took["process"]) or len(self._took["local"]) == tuning.SAMPLES
         margin = 1.0 if is_known else tuning.MARGIN
         is_faster = expected.process * margin < expected.local
@@ -118,15 +120,17 @@ class Experience:
         )
         if len(self._took[mode]) == tuning.SAMPLES and (other == "local" or has_workers):
             best_us, other_us = min(expected), getattr(expected, other)
-            # A trial counts as dearer than it looks: nobody knows.
+            # A trial counts as more expensive than predicted, because the prediction may be wrong.
             loss_us = max(other_us, tuning.MARGIN * best_us) - best_us
             if self._lost_us + loss_us <= tuning.TRIAL_SHARE * self._spent_us:
                 return Choice(other, f"to measure it again; {reason}", predicted, is_trial=True)
         return Choice(mode, reason, predicted)
 
     def _expected(self, predicted: Prediction) -> Prediction:
-        """Medians: one interruption does not decide. What makes a graph slower here than its rules
-        take, it is taken to do in workers, too, until that is known.
+        """The predictions corrected by the medians, so that one interruption does not decide.
+
+        If a graph is slower in this process than its rules take, the same factor is assumed for
+        workers until it is measured.
         """
         local, process = self._took["local"], self._took["process"]
         here = median_low(local) if local else 1.0
@@ -135,13 +139,13 @@ class Experience:
 
 
 class Experiences:
-    """By the structure of the graph: all but sizes and costs. Not thread-safe by itself."""
+    """Experiences by structure: all of a graph but sizes and costs. Not thread-safe by itself."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Any, Experience] = OrderedDict()
 
     def of(self, spec: GraphSpec) -> Experience:
-        """What is known of graphs like this one."""
+        """The experience with graphs of this structure."""
         key = tuple([(node.name, node.edges, node.on_client) for node in spec.nodes])
         found = self._found.setdefault(key, Experience())
         self._found.move_to_end(key)

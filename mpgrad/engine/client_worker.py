@@ -1,23 +1,27 @@
-"""ClientWorker: runs the NodeTasks that belong to the client: hooks, and Functions that may not
-travel. Same executor, same inputs, same form of reply as on a worker."""
+"""ClientWorker: runs the NodeTasks of the client: hooks, and Functions that may not be shipped.
+
+It uses the executor, the inputs and the form of reply of a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd import profiler
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, Rule, rule_of
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.profiling.backward_run import TaskRun
+from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.reads_of_workers import ReadsOfWorkers
 from mpgrad.engine.stale_saved import StaleSaved
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.node import InputMetadata
@@ -32,19 +36,19 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class ClientWorker:
-    """The client's own tasks of one graph.
+    """The client tasks of one graph.
 
     Args:
-        frozen, graph: the graph and its plan.
-        handover: what it reads and makes.
-        arena: the engine's.
-        user_code: what each rule is run in.
-        blas_threads: as many as a worker has.
+        placed, graph: the graph and its plan.
+        handover: the arrays and programs of the graph.
+        arena: the engine's arena.
+        user_code: wraps each rule.
+        blas_threads: the number that workers have.
     """
 
     def __init__(
         self,
-        frozen: FrozenGraph,
+        placed: Placed,
         graph: PreparedGraph,
         handover: Handover,
         arena: ForeignArena,
@@ -52,23 +56,26 @@ class ClientWorker:
         blas_threads: int,
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
-        self._frozen, self._graph, self._planned = frozen, graph, graph.plan
+        self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
+        self._reads = ReadsOfWorkers(placed)
         self._handover, self._arena = handover, arena
-        #: What the last failed task raised.
+        #: What a profile has noted of this backward.
+        self._profiled = current_run()
+        #: The exception of the last failed task.
         self.error: BaseException | None = None
-        #: Whether any of these tasks has begun: user code, which must not run twice.
+        #: Whether any of these tasks has begun: it is user code, which must not run twice.
         self.has_begun = False
-        #: The Nodes that have not released what they saved, in serial order, the first one last;
-        #: made when the first task runs.
+        #: The Nodes that have not released their saved tensors, in reverse serial order; made when
+        #: the first task runs.
         self._unreleased: list[int] | None = None
-        #: Made when the first task runs, before anything is released.
+        #: Made when the first task runs, before any saved tensor is released.
         self._saved: StaleSaved | None = None
 
     def release_before(self, node: int) -> None:
-        """Release what the Nodes before ``node`` saved, as the serial engine has done by then.
+        """Release the saved tensors of the Nodes before ``node``, as the serial engine has by then.
 
-        User code that runs now may look. No worker can miss it: all programs are packed before the
-        first task of the client runs.
+        User code that runs now may look at them. No worker needs them: all programs are written
+        before the first task of the client runs.
         """
         if self._frozen.keep_graph:
             return
@@ -80,7 +87,7 @@ class ClientWorker:
                 self._frozen.nodes[done].release_saved()
 
     def run(self, dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
-        """Run one task; an exception is kept in ``error`` as it is."""
+        """Run one task; ``error`` keeps an exception as it is."""
         self.has_begun = True
         name = (dispatch.graph, dispatch.task, dispatch.attempt)
         members = self._planned.groups[dispatch.task]
@@ -100,9 +107,10 @@ class ClientWorker:
                     step.apply = self._in_turn(member.node, step.apply)
             contributions = self._contributions(steps, dispatch)
             with watched() as changed:
-                self._run_steps(members, steps, contributions, emit, failed.append)
+                self._run_steps(dispatch.task, steps, contributions, emit, failed.append)
             if changed:
                 self._saved.check(members[-1].node, changed)
+            self._reads.check(members[-1].node)
         except BaseException as error:
             self.error = error
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
@@ -111,11 +119,11 @@ class ClientWorker:
     def run_ahead(self) -> list[GradientRef] | None:
         """Run task 0, before the graph is submitted (see ``Plan.opens_alone``).
 
-        What its Nodes saved stays until then: if it fails, a worker shall run it, and its error is
-        reported in its turn.
+        The saved tensors of its Nodes stay until then. If it fails, a worker runs it again, so that
+        its error is reported in its turn.
 
         Returns:
-            Its outputs; None if it fails, or holds code of the user or a part of a Node.
+            Its outputs; None if it fails, or contains user code or a part of a Node.
         """
         members, outputs = self._planned.groups[0], self._planned.tasks[0].outputs
         nodes, runs = self._frozen.nodes, self._frozen.runs
@@ -139,28 +147,30 @@ class ClientWorker:
             if task == 0
         ]
         try:
-            self._run_steps(members, steps, contributions, emit)
+            self._run_steps(0, steps, contributions, emit)
         except Exception:
             return None
         return refs
 
     def _run_steps(
         self,
-        members: Sequence[Member],
+        task: int,
         steps: Sequence[NodeStep],
         contributions: Iterable[tuple[int, int, Array | None]],
         emit: Callable[[int, Array | None], None],
         on_failure: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a task; a profile that is active hears when."""
-        profile = profiler.active()
-        times: list[float] | None = None if profile is None else []
+        """Run a task and report its times to an active profile."""
+        recording = RUNNING.recording
+        times: list[float] | None = None if recording is None else []
+        started = perf_counter()
         with blas_limit(self._blas_threads):
             run_steps(steps, contributions, emit, cpu, timings=times, on_failure=on_failure)
-        if profile is not None and times:
-            pairs = zip(members, steps, strict=True)
+        if recording is not None and times is not None:
+            pairs = zip(self._planned.groups[task], steps, strict=True)
             ran = [member.node for member, step in pairs if step.apply is not None]
-            profile.note_nodes(self._frozen, ran, times)
+            here = TaskRun(task, -1, 1, started, perf_counter())
+            recording.note_nodes(self._profiled, self._frozen, ran, times, here)
 
     def _step(self, member: Member) -> NodeStep:
         node = self._frozen.nodes[member.node]
@@ -170,7 +180,7 @@ class ClientWorker:
             rule,
             None if self._frozen.keep_graph else node.release_saved,
         )
-        # A hook before a Node may return NaN; the Node may not, be it by a hook behind it.
+        # A hook may return NaN before a Node runs; the Node must not return it itself.
         if anomaly.checks_nan and not isinstance(node, HooksBefore):
             step.blamed = node.subject.name()
         return step
@@ -183,7 +193,7 @@ class ClientWorker:
         return apply
 
     def _in_turn(self, index: int, rule: Rule) -> Rule:
-        """``rule`` of a Node, run once those ahead of it have let go of what they saved."""
+        """``rule`` of a Node, run after the Nodes before it have released their saved tensors."""
 
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
             self.release_before(index)
@@ -201,7 +211,7 @@ class ClientWorker:
                 yield step, input_nr, self._open(ref, meta)
 
     def _open(self, ref: GradientRef, meta: InputMetadata) -> Array | None:
-        """The user's own copy of a gradient: a hook may keep it, or change it."""
+        """A copy of a gradient for the user: a hook may keep it, or change it."""
         if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
             return adopt(self._arena.open(ref, meta.shape, meta.dtype, writeable=False))
         return self._handover.open(ref, meta)

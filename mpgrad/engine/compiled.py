@@ -1,10 +1,11 @@
 """compiled_graph(): a graph that comes again as straight-line source, which ``local`` runs.
 
-Nothing is walked, looked up or dispatched in a step: each rule's formula stands in its place, a sum
-is an addition where its next part arrives, and a gradient that a Node passes on is the same name.
-What is called, and in which order, is what the loop in :mod:`mpgrad.engine.local` would call, so
-the bits are the same. Whatever could differ in the next step (saved tensors and their versions,
-attributes, whether a result is contiguous) is read or checked there.
+Nothing is walked, looked up or dispatched in a step: each rule's formula stands in its place (small
+ones as calls of NumPy: :mod:`mpgrad.engine.lowered_formulas`), a sum is an addition where its next
+part arrives, and a gradient that a Node passes on is the same name. What is called, and in which
+order, is what the loop in :mod:`mpgrad.engine.local` would call, so the bits are the same. Whatever
+could differ in the next step (saved tensors and their versions, attributes, whether a result is
+contiguous) is read or checked there.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.running.validate_outputs import add_notes, described, validate_output
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.column_parts import count_parts
-from mpgrad.base.generated_code import compiled, forget
+from mpgrad.base.generated_code import compiled, forget, listed
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.engine.lowered_formulas import LoweredFormulas
 from mpgrad.graph.node import InputMetadata
 from mpgrad.graph.registry import OPERATORS
 
@@ -124,7 +126,9 @@ class Compiled:
         if [1 for seed in frozen.seeds if seed is None]:
             return None
         try:
-            found: list[Any] = self._backward(frozen.nodes, frozen.seeds, frozen.keep_graph, times)
+            found: list[Any] | None = self._backward(
+                frozen.nodes, frozen.seeds, frozen.keep_graph, times
+            )
         except Exception as error:
             at = self._failed(error)
             node, name = frozen.nodes[at], frozen.spec.nodes[at].name
@@ -176,6 +180,7 @@ class _Source:
             "validated": validate_output,
             "xp": cpu,
         }
+        self.formulas = LoweredFormulas(self.known)
         self._at = frozen.spec.order[0]
         #: The name of what has flowed into each input so far, and which of them are sums made here.
         self._inflow: dict[tuple[int, int], str] = {}
@@ -188,8 +193,8 @@ class _Source:
         captured = ["None"] * len(frozen.spec.captures)
         seeds = [f"seed{number}" for number in range(len(frozen.spec.seeds))]
         self._write("def backward(nodes, seeds, keeps, times):", indent="")
-        self._write(f"{_listed([f'n{at}' for at in range(len(frozen.nodes))])} = nodes")
-        self._write(f"{_listed(seeds)} = seeds")
+        self._write(f"{listed([f'n{at}' for at in range(len(frozen.nodes))])} = nodes")
+        self._write(f"{listed(seeds)} = seeds")
         for seed, target in zip(seeds, frozen.spec.seeds, strict=True):
             self._flow(seed, target)
         for self._at in frozen.spec.order:
@@ -206,6 +211,13 @@ class _Source:
                 if name is not None:
                     self._let_go(name)
         self._write(f"return [{', '.join(captured)}]")
+        self._write_checks()
+
+    def _write_checks(self) -> None:
+        """Before anything is computed, or let go."""
+        lines = [f"    if not ({check}): return None" for check in self.formulas.checks]
+        self.lines[2:2] = lines
+        self.nodes[2:2] = [self._at] * len(lines)
 
     def _write(self, line: str, indent: str = "    ") -> None:
         self.lines.append(indent + line)
@@ -268,14 +280,15 @@ class _Source:
             self._write(f"if saved is None: {this}.saved  # raises")
         if are_plain_formulas(node, computed, expected):
             for nr in computed:
-                self._write(f"{results[nr]} = {self._formula(node, nr, grad)}")
+                results[nr] = self._write_formula(node, nr, grad, results[nr], expected[nr])
+            computed = [nr for nr in computed if results[nr] != grad]
         else:
             grads = [
                 name or f"xp.zeros({meta.shape}, {self._dtype(meta)})"
                 for name, meta in zip(inputs, node.input_metadata, strict=True)
             ]
             needs = tuple([meta is not None for meta in expected])
-            unpacked = _listed([result or "_" for result in results])
+            unpacked = listed([result or "_" for result in results])
             self._write(f"{unpacked} = {this}.apply(xp, [{', '.join(grads)}], {needs})")
         for nr in computed:
             meta, form = expected[nr], f"form{self._at}_{nr}"
@@ -292,6 +305,19 @@ class _Source:
             self._write(f"if saved and not keeps: {this}._saved = None")
             self._write("del saved")
         return results
+
+    def _write_formula(
+        self, node: OperatorNode, nr: int, grad: str, name: str, expected: InputMetadata | None
+    ) -> str:
+        """Write the formula of an input out, or its call; the name of the gradient."""
+        assert expected is not None
+        lowered = self.formulas.lines(node, self._at, nr, grad, expected)
+        if lowered is None:
+            self._write(f"{name} = {self._formula(node, nr, grad)}")
+            return name
+        for line in lowered[0]:
+            self._write(line)
+        return lowered[1]
 
     def _formula(self, node: OperatorNode, position: int, grad: str) -> str:
         """The call of the formula for one input."""
@@ -339,8 +365,3 @@ def are_plain_formulas(
         return count_parts(meta.shape, first.shape[-1]) == 1
     asked = {name for nr in computed for name in operator.asked_by(nr)}
     return not asked & {"grads", "needs", "index", "results"}
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The inside of a tuple."""
-    return ", ".join(names) + ("," if len(names) == 1 else "")

@@ -1,10 +1,11 @@
 """CoordinatorWatchdog: whether the coordinator that a session waits for is stopped (SIGSTOP).
 
-Its death shows by its pidfd, and it runs no user code that could keep it busy. But a stopped
-process is not dead, and who waits for it would wait for ever and not know why. So a session that
-has heard nothing for a while looks, says so, and after a generous time has it killed; then all goes
-on as after any other death. Ages are counted in waits that nothing ended and not read from the
-clock: the time for which this process itself was stopped (Ctrl-Z, a suspended machine) is no age.
+A dead coordinator is noticed by its pidfd, and it runs no user code that could keep it busy. A
+stopped coordinator is not dead, and a session would wait for it forever. So a session that has
+heard nothing for a while checks, prints a warning, and kills the coordinator after a longer time;
+the rest follows as after any death. Time is counted in waits without an event and not read from the
+clock: the time for which this process itself was stopped (Ctrl-Z, a suspended machine) does not
+    count.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 from mpgrad.base.standard_streams import say
 from mpgrad.engine.processes import CoordinatorProcess
 
-#: Milliseconds that one wait lasts at most.
+#: The longest wait in milliseconds.
 WAIT_MS = 1000
-#: Waits after which a stopped coordinator is spoken of, and after which it is killed.
+#: The number of waits after which a stopped coordinator is reported, and killed.
 NOTICE_AFTER, KILL_AFTER = 3, 30
 
 
@@ -23,13 +24,13 @@ class CoordinatorWatchdog:
 
     def __init__(self, coordinator: CoordinatorProcess) -> None:
         self._coordinator = coordinator
-        #: Waits in a row that nothing ended and after which it was found stopped.
+        #: Waits in a row without an event, after each of which it was found stopped.
         self._stopped = 0
 
     def note_wait(self, *, has_come: bool) -> None:
-        """A wait is over; if something ``has_come`` the coordinator is well.
+        """Record a wait; if something ``has_come``, the coordinator is running.
 
-        It is killed here if it has been stopped for too long: the next wait sees it die.
+        A coordinator that has been stopped for too long is killed here; the next wait sees it die.
         """
         if has_come or not self._coordinator.is_stopped():
             self._stopped = 0

@@ -1,7 +1,7 @@
 """Engine: the user's interface to the executor, and the current engine.
 
-What runs a backward (``engine.execution``) is loaded when one is run, or beside the start of the
-processes, which would otherwise have to wait for it.
+The part that runs a backward (``engine.execution``) is loaded with the first one, or while the
+processes start, which would otherwise wait for it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -17,44 +18,51 @@ from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.base.html_text import preformatted
+from mpgrad.base.user_frames import level_of_caller
 from mpgrad.engine.options import EngineOptions
 from mpgrad.errors import EngineClosed
 from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-    from mpgrad.engine.engine_statistics import EngineStatistics, Explanation
+    from mpgrad.engine.engine_statistics import EngineStatistics
     from mpgrad.engine.execution import Execution
+    from mpgrad.engine.explanation import Explanation
     from mpgrad.engine.processes import CoordinatorProcess
 
 
 class Engine:
-    """Executes backward passes: here, in worker processes, or wherever that is faster.
+    """Executes backward passes in this process or in worker processes, whichever is faster.
 
-    Use it as a context manager (engines nest, the innermost is current), or leave it alone: without
-    one, a default engine in ``auto`` mode serves every backward.
+    It is a context manager; engines nest, and the innermost one is current. Without an engine, a
+    default engine in ``auto`` mode serves every backward.
 
     Args:
-        mode: "local" runs everything in this process; "process" in worker processes; "auto" in
-            workers where the predicted time is clearly shorter. Default: MPGRAD_ENGINE or "auto".
+        mode: "local" runs everything in this process, "process" in worker processes, and "auto" in
+            workers if the predicted time is clearly shorter. Default: MPGRAD_ENGINE or "auto".
         cpu_workers: number of CPU workers; default MPGRAD_CPU_WORKERS or the available cores.
-        gpus: for each GPU worker the number of its GPU: ``[0, 1]``, or ``[0, 0]`` for two on one;
-            "all", "none". "auto" (default; MPGRAD_GPUS) means all in mode "process" if this process
-            has used a GPU before, else none. What workers do on a GPU they do in mode "process"
-            only; else this process does it. Tensors made on a GPU while such an engine exists are
-            handed over where they lie, older ones are copied.
+        gpus: for each GPU worker the number of its GPU: ``[0, 1]``, or ``[0, 0]`` for two on one
+            GPU; "all"; "none"; or "auto" (default; MPGRAD_GPUS), which means all in mode "process"
+            if this process has used a GPU before, else none. GPU workers are used in mode
+            "process" only; in other modes this process does their work. Tensors made on a GPU
+            while such an engine exists are shared with its workers, older ones are copied.
         shm_limit: bytes that the workers' shared arena may hold; default MPGRAD_SHM_LIMIT or a
             share of the machine's memory.
-        blas_threads: BLAS threads wherever a rule runs, in workers and in ``local`` alike.
+        blas_threads: BLAS threads while a rule runs, in workers and in ``local``.
         recover: "worker" replaces workers that die and runs their tasks again; "all" also starts
-            the engine again when the coordinator dies, and runs the backward once more (unless
-            hooks or Functions have already run in this process: those never run twice).
+            the engine again when the coordinator dies, and runs the backward again (unless hooks
+            or Functions have already run in this process: those never run twice).
         task_timeout: seconds that a worker may take for one NodeTask. If it takes longer, the
             worker is killed and the task run again; the second time the backward fails with
-            ``errors.TaskTimedOut``. What runs in this process is not limited. Default: no limit.
+            ``errors.TaskTimedOut``. Tasks in this process are not limited. Default: no limit.
         journal: when the coordinator writes its last events to a file for ``mpgrad
             replay``: after internal "errors", "always" (also when they end), or "off". Default:
-            MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR says where.
+            MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR is its directory.
+        check: which Functions that a worker has run are run again in this process, where they must
+            give the same bits: one in 1000 ("sample"; but for those with ``run_on``, whose promise
+            is yours), every one ("all"), or none ("off"). The first difference is an
+            ``errors.ResultsDiffer``. Default: MPGRAD_CHECK or "sample".
 
     Raises:
         ValueError: an argument is out of range.
@@ -71,15 +79,25 @@ class Engine:
         recover: str = "worker",
         task_timeout: float | None = None,
         journal: str | None = None,
+        check: str | None = None,
     ) -> None:
         self._options = EngineOptions.checked(
-            mode, cpu_workers, gpus, shm_limit, blas_threads, recover, task_timeout, journal
+            mode,
+            cpu_workers,
+            gpus,
+            shm_limit,
+            blas_threads,
+            recover,
+            task_timeout,
+            journal,
+            check,
         )
         self._made: Execution | None = None
         self._making = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
         _engines.add(self)
+        _unused.add(self)
 
     # ------------------------------------------------------------------ life
 
@@ -87,6 +105,7 @@ class Engine:
         self._check_open()
         if self._needs_processes():
             self._start()
+        _unused.discard(self)
         _stack.append(self)
         return self
 
@@ -97,19 +116,20 @@ class Engine:
     def close(self) -> None:
         """End all processes. Tensors and ``.grad`` stay readable; a second call does nothing."""
         self._is_closed = True
+        _unused.discard(self)
         if self._pid == os.getpid() and self._made is not None:
             self._made.sessions.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosed(
-                "this Engine is closed; make a new one, or leave its `with` block later"
+                "this Engine is closed; make a new one, or use it inside its `with` block"
             )
         if self._pid != os.getpid():
             self._restart_in_child()
 
     def _restart_in_child(self) -> None:
-        """After a fork the processes belong to the parent; the child starts its own when needed."""
+        """After a fork the processes belong to the parent; the child starts its own if needed."""
         self._making = threading.Lock()  # another thread may have been inside
         if self._made is not None:
             self._made.start_anew_in_child()
@@ -117,7 +137,7 @@ class Engine:
 
     @property
     def _execution(self) -> Execution:
-        """What runs backwards, made when it is first needed."""
+        """The part that runs backwards, made when it is first needed."""
         if self._made is None:
             with self._making:
                 if self._made is None:
@@ -134,7 +154,7 @@ class Engine:
         return self.mode == "process" and sys.platform == "linux" and not engine_slot.is_local()
 
     def _start(self) -> None:
-        """Start the processes if they are not running; what uses them is loaded meanwhile."""
+        """Start the processes if they are not running; load the code that uses them meanwhile."""
         spawned = _spawn(self._options) if self._made is None else None
         try:
             sessions = self._execution.sessions
@@ -172,12 +192,13 @@ class Engine:
 
         Args:
             tensor: the root.
-            source: also show the source that ``local`` runs where such a graph comes again.
+            source: also show the source that ``local`` runs for a graph that comes again.
 
         Raises:
             RuntimeError: ``tensor`` does not require grad.
         """
         self._check_open()
+        _unused.discard(self)
         return self._execution.explain(tensor, source)
 
     def statistics(self) -> EngineStatistics:
@@ -201,7 +222,7 @@ class Engine:
 
     @property
     def cpu_workers(self) -> int:
-        """How many CPU workers it has when they run."""
+        """The number of its CPU workers when they run."""
         return self._options.cpu_workers
 
     @property
@@ -213,9 +234,14 @@ class Engine:
         state = "closed" if self._is_closed else "open"
         return f"<Engine mode={self.mode!r} cpu_workers={self.cpu_workers} {state}>"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, and what it has done."""
+        done = "" if self._made is None or self._is_closed else self.statistics()._repr_html_()
+        return f"{preformatted(repr(self))}{done}"
+
 
 def _spawn(options: EngineOptions) -> CoordinatorProcess:
-    """A new coordinator; what starts it is loaded when it is needed."""
+    """A new coordinator. The code that starts it is loaded when it is needed."""
     with collector_held():
         from mpgrad.engine.processes import CoordinatorProcess
 
@@ -225,6 +251,8 @@ def _spawn(options: EngineOptions) -> CoordinatorProcess:
 # ---------------------------------------------------------------------- the current engine
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+#: Those that nobody has entered, set or asked yet.
+_unused: weakref.WeakSet[Engine] = weakref.WeakSet()
 #: Engines that are inside their `with` block, innermost last; shared by all threads.
 _stack: list[Engine] = []
 _default: Engine | None = None
@@ -232,14 +260,52 @@ _default_lock = threading.Lock()
 
 
 def current_engine() -> Engine:
-    """The innermost engine in a ``with`` block, else the default one (made on first use)."""
+    """The innermost engine in a ``with`` block, else the one that ``set_engine`` was given, else
+    the default one (made on first use)."""
     global _default
     if _stack:
         return _stack[-1]
+    if _unused:
+        _warn_of_unused()
     with _default_lock:
         if _default is None or _default._is_closed:
             _default = Engine()
+            _unused.discard(_default)
         return _default
+
+
+def _warn_of_unused() -> None:
+    """Once for each engine that was made, and does not serve the backward that runs now."""
+    for engine in list(_unused):
+        _unused.discard(engine)
+        warnings.warn(
+            f"{engine!r} is not in use: this backward runs on the default engine. `with engine:` "
+            "or mpgrad.set_engine(engine) makes it the current one",
+            stacklevel=level_of_caller(),
+        )
+
+
+def set_engine(engine: Engine | None) -> None:
+    """Let ``engine`` serve every backward outside of a ``with`` block, on all threads.
+
+    Its processes start with the first backward that needs them and end with the program, or with
+    ``engine.close()``; the default engine takes its place then.
+
+    Args:
+        engine: None: the default engine again.
+
+    Raises:
+        TypeError: it is no Engine.
+        EngineClosed: it is closed.
+    """
+    global _default
+    if engine is not None:
+        if not isinstance(engine, Engine):
+            raise TypeError(f"set_engine() wants an Engine or None, not {type(engine).__name__}")
+        engine._check_open()
+        _unused.discard(engine)
+    with _default_lock:
+        _default = engine
 
 
 def _close_all() -> None:

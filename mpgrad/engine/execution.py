@@ -1,11 +1,10 @@
-"""Execution: runs frozen graphs for one Engine, here or in its processes, and says where."""
+"""Execution: runs frozen graphs for one Engine, in this process or in workers."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -14,27 +13,27 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
+from mpgrad.autograd.profiling.backward_run import BackwardRun
+from mpgrad.autograd.profiling.ranges import RUNNING, span
+from mpgrad.autograd.running import engine_slot
 from mpgrad.base import config
 from mpgrad.base.standard_streams import say
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.choice import Mode
-from mpgrad.engine.engine_statistics import (
-    ArenaStatistics,
-    Counters,
-    EngineStatistics,
-    Explanation,
-    explain,
-)
+from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
+from mpgrad.engine.explanation import Explanation, explain
 from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
 from mpgrad.engine.local import run_local
 from mpgrad.engine.options import EngineOptions
-from mpgrad.engine.placement import place, warn_of_serial_functions
+from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
 from mpgrad.engine.preparation import Preparation, Ready
+from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.recovery import Recovery
 from mpgrad.engine.session_pool import SessionPool
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensors.tensor import Tensor, gradient_edge
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 
 class Execution:
-    """What an Engine does its backwards with. Thread-safe.
+    """Runs the backwards of an Engine. Thread-safe.
 
     Args:
         options: of the Engine.
@@ -60,6 +59,7 @@ class Execution:
         self.preparation = Preparation(options)
         self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
         self._counters = Counters()
+        self._spot_checks = SpotChecks(options.check)
         self._local_count = self._local_failed = 0
 
     def start_anew_in_child(self) -> None:
@@ -73,37 +73,60 @@ class Execution:
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Prepare a frozen graph and run it; see ``autograd.engine_slot``."""
-        ready = self._ready(frozen)
+        recording = RUNNING.recording
+        if recording is None or engine_slot.is_inside_rule():
+            return self._execute(frozen, None)
+        with recording.backward(frozen.spec) as run:
+            return self._execute(frozen, run)
+
+    def _execute(self, frozen: FrozenGraph, profiled: BackwardRun | None) -> list[tuple[Any, bool]]:
+        with span("plan"):
+            ready = self._ready(frozen)
         if config.debug():
             self._report(frozen, ready)
         placed, graph = ready.placed, ready.graph
+        if profiled is not None:
+            profiled.why = ready.choice.reason
         if placed is not None:
             warn_of_serial_functions(placed)
+            if profiled is not None:
+                profiled.spec, profiled.on_client = placed.frozen.spec, placed.unasked
+        started = perf_counter()
         if placed is None or graph is None or not self._goes_to_workers(ready):
-            if graph is None:
-                return self._here(run_local, frozen)
-            with self._timed("local", ready):
-                return self._here(run_local, frozen)
+            mode: Mode = "local"
+            results = self._here(run_local, frozen)
+        else:
+            mode = "process"
+            results = self._in_workers(placed, graph)
+        # `auto` learns what a backward took.
+        self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
+        return results
+
+    def _in_workers(self, placed: Placed, graph: PreparedGraph) -> list[tuple[Any, bool]]:
         recovery = Recovery(self._options.recover)
-        with self._timed("process", ready):
-            while True:
-                try:
-                    return run_in_workers(
-                        placed, graph, self.sessions, self._counters, self._options.blas_threads
-                    )
-                except SavedTensorsUnreadable:
-                    # No user code has run yet: where there is some, such Nodes were looked for.
-                    placed, graph = self.preparation.without_unreadable(placed)
-                except CoordinatorLost as lost:
-                    if not recovery.allows(lost):
-                        raise
-                    self._counters.note_recovery()
+        while True:
+            try:
+                return run_in_workers(
+                    placed,
+                    graph,
+                    self.sessions,
+                    self._counters,
+                    self._options.blas_threads,
+                    self._spot_checks,
+                )
+            except SavedTensorsUnreadable:
+                # No user code has run: a graph with user code was searched for such Nodes before.
+                placed, graph = self.preparation.without_unreadable(placed)
+            except CoordinatorLost as lost:
+                if not recovery.allows(lost):
+                    raise
+                self._counters.note_recovery()
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
         return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
 
     def _goes_to_workers(self, ready: Ready) -> bool:
-        """Whether a graph runs in workers now: `auto` does not wait for them to start."""
+        """Whether a graph runs in workers now; `auto` does not wait for workers to start."""
         if ready.choice.mode != "process":
             return False
         if self.preparation.mode() == "process" or self.sessions.is_ready:
@@ -116,8 +139,8 @@ class Execution:
     ) -> list[Tensor | None]:
         """Run a frozen graph under ``create_graph``; see ``higher_order.recording``.
 
-        Operators run wherever the engine would run them. A graph with hooks or custom Functions
-        runs here: they get recorded tensors.
+        Operators run wherever the engine chooses. A graph with hooks or custom Functions runs in
+        this process, because they get recorded tensors.
         """
         if has_only_operators(frozen):
             watched = with_inputs_captured(frozen)
@@ -127,7 +150,7 @@ class Execution:
         return self._here(record, frozen, seeds)
 
     def _here(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a backward in this process: with as many BLAS threads as a worker has."""
+        """Run a backward in this process, with the number of BLAS threads that workers have."""
         self._local_count += 1
         try:
             with blas_limit(self._options.blas_threads):
@@ -136,15 +159,8 @@ class Execution:
             self._local_failed += 1
             raise
 
-    @contextmanager
-    def _timed(self, mode: Mode, ready: Ready) -> Iterator[None]:
-        """``auto`` learns what a backward took."""
-        started = perf_counter()
-        yield
-        self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
-
     def _start_in_background(self) -> None:
-        """Start the processes beside this and the next local backward."""
+        """Start the processes while this backward and later ones run locally."""
         let_idle_threads_sleep()
         name = f"mpgrad-starter-{id(self)}"
         if not any(thread.name == name for thread in threading.enumerate()):
@@ -172,10 +188,10 @@ class Execution:
         return explain(placed, planned, ready.choice.mode, ready.choice.reason)
 
     def _report(self, frozen: FrozenGraph, ready: Ready) -> None:
-        """MPGRAD_DEBUG=1 tells of each backward, 2 of each of its nodes."""
+        """Print each backward with MPGRAD_DEBUG=1, and each of its nodes with 2."""
         text = f"{ready.choice.mode} ({ready.choice.reason})"
         if config.debug() >= 2:
-            text = str(self._explain(frozen, ready))
+            text = self._explain(frozen, ready).table()
         say(f"backward: {text}")
 
     def statistics(self) -> EngineStatistics:
@@ -192,6 +208,7 @@ class Execution:
             copied_bytes=counters.copied_bytes,
             through_host_bytes=counters.through_host_bytes,
             recoveries=counters.recoveries,
+            spot_checks=self._spot_checks.count,
             restarts=processes.restarts if processes is not None else 0,
             protocol_errors=self.sessions.refused_frames
             + (processes.protocol_errors if processes is not None else 0),
@@ -208,7 +225,7 @@ class Execution:
         )
 
     def processes(self) -> Processes | None:
-        """Who works for this engine; None while nothing runs."""
+        """The processes of this engine; None while they are not running."""
         if not self.sessions.is_running:
             return None
         try:
@@ -219,6 +236,6 @@ class Execution:
 
 
 def _start_quietly(sessions: SessionPool) -> None:
-    # Whoever needs the processes starts them again and gets the error.
+    # The next use of the processes starts them again and gets the error.
     with contextlib.suppress(Exception):
         sessions.start(in_background=True)

@@ -21,12 +21,12 @@ from mpgrad.wire.remote_error import decode_error
 def cause_of(
     outcome: FailGraph, frozen: FrozenGraph, planned: Plan, client_error: BaseException | None
 ) -> BaseException:
-    """What to raise.
+    """The exception to raise.
 
     Args:
-        outcome: the coordinator's last word on the graph.
+        outcome: the coordinator's last message about the graph.
         frozen, planned: the graph.
-        client_error: what the last failed task of the client raised; kept here as it is.
+        client_error: the exception of the last failed task of the client, unchanged.
     """
     if outcome.kind == "error":
         members = planned.groups[outcome.task]
@@ -51,13 +51,13 @@ def cause_of(
     if outcome.kind == "hung":
         return TaskTimedOut(
             f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed. "
-            "Engine(task_timeout=...) says how long a task may take."
+            "Engine(task_timeout=...) sets the longest time of a task."
         )
     return EngineClosed(f"the backward was cancelled: {text}. No .grad was changed.")
 
 
 def _advice(text: str) -> str:
-    """What to do about a death."""
+    """The remedy for a death with this text."""
     need_less = (
         "Fewer workers (Engine(cpu_workers=...)), a smaller Engine(shm_limit=...) or smaller "
         "tensors need less."
@@ -66,8 +66,8 @@ def _advice(text: str) -> str:
         return f" {need_less} A container's limit may be raised."
     if "SIGKILL" in text:
         return (
-            " SIGKILL comes from outside: somebody's kill -9, or the kernel where memory ran out "
-            f"(`dmesg` tells). {need_less}"
+            " SIGKILL comes from outside: a kill -9, or the kernel's out-of-memory killer "
+            f"(see `dmesg`). {need_less}"
         )
     return ' Run it with Engine(mode="local") and `python -X faulthandler` to see where it happens.'
 

@@ -1,7 +1,7 @@
-"""Handover: one graph as the messages that submit it, and what its workers need to read, packed:
-programs, saved arrays, user code.
+"""Handover: the messages that submit one graph, and the data its workers read: programs, saved
+arrays, user code.
 
-It goes in pieces, so that the workers begin while the rest is still being packed.
+It goes in several messages, so that the workers begin while the rest is still being packed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,8 +27,9 @@ from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.scheduler.chunks import chunk_ends
+from mpgrad.scheduler.chunks import chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan_tables import NodeTaskSpec
 from mpgrad.shipping.attributes import pack_attributes
@@ -54,12 +54,12 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 T = TypeVar("T")
 
-#: Descriptions of Functions' ctxs that stay encoded.
+#: The number of encoded descriptions of Functions' contexts that are kept.
 DESCRIPTIONS_MAX = 1024
 
 
 class Handover(PackedArrays):
-    """One GraphTask.
+    """The hand-over of one GraphTask.
 
     Args:
         frozen: the graph.
@@ -72,13 +72,15 @@ class Handover(PackedArrays):
     ) -> None:
         super().__init__()
         self._frozen, self._graph, self._code = frozen, graph, code
-        #: Whether the workers shall say when each Node ran: all, or where that teaches something.
+        #: Whether workers report when each Node ran: in all tasks, or where it helps to learn.
         self.is_timed = self.learns = False
+        #: Decides for which Functions the workers report arguments and results.
+        self.spot_checks: SpotChecks | None = None
         self._numpy_errors = _changed_numpy_errors()
         self._surroundings = b""
 
     def connect(self, coordinator: CoordinatorProcess) -> None:
-        """It goes to this one's workers."""
+        """Hand the graph over to the workers of ``coordinator``."""
         self.engine_arena = coordinator.arena
         if coordinator.devices is not None:
             self.devices = DeviceHandover(coordinator.devices)
@@ -88,14 +90,14 @@ class Handover(PackedArrays):
     def messages(
         self, peer: str, graph: int, depth: int, workers: int, ahead: Sequence[GradientRef] | None
     ) -> Iterator[GraphSubmitted | GraphExtended]:
-        """What submits the graph: first as many tasks as let the workers begin, then growing ones.
+        """The messages that submit the graph: first enough tasks for each worker, then more.
 
         Args:
-            peer: who submits it.
+            peer: the session that submits it.
             graph: its number.
-            depth: how many backwards it runs inside of.
-            workers: how many wait for it.
-            ahead: what task 0 gave, where that has run already.
+            depth: the number of backwards that it runs inside of.
+            workers: the number of workers that wait for it.
+            ahead: the outputs of task 0, if that has already run.
         """
         planned, done = self._graph.plan, int(ahead is not None)
         gradients = [
@@ -110,31 +112,27 @@ class Handover(PackedArrays):
             if where[0] >= done
         ]
         ends = chunk_ends(planned, workers, done)
-        tasks = planned.tasks[:done] + self._tables(done, ends[0])
         captures = len(self._frozen.sinks)
-        yield GraphSubmitted(
-            peer, graph, depth, tasks, tuple(gradients), captures, len(ends) == 1, done
-        )
-        for start, end in pairwise(ends):
-            yield GraphExtended(peer, graph, self._tables(start, end), end == ends[-1])
+        submitted = GraphSubmitted(peer, graph, depth, (), tuple(gradients), captures, done=done)
+        yield from in_chunks(submitted, ends, self._tables)
 
     @collector_held()
-    def _tables(self, start: int, stop: int) -> tuple[NodeTaskSpec, ...]:
-        """The tables of tasks ``start`` to ``stop``."""
-        payloads = self.programs(range(start, stop))
-        return tuple(
-            [
-                task._replace(payload=payload)
-                for task, payload in zip(self._graph.plan.tasks[start:stop], payloads, strict=True)
-            ]
-        )
+    def _tables(self, start: int, stop: int, done: int) -> tuple[NodeTaskSpec, ...]:
+        """The tables of tasks ``start`` to ``stop``; who runs the first ``done`` needs nothing."""
+        tasks, first = self._graph.plan.tasks, max(start, done)
+        payloads = self.programs(range(first, stop))
+        written = [
+            task._replace(payload=payload)
+            for task, payload in zip(tasks[first:stop], payloads, strict=True)
+        ]
+        return (*tasks[start:first], *written)
 
     # ------------------------------------------------------------------ programs
 
     def programs(self, tasks: range) -> list[tuple[int, int]]:
-        """Write the programs of some tasks; for each the offset and length of its own.
+        """Write the programs of some tasks; return the offset and length of each.
 
-        Those of the client need none.
+        Tasks of the client need no program.
         """
         encoded = [
             b"" if self._graph.plan.tasks[task].on_client else encode_program(self._program(task))
@@ -169,7 +167,7 @@ class Handover(PackedArrays):
         )
 
     def _around_functions(self) -> bytes:
-        """What is around user code: the same for all tasks."""
+        """The encoded surroundings of user code: the same for all tasks."""
         if not self._surroundings:
             self._surroundings = capture_surroundings()
         return self._surroundings
@@ -179,7 +177,7 @@ class Handover(PackedArrays):
         if isinstance(node, OperatorNode):
             return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):
-            return self._function(node, _read(node.portable_context), self._code[index])
+            return self._function(node, _read(node.portable_context), index)
         raise TypeError(f"{node.name()} cannot be sent to a worker")
 
     def _operator(self, node: OperatorNode, arrays: dict[str, Any]) -> OperatorRule:
@@ -203,9 +201,8 @@ class Handover(PackedArrays):
             node.operator.name, saved, several, encode_plain(plain) if plain else b""
         )
 
-    def _function(
-        self, node: FunctionNode, context: PortableContext, code: ShippedCode
-    ) -> FunctionRule:
+    def _function(self, node: FunctionNode, context: PortableContext, index: int) -> FunctionRule:
+        code = self._code[index]
         buffers: list[PackedArray] = []
 
         def out_of_band(buffer: Any) -> None:
@@ -225,6 +222,8 @@ class Handover(PackedArrays):
             _described(context.description),
             attributes,
             tuple(buffers),
+            index,
+            self.spot_checks is not None and self.spot_checks.chooses(node),
         )
 
 
@@ -234,7 +233,7 @@ def _described(description: ContextDescription) -> bytes:
 
 
 class SavedTensorsUnreadable(Exception):
-    """Some Node's saved tensors were freed, or changed in place; the cause says it."""
+    """A Node's saved tensors were freed or changed in place; the cause names which."""
 
 
 def _read(read: Callable[[], T]) -> T:
@@ -248,9 +247,9 @@ _NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid":
 
 
 def _changed_numpy_errors() -> dict[str, str]:
-    """How this thread handles floating-point errors, where that is not NumPy's own way.
+    """How this thread handles floating-point errors, where that differs from NumPy's default.
 
-    A callback of the user cannot be called on a worker, nor what it prints be ordered: it warns.
+    A worker cannot call the user's callback or order its printed lines: it warns instead.
     """
     actions: dict[str, Any] = {**np.geterr()}
     return {
@@ -260,9 +259,9 @@ def _changed_numpy_errors() -> dict[str, str]:
     }
 
 
-#: The bytes of shipped code as arrays in the arena, by content: the same code is written once.
+#: The bytes of shipped code as arrays in the arena, by content: each is written once.
 _code_arrays: dict[str, Array] = {}
-#: Bytes of it that stay there for later graphs.
+#: The bytes of shipped code that stay there for later graphs.
 CODE_BYTES_MAX = 16 << 20
 
 
@@ -272,7 +271,7 @@ def _bytes_of(code: ShippedCode) -> Array:
         array = client_arena().empty((len(code.blob),), np.uint8)
         array[:] = np.frombuffer(code.blob, np.uint8)
         _code_arrays[code.code_id] = array
-        # A class that reads an array is packed again whenever that has changed.
+        # A class that reads an array is packed again whenever that array has changed.
         while sum([kept.nbytes for kept in [*_code_arrays.values()]]) > CODE_BYTES_MAX:
             _code_arrays.pop(next(iter(_code_arrays)), None)
     return array

@@ -1,10 +1,10 @@
-"""let_idle_threads_sleep(): after a product on several threads, OpenBLAS must give its cores back.
+"""let_idle_threads_sleep(): OpenBLAS's idle threads must give their cores back.
 
 Its idle threads spin for 2^26 cycles, tens of milliseconds, before they sleep. The forward pass
-runs products on several threads, and so the backward that follows it would share its cores with
-threads that do nothing: 8 branches of matrix products took 45 ms in workers instead of 25. OpenBLAS
-reads ``OPENBLAS_THREAD_TIMEOUT`` when it is loaded, and ``mpgrad/__init__`` sets it where that is
-not too late. Where NumPy was imported first, OpenBLAS is made to read it again here.
+runs products on several threads, and so the backward that follows would share its cores with
+threads that do nothing (docs/decisions.md has the cost). OpenBLAS reads
+``OPENBLAS_THREAD_TIMEOUT`` when it is loaded, and ``mpgrad/__init__`` sets it if NumPy is not
+loaded yet. If NumPy was imported first, this module makes OpenBLAS read it again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from threadpoolctl import ThreadpoolController
 #: Idle threads sleep after 2^18 cycles.
 TIMEOUT = "18"
 _VARIABLE = "OPENBLAS_THREAD_TIMEOUT"
-#: Exported by the OpenBLAS of NumPy's and SciPy's wheels: read the environment again, and end the
-#: threads, which the next product starts anew (as it does after every fork).
+#: Exported by the OpenBLAS of NumPy's and SciPy's wheels: one reads the environment again, one ends
+#: the threads, which the next product starts again (as it does after every fork).
 _READ, _END = "openblas_read_env", "blas_thread_shutdown_"
-#: The module of a thread's innermost Python frame where it waits: it is not inside BLAS.
+#: A thread whose innermost Python frame is in this module waits, so it is not inside BLAS.
 _WAITING = ("asyncio", "concurrent", "queue", "selectors", "socket", "threading", "zmq")
 
 _lock = threading.Lock()
@@ -30,7 +30,7 @@ _is_done = False
 
 
 def let_idle_threads_sleep() -> None:
-    """See above; does nothing where the user has set the variable, or a thread may be in BLAS."""
+    """See above. Does nothing if the user has set the variable, or a thread may be in BLAS."""
     global _is_done
     with _lock:
         if _is_done:
@@ -39,7 +39,7 @@ def let_idle_threads_sleep() -> None:
             _is_done = True
             return
         found = ThreadpoolController().select(internal_api="openblas").lib_controllers
-        # PyDLL keeps the GIL: no Python thread can enter BLAS between the question and the calls.
+        # PyDLL keeps the GIL: no Python thread can enter BLAS between the check and the calls.
         libraries = [ctypes.PyDLL(library.filepath) for library in found]
         if not _others_wait():
             return
@@ -62,7 +62,7 @@ def _others_wait() -> bool:
 
 
 def _forget_lock_in_child() -> None:
-    # A thread that does not exist in the child may have it.
+    # A thread that does not exist in the child may hold it.
     global _lock
     _lock = threading.Lock()
 

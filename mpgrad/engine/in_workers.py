@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from mpgrad.autograd import profiler
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.profiling.backward_run import TaskRun
+from mpgrad.autograd.profiling.ranges import ENGINE, RUNNING, WAITING, Recording, current_run
+from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
@@ -19,14 +23,24 @@ from mpgrad.engine.handover import Handover
 from mpgrad.engine.learning import learn, that_ran
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.session import Session
+from mpgrad.engine.session import Outcome, Session
 from mpgrad.engine.session_pool import SessionPool
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, ProtocolError
-from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
+from mpgrad.scheduler.instructions import CompleteGraph, FailGraph, ForwardOutput
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.wire.output_record import replay_warnings
+from mpgrad.shipping.loading import load_attributes
+from mpgrad.wire.output_record import (
+    CHANGED,
+    RUN,
+    WARNING,
+    ContextChanged,
+    decode_as,
+    replay_warnings,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 _graph_numbers = itertools.count(1)
 
@@ -37,67 +51,101 @@ def run_in_workers(
     sessions: SessionPool,
     counters: Counters,
     blas_threads: int,
+    spot_checks: SpotChecks,
 ) -> list[tuple[Any, bool]]:
-    """Run a graph; thread-safe, since each calling thread borrows a session of its own.
+    """Run a graph. Thread-safe: each calling thread borrows a session of its own.
 
     Args:
         placed: the graph.
         graph: its plan.
-        sessions: with the processes.
-        counters: hear what came of it.
-        blas_threads: of what runs in this process.
+        sessions: the sessions with the processes.
+        counters: count the result.
+        blas_threads: the number of threads for the tasks in this process.
+        spot_checks: which Functions run again in this process.
 
     Returns:
         As ``run_local``.
 
     Raises:
-        Exception: what a rule or hook raised, as it is.
+        Exception: the exception of a rule or hook, unchanged.
+        ResultsDiffer: a Function that ran again gave another gradient.
         SavedTensorsUnreadable: some Node's saved tensors cannot be handed over.
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
     frozen, planned = placed.frozen, graph.plan
     handover = Handover(frozen, graph, placed.code)
-    number, running, profile = next(_graph_numbers), innermost(), profiler.active()
+    number, running, recording = next(_graph_numbers), innermost(), RUNNING.recording
     is_complete = False
     try:
         with sessions.session() as session:
             coordinator = sessions.coordinator
             handover.connect(coordinator)
-            handover.is_timed, handover.learns = profile is not None, graph.learns()
+            handover.spot_checks = spot_checks
+            handover.is_timed, handover.learns = recording is not None, graph.learns()
             client = ClientWorker(
-                frozen, graph, handover, coordinator.arena, session.interrupts.user_code,
+                placed, graph, handover, coordinator.arena, session.interrupts.user_code,
                 blas_threads,
             )  # fmt: skip
-            # A task that all others wait for is run right here if it is next to nothing.
+            # A cheap task that all others wait for runs in this process.
             ahead = client.run_ahead() if planned.opens_alone else None
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
-            with session.interrupts.deferred():  # until somebody holds the results
-                try:
-                    outcome = session.run(messages, client.run)
-                except CoordinatorLost as lost:
-                    lost.has_run_user_code = client.has_begun
-                    raise
-                warnings = session.warnings_of(number)
+            profiled = None if recording is None else _Profiled(recording, session, planned)
+            if profiled is not None:
+                messages = profiled.watched(messages)
+            with session.interrupts.deferred():  # until the results have a holder
+                outcome = _run(session, messages, client)
+                kept = session.kept_of(number)
                 if isinstance(outcome, CompleteGraph):
                     results = _open_results(sessions, session, frozen, outcome, handover)
                     is_complete = True
             if isinstance(outcome, CompleteGraph):
                 _learn(frozen, graph, handover, outcome)
-                if profile is not None:
-                    _note_times(profile, frozen, planned, outcome)
+                if profiled is not None:
+                    profiled.note(frozen, handover, outcome)
             counters.note(handover, outcome, len(planned.tasks))
     finally:
         handover.close(is_complete=is_complete)
-    replay_warnings(warnings, lambda task: planned.tasks[task].position)
+    replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
-            sessions.forget(session.coordinator)  # it has no workers and can get none
-        elif outcome.kind == "error":
-            client.release_before(planned.groups[outcome.task][outcome.step].node)
-        raise cause_of(outcome, frozen, planned, client.error)
+            sessions.forget(coordinator)  # it has no workers and cannot start any
+        raise _failure(outcome, frozen, planned, client)
+    spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, blas_threads)
+    _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
     return results
+
+
+def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Outcome:
+    try:
+        return session.run(messages, client.run)
+    except CoordinatorLost as lost:
+        lost.has_run_user_code = client.has_begun
+        raise
+
+
+def _failure(
+    outcome: FailGraph, frozen: FrozenGraph, planned: Plan, client: ClientWorker
+) -> BaseException:
+    """The exception of a graph that failed, with the graph as the serial engine leaves it."""
+    if outcome.kind == "error":
+        client.release_before(planned.groups[outcome.task][outcome.step].node)
+    return cause_of(outcome, frozen, planned, client.error)
+
+
+def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
+    return [output.data for output in kept if output.kind == kind]
+
+
+def _change_contexts(told: list[bytes], placed: Placed) -> None:
+    """Apply to each ctx the changes that its backward made in place on a worker."""
+    for data in told:
+        changed = decode_as(data, ContextChanged)
+        node: Any = placed.frozen.nodes[changed.node]
+        held = placed.code[changed.node].held
+        buffers = [bytearray(buffer) for buffer in changed.buffers]
+        vars(node.ctx).update(load_attributes(changed.attributes, buffers, held))
 
 
 def _release_saved(frozen: FrozenGraph) -> None:
@@ -125,13 +173,13 @@ def _open_results(
             meta = frozen.nodes[node].input_metadata[input_nr]
             if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
                 if ref in opened:
-                    # The session holds a block once per capture, but one lease serves them all.
+                    # The session holds a block once per capture; one lease serves all of these.
                     session.to_release.append(ref)
                 else:
                     opened[ref] = sessions.lease(session, ref, meta)
                 results.append((opened[ref], exclusive))
             else:
-                if is_counted(ref):  # a GPU worker's: copied, because it would die with it
+                if is_counted(ref):  # a GPU worker's block: copied, because it dies with the worker
                     session.to_release.append(ref)
                 results.append((handover.open(ref, meta), True))
     except ProtocolError as error:
@@ -142,7 +190,7 @@ def _open_results(
 def _learn(
     frozen: FrozenGraph, graph: PreparedGraph, handover: Handover, outcome: CompleteGraph
 ) -> None:
-    """Learn what the tasks took, where that teaches something."""
+    """Learn the costs of Nodes from the times of tasks, where that matters."""
     known, took_us = frozen.remembered, sum([ran[2] for ran in outcome.ran])
     is_surprise = known is not None and known.is_surprised_by(took_us)
     if is_surprise:
@@ -151,11 +199,46 @@ def _learn(
         learn(frozen, graph.plan, outcome)
 
 
-def _note_times(
-    profile: profiler.profile, frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph
-) -> None:
-    """Tell the profile when workers ran which Nodes."""
-    for task, slot, _, _, times in outcome.ran:
-        if times is not None:
-            ran = [member.node for member in that_ran(frozen, planned.groups[task])]
-            profile.note_nodes(frozen, ran, profiler.unpack_times(times), worker=slot)
+class _Profiled:
+    """What a profile hears of one backward in workers.
+
+    Args:
+        recording: of the profile.
+        session: to the processes.
+        planned: the graph's plan.
+    """
+
+    def __init__(self, recording: Recording, session: Session, planned: Plan) -> None:
+        self._recording, self._planned, self._began = recording, planned, perf_counter()
+        self._run = current_run()
+        recording.coordinator_pid = session.coordinator.pid
+        if len(recording.worker_pids) < session.workers:
+            recording.worker_pids = dict(enumerate(session.processes().worker_pids))
+        if self._run is not None:
+            self._run.plan, self._run.mode = planned, "process"
+            self._run.workers = session.workers
+
+    def watched(self, messages: Iterator[T]) -> Iterator[T]:
+        """``messages``; notes when the last one was made."""
+        yield from messages
+        submitted = perf_counter()
+        self._recording.note("hand over", ENGINE, self._began, submitted)
+        if self._run is not None:
+            self._run.submitted = submitted
+
+    def note(self, frozen: FrozenGraph, handover: Handover, outcome: CompleteGraph) -> None:
+        """When workers ran which Nodes; the waiting is over."""
+        run, recording = self._run, self._recording
+        for task, slot, _, copied, times in outcome.ran:
+            if times is None:
+                continue
+            found = unpack_times(times)
+            ran = [member.node for member in that_ran(frozen, self._planned.groups[task])]
+            where = TaskRun(task, slot, found.attempt, found.started, found.ended)
+            recording.note_nodes(run, frozen, ran, found.nodes, where)
+            if run is not None:
+                run.copied_bytes += copied
+        if run is not None and run.submitted is not None:
+            recording.note("wait for workers", WAITING, run.submitted, perf_counter())
+            run.handed_bytes = handover.handed_bytes
+            run.copied_bytes += handover.copied_bytes

@@ -1,7 +1,7 @@
 """What an engine needs of the kernel: descriptors, pidfds, processes and threads.
 
-What would run out halfway is refused beforehand: libzmq ends the whole process (``abort``) if the
-kernel refuses it a descriptor or a thread, and nobody could tell then.
+A shortage is reported before the start: libzmq aborts the whole process if the kernel refuses it a
+descriptor or a thread, without a message that helps.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import threading
 
 from mpgrad.base.standard_streams import occupy_standard_streams
 
-#: What the client opens for an engine, and for one more calling thread: 13 and 3 are counted, and
-#: some more are open while processes start.
+#: The descriptors that the client opens for an engine, and for one more calling thread: 13 and 3,
+#: and some more while processes start.
 FOR_ENGINE, FOR_SESSION = 24, 6
-#: What the coordinator opens by itself and for each worker: 24 and 4 are counted.
+#: The descriptors that the coordinator opens by itself and for each worker: 24 and 4.
 FOR_COORDINATOR, FOR_WORKER = 64, 4
 
-#: Threads of a ZeroMQ context: one for input and output, and one that closes sockets.
+#: The threads of a ZeroMQ context: one for input and output, and one that closes sockets.
 CONTEXT_THREADS = 2
 
 
 def require_descriptors(count: int, what: str) -> None:
-    """Make sure that this process may open ``count`` more, numbered from 3.
+    """Make sure that this process may open ``count`` more descriptors, numbered from 3.
 
     Raises:
-        OSError: (EMFILE) it may not; ``what`` needs them.
+        OSError: (EMFILE) it may not; the message says that ``what`` needs them.
     """
     occupy_standard_streams()
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -41,7 +41,7 @@ def require_descriptors(count: int, what: str) -> None:
 
 
 def require_hard_limit(cpu_workers: int) -> None:
-    """Make sure that the coordinator may open what it needs: it raises its own soft limit.
+    """Make sure that the coordinator may raise its own soft limit as far as it needs.
 
     Raises:
         OSError: (EMFILE) it may not.
@@ -57,10 +57,10 @@ def require_hard_limit(cpu_workers: int) -> None:
 
 
 def require_pidfds() -> None:
-    """Make sure that the kernel tells of the death of other processes by descriptors.
+    """Make sure that the kernel reports the death of other processes by descriptors.
 
     Raises:
-        OSError: (ENOSYS) it has none for processes.
+        OSError: (ENOSYS) it has no pidfds.
     """
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -105,4 +105,4 @@ def _open_descriptors() -> int:
     except OSError as error:
         if error.errno == errno.EMFILE:
             return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return 0  # no /proc: it is tried, and may fail
+        return 0  # without /proc the start is tried, and may fail

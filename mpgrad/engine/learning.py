@@ -1,4 +1,4 @@
-"""learn(): what the times that workers report say about the costs of Nodes."""
+"""learn(): the costs of Nodes from the times that workers report."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Sequence
 
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.autograd.profiler import unpack_times
+from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.scheduler.plan_tables import Member, Plan
 
-#: Where all Nodes were expected to be and are this short they teach nothing, in microseconds.
+#: If all Nodes were expected to be and are this short (in microseconds), nothing is learned.
 NEGLIGIBLE_US = tuning.MESSAGE_US / 4
-#: A task of more Nodes is not timed: as long as tasks may become, its Nodes are short.
+#: A task with more Nodes is not timed: given the limits of a task's length, its Nodes are short.
 TIMED_MAX = 1000
 
 
 def wants_times(members: Sequence[Member]) -> bool:
-    """Whether a task must say when each of its Nodes ran, so that their costs can be learned."""
+    """Whether a task must report when each of its Nodes ran, so that their costs can be learned."""
     return len(members) <= TIMED_MAX
 
 
 def that_ran(frozen: FrozenGraph, members: Sequence[Member]) -> list[Member]:
-    """Those of a task's members whose rule was run: times are reported of these."""
+    """The members of a task whose rule was run, which are the ones with reported times."""
     return [m for m in members if frozen.runs[m.node] and m.piece_of is None]
 
 
 def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
-    """Tell the cost model what Nodes took, by the times that tasks report.
+    """Update the cost model with the times that tasks report.
 
-    The time of a task between its rules is no Node's: it comes with each task, whatever is in it.
+    The time of a task between its rules counts for no Node: every task has it.
     """
     divided: dict[int, _Divided] = {}
     learned: list[tuple[int, float]] = []
@@ -38,7 +38,7 @@ def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
         if times is None:
             continue
         ran = that_ran(frozen, planned.groups[task])
-        for member, took_us in zip(ran, durations_us(unpack_times(times)), strict=True):
+        for member, took_us in zip(ran, durations_us(unpack_times(times).nodes), strict=True):
             if member.is_half:
                 divided.setdefault(member.node, _Divided()).note(frozen, member, took_us)
             else:
@@ -49,10 +49,10 @@ def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
 
 
 def teach(frozen: FrozenGraph, measured: Sequence[tuple[int, float]]) -> None:
-    """Tell the cost model what Nodes took, in microseconds, if it matters to a plan.
+    """Update the cost model with the times of Nodes in microseconds, if they matter to a plan.
 
-    If one does, all count: Nodes of a kind share an entry, which would otherwise be learned from
-    those alone that were interrupted.
+    If one of them matters, all count: Nodes of a kind share an entry, which would otherwise be
+    learned only from interrupted runs.
     """
     specs = frozen.spec.nodes
     if any(max(took_us, specs[node].cost_us) > NEGLIGIBLE_US for node, took_us in measured):
@@ -60,12 +60,12 @@ def teach(frozen: FrozenGraph, measured: Sequence[tuple[int, float]]) -> None:
 
 
 def durations_us(times: Sequence[float]) -> list[float]:
-    """Microseconds from start to end, for each pair of these times in seconds."""
+    """Microseconds from start to end, for each pair of times in seconds."""
     return [(end - start) * 1e6 for start, end in zip(times[::2], times[1::2], strict=True)]
 
 
 class _Divided:
-    """What the pieces of one Node took: its halves, or the parts of the first and the second."""
+    """The times of one Node's pieces: its halves, or the parts of the first half and the second."""
 
     def __init__(self) -> None:
         self._parts_us: dict[tuple[int, int] | None, float] = {}
@@ -78,7 +78,7 @@ class _Divided:
             self._parts_us[member.parts] = took_us
 
     def teach(self, frozen: FrozenGraph, index: int) -> None:
-        """Tell the cost model, if all of it was measured."""
+        """Update the cost model if every piece was measured."""
         spec, node = frozen.spec.nodes[index], frozen.nodes[index]
         first_us, is_whole = sum(self._parts_us.values()), None in self._parts_us
         measured = sum(parts[1] - parts[0] for parts in self._parts_us if parts is not None)

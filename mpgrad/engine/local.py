@@ -1,23 +1,24 @@
-"""run_local(): a backward in this process and on this thread. The reference for what workers do.
+"""run_local(): a backward in this process and on this thread. It is the reference for workers.
 
-A loop over the Nodes in the order of the serial engine: sum what flows in, call the rule, pass on.
-For a graph that comes again, the same is written out (:mod:`mpgrad.engine.compiled`).
+It is a loop over the Nodes in the order of the serial engine: sum the inputs, call the rule, pass
+the results on. For a graph that comes again, the loop is written out as source
+(:mod:`mpgrad.engine.compiled`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd import profiler
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.higher_order.recording import has_only_operators
+from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.validate_outputs import (
@@ -37,10 +38,10 @@ from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.node import InputMetadata, Node
 from mpgrad.tensors.storage import is_exclusive
 
-#: A graph is compiled when its tables serve for this time: source for one that comes twice would
-#: take longer than it saves.
+#: The number of uses of a graph's tables after which it is compiled: source for a graph that comes
+#: twice would take longer than it saves.
 COMPILED_FROM_USE = 2
-#: From this size on a backward of operators alone holds the garbage collector off.
+#: The number of Nodes from which a backward of operators alone pauses the garbage collector.
 HELD_ABOVE_NODES = 1000
 
 
@@ -58,7 +59,7 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     known = frozen.remembered
-    if known is not None and not (anomaly.enabled or CUDA.in_use or profiler.active()):
+    if known is not None and not (anomaly.enabled or CUDA.in_use):
         results = _run_compiled(frozen, known)
         if results is not None:
             return claim(results)
@@ -66,7 +67,7 @@ def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 
 def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
-    """The captured gradients of a graph that has come several times; None: it is not compiled."""
+    """The captured gradients of a graph that has come several times; None if it is not compiled."""
     program = known.program
     if program is None:
         if known.uses < COMPILED_FROM_USE:
@@ -74,28 +75,43 @@ def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
         program = compiled.kept.add(known, frozen)
     if isinstance(program, str):
         return None
-    times: list[float] | None = [] if known.learns() else None
+    learns = known.learns()
+    times: list[float] | None = [] if learns or RUNNING.recording is not None else None
     started = perf_counter()
     results: list[Any] | None = program.run(frozen, times)
-    if results is not None and known.teaches((perf_counter() - started) * 1e6) and times:
-        teach(frozen, list(zip(_that_ran(frozen), durations_us(times), strict=True)))
+    if results is not None:
+        teaches = known.teaches((perf_counter() - started) * 1e6)
+        if times:
+            _note_times(frozen, times, teaches=teaches and learns)
     return results
 
 
 def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+    times: list[float] = []
+    results = gradients_of_nodes(frozen, cpu, times)
+    known = frozen.remembered
+    _note_times(
+        frozen,
+        times,
+        teaches=bool(times) and (known is None or known.teaches((times[-1] - times[0]) * 1e6)),
+    )
+    return claim(results)
+
+
+def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list[Any]:
+    """The gradients that ``frozen`` captures; ``times`` receives the start and end of each rule."""
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
-    inflow = _Inflow(nodes)
+    inflow = _Inflow(nodes, np.asarray if xp is cpu else xp.asarray)
     for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
         if seed is not None:
             inflow.add(at, input_nr, seed)
-    #: By Node: its inputs that are results, and their numbers.
+    #: By Node: its captured inputs with the numbers of the results.
     wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, (at, input_nr) in enumerate(frozen.spec.captures):
         wanted[at].append((input_nr, number))
     results: list[Any] = [None] * len(frozen.spec.captures)
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
-    times: list[float] = []
     grads: Any = None
     outputs: Any = None
     for at in frozen.spec.order:
@@ -109,19 +125,19 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         node, name, edges = nodes[at], specs[at].name, specs[at].edges
         started = perf_counter()
         try:
-            outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), cpu)
+            outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), xp)
             times += (started, perf_counter())
             require_number(name, outputs, len(edges))
             if is_watched:
                 _refuse_nan(frozen, at, outputs)
-            # A rule may change in place what nobody else holds: this frame lets go what it passes.
+            # A rule may change an array in place if nobody else holds it, so this frame drops it.
             grads = None
             for number, edge in enumerate(edges):
                 grad = outputs[number]
                 if edge is not None and grad is not None:
                     target, input_nr = edge
                     expected = nodes[target].input_metadata[input_nr]
-                    inflow.add(target, input_nr, validate_output(name, number, grad, expected, cpu))
+                    inflow.add(target, input_nr, validate_output(name, number, grad, expected, xp))
         except Exception as error:
             add_notes(error, name, node.input_metadata, _outputs(frozen, at), node.takes_undefined)
             if is_watched:
@@ -130,16 +146,14 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         outputs = grad = None
         if not frozen.keep_graph:
             node.release_saved()
-    grads = None  # of the last Node, which may be a leaf: its result would have two holders
-    _note_times(frozen, times)
-    return claim(results)
+    return results
 
 
 class _Inflow:
-    """What has flowed into each Node so far: PyTorch's InputBuffers, summed as it comes."""
+    """The sums of each Node's inputs so far: PyTorch's InputBuffers, summed as they arrive."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Sequence[Node], asarray: Callable[[Any], Any]) -> None:
+        self._nodes, self._asarray = nodes, asarray
         self._grads: list[list[Any] | None] = [None] * len(nodes)
         #: Inputs whose gradient is a sum made here, which may be added to in place.
         self._sums: set[tuple[int, int]] = set()
@@ -153,11 +167,11 @@ class _Inflow:
         if before is None:
             grads[input_nr] = grad
         elif CUDA.in_use and device_arrays.is_on_gpu(before):
-            # All contributions lie on the same device: ``validate_outputs`` saw to that.
+            # All contributions lie on the same device: ``validate_outputs`` has checked that.
             with device_arrays.on(device_arrays.device_of(before)):
                 grads[input_nr] = self._sum(at, input_nr, before, grad)
         else:
-            grads[input_nr] = np.asarray(self._sum(at, input_nr, before, grad))
+            grads[input_nr] = self._asarray(self._sum(at, input_nr, before, grad))
 
     def _sum(self, at: int, input_nr: int, before: Any, grad: Any) -> Any:
         if (at, input_nr) in self._sums:
@@ -167,13 +181,13 @@ class _Inflow:
         return before + grad
 
     def take(self, at: int) -> list[Any]:
-        """The inputs of a Node, which are complete; they are forgotten here."""
+        """Remove and return the complete inputs of a Node."""
         grads, self._grads[at] = self._grads[at], None
         return [None] * len(self._nodes[at].input_metadata) if grads is None else grads
 
 
 def _call_rule(node: Node, grads: list[Any], needs: tuple[bool, ...], xp: Any) -> Sequence[Any]:
-    """What the rule of ``node`` gives; nothing where nothing has flowed in."""
+    """The results of ``node``'s rule; none if all inputs are undefined."""
     if not node.takes_undefined:
         for grad in grads:
             if grad is None:
@@ -187,7 +201,7 @@ def _call_rule(node: Node, grads: list[Any], needs: tuple[bool, ...], xp: Any) -
 
 
 def _is_even(node: Any) -> bool:
-    """Whether the inputs of forward that want a gradient look like its result."""
+    """Whether the inputs of forward that need a gradient have the form of its result."""
     expected = node.input_metadata[0]
     return all(info is None or info == expected for info in node.input_info)
 
@@ -195,7 +209,7 @@ def _is_even(node: Any) -> bool:
 def _call_rule_on_device(
     node: Node, grads: list[Any], needs: tuple[bool, ...], xp: Any
 ) -> Sequence[Any]:
-    """The same, on the GPU of the first gradient that lies on one."""
+    """The same on the GPU of the first gradient that lies on one."""
     device = device_arrays.first_gpu(grads)
     with device_arrays.on(device):
         xp = xp if device is CPU else device_arrays.cuda_namespace()
@@ -203,7 +217,7 @@ def _call_rule_on_device(
 
 
 def _outputs(frozen: FrozenGraph, at: int) -> list[InputMetadata | None]:
-    """What the consumer of each output of a Node expects."""
+    """The metadata that the consumer of each output of a Node expects."""
     return [
         None if edge is None else frozen.nodes[edge[0]].input_metadata[edge[1]]
         for edge in frozen.spec.nodes[at].edges
@@ -211,7 +225,7 @@ def _outputs(frozen: FrozenGraph, at: int) -> list[InputMetadata | None]:
 
 
 def _refuse_nan(frozen: FrozenGraph, at: int, outputs: Sequence[Any]) -> None:
-    """A hook before a Node may return NaN; the Node may not, be it by a hook behind it."""
+    """A hook may return NaN before a Node runs; the Node must not return it itself."""
     node = frozen.nodes[at]
     if anomaly.checks_nan and not isinstance(node, HooksBefore):
         name, expected = node.label, _outputs(frozen, at)
@@ -222,17 +236,16 @@ def _refuse_nan(frozen: FrozenGraph, at: int, outputs: Sequence[Any]) -> None:
         refuse_nan(node.subject.name(), validated)
 
 
-def _note_times(frozen: FrozenGraph, times: list[float]) -> None:
-    """Tell the cost model, and a profile that is active, when the rules ran."""
-    known, profile = frozen.remembered, profiler.active()
-    teaches = times and (known is None or known.teaches((times[-1] - times[0]) * 1e6))
-    if not teaches and profile is None:
+def _note_times(frozen: FrozenGraph, times: list[float], *, teaches: bool) -> None:
+    """Report the times of the rules to the cost model and to an active profile."""
+    recording = RUNNING.recording
+    if not teaches and recording is None:
         return
     ran = _that_ran(frozen)
     if teaches:
         teach(frozen, list(zip(ran, durations_us(times), strict=True)))
-    if profile is not None and not engine_slot.is_inside_rule():
-        profile.note_nodes(frozen, ran, times)
+    if recording is not None and not engine_slot.is_inside_rule():
+        recording.note_nodes(current_run(), frozen, ran, times)
 
 
 def _that_ran(frozen: FrozenGraph) -> list[int]:
@@ -241,14 +254,14 @@ def _that_ran(frozen: FrozenGraph) -> list[int]:
 
 
 def claim(results: list[Any]) -> list[tuple[Any, bool]]:
-    """Take the arrays out of ``results``; with each, whether nobody else holds it or its memory.
+    """Take the arrays out of ``results``, with whether nobody else holds the array or its memory.
 
     Only such an array may become a ``.grad``, which is changed in place later.
     """
     claimed = []
     for number in range(len(results)):
         array = results[number]
-        # An array that stands in the list twice keeps a reference there, and so is not exclusive.
+        # An array that occurs twice in the list keeps a reference there, so it is not exclusive.
         results[number] = None
         exclusive = array is not None and is_exclusive(array)
         claimed.append((array, exclusive))

@@ -1,4 +1,4 @@
-"""EngineOptions: what an Engine was asked for, checked, with the defaults put in."""
+"""EngineOptions: the arguments of an Engine, checked and with defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpgrad.devices.gpu_workers import gpu_workers
 from mpgrad.shm.arena import default_limit_bytes
 
 _MODES = ("auto", "local", "process")
-#: Workers and BLAS threads; bytes of the shared arena.
+#: Limits of the workers and BLAS threads, and of the bytes of the shared arena.
 _COUNT_MAX, _LIMIT_MAX = 1024, 1 << 50
 
 
@@ -30,6 +30,7 @@ class EngineOptions:
     recover: str
     task_timeout_s: float | None
     journal: str
+    check: str
 
     @classmethod
     def checked(
@@ -42,17 +43,18 @@ class EngineOptions:
         recover: str,
         task_timeout_s: float | None,
         journal: str | None,
+        check: str | None,
     ) -> EngineOptions:
-        """The options that these arguments of ``Engine`` stand for.
+        """The options for these arguments of ``Engine``.
 
         Raises:
-            ValueError: one is out of range; the message names it.
+            ValueError: an argument is out of range; the message names it.
             RuntimeError: "process" on a system other than Linux.
         """
         mode = _choice("mode", config.engine_mode() if mode is None else mode, _MODES)
         recover = _choice("recover", recover, ("worker", "all"))
         task_timeout_s = _seconds("task_timeout", task_timeout_s)
-        # In a worker its memory is set up already, and every engine is local.
+        # A worker has its memory set up already, and every engine in it is local.
         gpus = () if engine_slot.is_worker else gpu_workers(gpus, mode)
         workers = config.cpu_workers() or config.default_cpu_workers()
         options = cls(
@@ -68,6 +70,7 @@ class EngineOptions:
             _choice(
                 "journal", config.journal() if journal is None else journal, config.JOURNAL_MODES
             ),
+            _choice("check", config.check() if check is None else check, config.CHECKS),
         )
         if mode == "process" and sys.platform != "linux":
             raise RuntimeError(

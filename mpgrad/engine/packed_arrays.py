@@ -33,29 +33,29 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class PackedArrays:
-    """What one GraphTask hands over in arrays."""
+    """The arrays of one hand-over."""
 
     def __init__(self) -> None:
         self._arena = client_arena()
-        #: Where earlier gradients lie, which a double backward hands over again.
+        #: Earlier gradients that a double backward hands over again.
         self.engine_arena: ForeignArena | None = None
         self._kept: list[Any] = []
-        #: By identity: many Nodes save the same one.
+        #: By identity, because many Nodes save the same array.
         self._packed: dict[int, PackedArray] = {}
-        #: The way to the GPUs' workers, if there are some.
+        #: The connection to the memory of GPU workers, if there are any.
         self.devices: DeviceHandover | None = None
         self.handed_bytes = 0
         self.copied_bytes = 0
 
     def close(self, *, is_complete: bool = False) -> None:
-        """Nobody is told to read any more; ``is_complete``: and what was read gave results."""
+        """Release all packed arrays; ``is_complete`` says that every read of them has finished."""
         if self.devices is not None:
             self.devices.close(is_complete=is_complete)
         self._kept.clear()
         self._packed.clear()
 
     def array(self, array: Array) -> PackedArray:
-        """A reference to ``array``, or a copy of it where it lies outside the arena."""
+        """A reference to ``array``, or to a copy if it lies outside the arena."""
         found = self._packed.get(id(array))
         if found is None:
             found = self._packed[id(array)] = self._pack(array)
@@ -121,14 +121,14 @@ class PackedArrays:
         return self.devices.copy(block, meta.shape, meta.dtype, meta.device)
 
     def _copy(self, array: Array) -> Array:
-        """``array`` in the arena, whatever its size."""
+        """A copy of ``array`` in the arena, whatever its size."""
         copy = self._arena.empty(array.shape, array.dtype)
         np.copyto(copy, array)
         self._kept.append(copy)
         return copy
 
     def _store(self, data: bytes) -> Array:
-        """``data`` in a block of the arena."""
+        """A block of the arena with ``data``."""
         block = self._arena.empty((max(len(data), 1),), np.uint8)
         block[: len(data)] = np.frombuffer(data, np.uint8)
         self._kept.append(block)
@@ -149,9 +149,9 @@ def _shared(
 
 
 def _span(array: Array) -> tuple[bytes, int]:
-    """All bytes from the lowest to the highest address of ``array``, and where element 0 is.
+    """All bytes from the lowest to the highest address of ``array``, and the offset of element 0.
 
-    Gaps travel too, so that the strides on the other side are exactly the same.
+    Gaps are sent too, so that the strides on the other side are exactly the same.
     """
     if array.flags.c_contiguous:
         return array.tobytes(), 0

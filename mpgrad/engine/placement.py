@@ -1,8 +1,7 @@
-"""place(): which Nodes workers may run, and which belong to the client, and why."""
+"""place(): which Nodes workers may run, which ones belong to the client, and why."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import OrderedDict
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.dtype import default_float
+from mpgrad.base.user_frames import level_of_caller
 from mpgrad.devices.device_arrays import get_default_device
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.errors import PerformanceWarning
@@ -23,13 +23,13 @@ from mpgrad.shipping.decision import Decision, ShippedCode, decide
 
 
 class Placed(NamedTuple):
-    """A frozen graph in which every Node has its place.
+    """A frozen graph with a place for every Node.
 
     Attributes:
         frozen: with ``on_client`` set.
-        code: of each Function that travels, by the index of its Node.
-        kept: why Nodes that workers could run belong to the client, by index.
-        unasked: those of them that the user has not asked for.
+        code: the code of each shipped Function, by the index of its Node.
+        kept: the reason why a Node that a worker could run belongs to the client, by index.
+        unasked: those of them that the user did not ask to keep.
     """
 
     frozen: FrozenGraph
@@ -39,7 +39,7 @@ class Placed(NamedTuple):
 
 
 class _Where(NamedTuple):
-    """Where one Function runs: ``reason`` says why in the client, empty means on a worker."""
+    """Where one Function runs: in the client for ``reason``, or on a worker if that is empty."""
 
     reason: str = ""
     code: ShippedCode | None = None
@@ -47,11 +47,11 @@ class _Where(NamedTuple):
 
 
 def place(frozen: FrozenGraph) -> Placed:
-    """Find out which Nodes workers may run.
+    """Decide which Nodes workers may run.
 
-    A Node whose saved tensors cannot be read runs in the client, where it fails when its turn comes
-    and not before: hooks ahead of it run, Nodes ahead of it let go of what they saved. Such Nodes
-    are looked for where user code runs in the client; else the hand-over finds them in time.
+    A Node with unreadable saved tensors runs in the client, where it fails when its turn comes and
+    not before: hooks before it run, and Nodes before it release their saved tensors. If user code
+    runs in the client, `place` looks for such Nodes; else the hand-over finds them in time.
 
     Raises:
         TypeError: a Function has ``run_on = "worker"`` and cannot be pickled.
@@ -76,7 +76,7 @@ def place(frozen: FrozenGraph) -> Placed:
 
 
 def keep_unreadable(placed: Placed) -> Placed:
-    """``placed``, where Nodes whose saved tensors cannot be read run in the client."""
+    """``placed`` with the Nodes whose saved tensors cannot be read kept in the client."""
     frozen, kept = placed.frozen, dict(placed.kept)
     for index, node in enumerate(frozen.nodes):
         if frozen.runs[index] and not node.has_packed and not _is_readable(node):
@@ -87,7 +87,7 @@ def keep_unreadable(placed: Placed) -> Placed:
 
 
 def reason(placed: Placed, index: int) -> str:
-    """Why a Node runs where it does, in plain words."""
+    """Why a Node runs where it does, in words for the user."""
     node = placed.frozen.nodes[index]
     if not placed.frozen.runs[index]:
         return "passes a finished gradient on"
@@ -104,7 +104,7 @@ def reason(placed: Placed, index: int) -> str:
 def _where(
     node: FunctionNode, keep_graph: bool, decisions: dict[tuple[type, ...], Decision]
 ) -> _Where:
-    """``decisions`` keeps those of one walk, during which no user code can change anything."""
+    """``decisions`` caches those of one walk, during which no user code can change anything."""
     if (keep_graph and node.ctx._clears_on_access) or node.ctx._was_accessed:
         return _Where("the next backward must find its saved tensors gone, which ctx keeps")
     if get_default_device() is not CPU:
@@ -126,7 +126,7 @@ def _where(
 
 
 def _with_kept(frozen: FrozenGraph, kept: dict[int, str]) -> FrozenGraph:
-    """``frozen`` with these Nodes in the client; a graph like it gets the very same tables."""
+    """``frozen`` with these Nodes in the client; a similar graph gets the very same tables."""
     moved = tuple([at for at in kept if not frozen.spec.nodes[at].on_client])
     if not moved:
         return frozen
@@ -145,7 +145,7 @@ def _with_kept(frozen: FrozenGraph, kept: dict[int, str]) -> FrozenGraph:
 
 
 def _is_readable(node: Node) -> bool:
-    """Whether what ``node`` saved is still there, and as it was."""
+    """Whether the saved tensors of ``node`` are still there and unchanged."""
     try:
         if isinstance(node, OperatorNode):
             node.saved_arrays()
@@ -156,19 +156,19 @@ def _is_readable(node: Node) -> bool:
     return True
 
 
-# ---------------------------------------------------------------------- a word to the user
+# ---------------------------------------------------------------------- a warning to the user
 
-#: Reasons that are remembered as said.
+#: The number of reasons that are remembered as reported.
 SAID_MAX = 1024
 
 _said: OrderedDict[str, None] = OrderedDict()
 
 
 def warn_of_serial_functions(placed: Placed) -> None:
-    """One line where Functions run in the client unasked, for a reason that was not said before.
+    """Warn once per reason if Functions run in the client although the user did not ask for it.
 
     Warns:
-        PerformanceWarning: names the first such reason, and what to do.
+        PerformanceWarning: names the first new reason and a remedy.
     """
     new = [text for text in dict.fromkeys(placed.unasked.values()) if text not in _said]
     if not new:
@@ -190,17 +190,5 @@ def warn_of_serial_functions(placed: Placed) -> None:
         f"{count} of {functions} Functions {how} in this process: {new[0]} "
         f"({more}engine.explain(loss) shows all)",
         PerformanceWarning,
-        stacklevel=_level_of_caller(),
+        stacklevel=level_of_caller(),
     )
-
-
-def _level_of_caller() -> int:
-    """The ``stacklevel`` for the line outside of this package that asked for the backward."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _is_ours(module: str) -> bool:
-    return module == "mpgrad" or module.startswith("mpgrad.")

@@ -1,4 +1,4 @@
-"""Preparation: makes of a frozen graph what runs: place, plan, choose, each once."""
+"""Preparation: places, plans and chooses for a frozen graph, each once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mpgrad.scheduler.plan_cache import MakePlan, PlanCache
 
 
 class Ready(NamedTuple):
-    """A graph before it runs: where, and as far as that was asked, who runs its Nodes, and how."""
+    """A graph before it runs: the mode, and if known the place and plan of its Nodes."""
 
     choice: Choice
     placed: Placed | None = None
@@ -38,13 +38,13 @@ class Ready(NamedTuple):
 
 
 class Preparation:
-    """Thread-safe. What it finds out about a graph that comes again it keeps.
+    """Prepares graphs, and remembers the results for graphs that come again. Thread-safe.
 
     Args:
         options: of the Engine.
 
     Attributes:
-        message_us: what a message costs, in microseconds.
+        message_us: the cost of a message in microseconds.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -54,7 +54,7 @@ class Preparation:
         self._plan_with(tuning.MESSAGE_US)
 
     def expect_message_us(self, message_us: float) -> None:
-        """What a message costs from now on; plans are made anew where that is far from before."""
+        """Set the cost of a message; if it differs much from before, graphs are planned again."""
         with self._lock:
             if abs(message_us - self.message_us) > tuning.DRIFT_MAX * self.message_us:
                 self._plan_with(message_us)
@@ -65,17 +65,17 @@ class Preparation:
         self._make_plan: MakePlan = partial(
             plan, workers=workers, gpu_workers=Counter(gpus), message_us=message_us
         )
-        #: What a plan depends on beside the graph.
+        #: All that a plan depends on beside the graph.
         self._plans_for = workers, gpus, message_us
-        #: Plans of graphs that are not recognised before their tables are made.
+        #: Plans of graphs that cannot be recognised before their tables are made.
         self._others = PlanCache(self._make_plan)
 
     def ready(self, frozen: FrozenGraph, *, has_workers: bool) -> Ready:
-        """Place, plan and choose, only as far as it takes to know the mode.
+        """Place, plan and choose, only as far as is necessary to know the mode.
 
         Args:
             frozen: the graph.
-            has_workers: whether they run.
+            has_workers: whether workers are running.
         """
         choice = self._choice_without_plan(frozen)
         if choice is not None and choice.mode == "local":
@@ -99,7 +99,7 @@ class Preparation:
         return too_small(frozen, self._options.cpu_workers, self.message_us)
 
     def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
-        """``auto`` learns what a backward took; not one that runs here until the workers are up."""
+        """Record a time for ``auto``, unless the graph ran locally only until the workers start."""
         if ready.graph is not None and ready.choice.mode == mode:
             self._experience(ready.graph).note(mode, took_us, ready.choice)
 
@@ -110,13 +110,12 @@ class Preparation:
         return graph.experience
 
     def mode(self) -> str:
-        """The mode that is in force on this thread now."""
+        """The mode in force on this thread now."""
         return "local" if engine_slot.is_local() or sys.platform != "linux" else self._options.mode
 
     @collector_held()
     def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
-        """The plan of a placed graph, and what else was made of its tables now or in an earlier
-        step."""
+        """The plan of a placed graph, and the other results for its tables, cached or new."""
         known, spec = frozen.remembered, frozen.spec
         with self._lock:
             if known is None:
@@ -128,6 +127,6 @@ class Preparation:
             return graph
 
     def without_unreadable(self, placed: Placed) -> tuple[Placed, PreparedGraph]:
-        """The same graph, where Nodes whose saved tensors cannot be read stay in the client."""
+        """The same graph, with Nodes whose saved tensors cannot be read in the client."""
         placed = keep_unreadable(placed)
         return placed, self.plan_of(placed.frozen)

@@ -1,8 +1,8 @@
-"""PreparedGraph: what an engine makes of a graph's tables once, and uses in each step of a loop.
+"""PreparedGraph: what an engine makes of a graph's tables once and uses in each step of a loop.
 
-A graph like an earlier one has the very same tables (``freezing.recurring_graphs``), so that the
-plan, the wiring of its Nodes and what else is the same in each step are kept beside them and found
-without comparing anything.
+A graph like an earlier one has the very same tables (``freezing.recurring_graphs``). So its plan,
+the wiring of its Nodes and everything else that is the same in each step are kept beside the tables
+and found without a comparison.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from mpgrad.wire.programs import (
 
 
 class PreparedGraph:
-    """The plan of one graph, and its Nodes' wirings as far as they were asked for.
+    """The plan of one graph, and the wirings of its Nodes as far as they were requested.
 
     Args:
         spec: the tables.
-        plan: made of them.
+        plan: the plan of these tables.
     """
 
     def __init__(self, spec: GraphSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
-        #: Of all graphs like this one, once it was asked for.
+        #: Shared by all graphs of this structure; set on first use.
         self.experience: Experience | None = None
         self._wirings: dict[Member, Wiring] = {}
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
@@ -43,10 +43,10 @@ class PreparedGraph:
         self._planned_for = costs_of(spec)
 
     def serves(self, spec: GraphSpec) -> bool:
-        """Whether the plan is good for ``spec``, the same graph with other costs perhaps; then
-        those are its costs from now on.
+        """Whether the plan is still good for ``spec``, the same graph with perhaps other costs.
 
-        A plan that is no longer the best one is slower, never wrong.
+        If so, its costs become those of ``spec``. A plan that is no longer the best is slower,
+        never wrong.
         """
         if spec is not self.spec:
             if structure(spec) != structure(self.spec) or not are_near(
@@ -57,24 +57,26 @@ class PreparedGraph:
         return True
 
     def grow_young(self) -> None:
-        """Its costs have turned out to be wrong."""
+        """Learn the costs again: they have turned out to be wrong."""
         self._uses = 0
 
     def learns(self) -> bool:
-        """Count one use; whether the cost model should hear what its tasks took."""
+        """Count a use; whether the cost model should learn from this one."""
         self._uses += 1
         return self._uses <= tuning.SAMPLES or self._uses % tuning.SAMPLES == 0
 
     def wiring(self, frozen: FrozenGraph, member: Member) -> Wiring:
-        """What surrounds the rule of a task's Node, in a graph with these tables."""
+        """The wiring around the rule of a task's Node, for graphs with these tables."""
         found = self._wirings.get(member)
         if found is None:
             found = self._wirings[member] = wiring_of(frozen, member)
         return found
 
     def programs(self, frozen: FrozenGraph, task: int) -> list[NodeProgram | bytes]:
-        """For each member of a task, in a graph with these tables, its program if nothing in that
-        can be another one in the next step; else its encoded wiring.
+        """One entry per member of a task, for graphs with these tables.
+
+        It is the whole program if that is the same in every step, otherwise only the encoded
+        wiring.
         """
         found = self._programs[task]
         if found is None:

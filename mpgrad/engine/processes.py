@@ -1,4 +1,4 @@
-"""Starts and ends the coordinator process, and holds what the client shares with it."""
+"""CoordinatorProcess: starts and ends the coordinator, and holds what the client shares with it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
-from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, send_setup, spawn
+from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, python_command, send_setup, spawn
 
 if TYPE_CHECKING:
     from mpgrad.devices.client_devices import ClientDevices
 
-#: Address space of the engine's arena; pages exist only where something was written.
+#: The address space of the engine's arena; only written pages take memory.
 ENGINE_ARENA_BYTES = 1 << 40
-#: Seconds that the coordinator gets to stop its workers and leave.
+#: The seconds that the coordinator has to stop its workers and exit.
 STOP_TIMEOUT_S = 2.0
 
 
@@ -50,7 +50,7 @@ class CoordinatorProcess:
         self.journal = JournalPlan(options.journal, config.journal_directory())
         self._is_killed = False
         self._why_killed: str | None = None
-        #: The engine was closed; whoever still waits for an answer gets none.
+        #: The engine was closed: a thread that still waits for an answer gets an error.
         self.is_closed = False
         require_descriptors(FOR_ENGINE, "an engine")
         require_hard_limit(options.cpu_workers)
@@ -60,9 +60,9 @@ class CoordinatorProcess:
             self.endpoint = Endpoint.create()
             segment = Segment.create_sparse(ENGINE_ARENA_BYTES, "engine-arena")
             undo.callback(segment.close)
-            #: Where handles of device memory stand; None without GPU workers.
+            #: The board with the handles of device memory; None without GPU workers.
             self.device_board = _device_board(options)
-            #: This process's side of it.
+            #: This process's access to it.
             self.devices: ClientDevices | None = None
             if self.device_board is not None:
                 undo.callback(self.device_board.close)
@@ -93,7 +93,7 @@ class CoordinatorProcess:
         inherited = (client_fd, segment.fd, lifeline, *([board_fd] if board_fd >= 0 else []))
         try:
             process, writer = spawn(
-                [sys.executable, "-P", "-m", "mpgrad.coordinator"],
+                python_command(sys.executable, "mpgrad.coordinator"),
                 inherited,
                 {
                     **os.environ,
@@ -131,8 +131,8 @@ class CoordinatorProcess:
         return process
 
     def last_words(self) -> str:
-        """Where it has written down what happened, if it has."""
-        # Here and not above, since this file is loaded before the coordinator can start.
+        """The path of its journal in words, if it wrote one."""
+        # Imported here, since this module is loaded before the coordinator can start.
         from mpgrad.wire.journal_keeper import words_about
 
         words = words_about(self.journal, self.pid)
@@ -150,7 +150,7 @@ class CoordinatorProcess:
         return is_stopped(self.pid)
 
     def cause_of_death(self) -> str:
-        """How it ended, in words; asked once its pidfd says that it has."""
+        """How it ended, in words; call it after its pidfd has reported the end."""
         status = self._process.wait()
         how = self._why_killed or describe_exit(status)
         if self._why_killed is None and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
@@ -158,7 +158,7 @@ class CoordinatorProcess:
         return f"the coordinator process (pid {self.pid}) {how}"
 
     def wait(self) -> int:
-        """Wait for its end, with force if it takes too long; its exit status."""
+        """Wait for its end and kill it if that takes too long; return its exit status."""
         try:
             status = self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -174,38 +174,38 @@ class CoordinatorProcess:
         return status
 
     def finish_device_reads(self) -> None:
-        """Results on GPUs may still be on their way from memory that ends with the workers."""
+        """Finish reads of results in GPU memory that ends with the workers."""
         if self.devices is not None:
             self.devices.finish_reads()
 
     def discard(self) -> None:
-        """It is not needed after all."""
+        """End a coordinator that is not needed."""
         self.kill()
         self.wait()
 
     def kill(self, why: str | None = None) -> None:
-        """End it at once; the kernel ends its workers with it.
+        """Kill it at once; the kernel kills its workers with it.
 
         Args:
-            why: what ``cause_of_death`` shall say, if it is not known from the signal.
+            why: the text for ``cause_of_death``, if the signal does not tell it.
         """
-        self._is_killed = True  # it may take a moment to die
+        self._is_killed = True  # its death may take a moment
         self._why_killed = self._why_killed or why
         self._process.kill()
 
 
 def _python_path() -> str:
-    """Lets the children find this very mpgrad; they take over ``sys.path`` themselves later."""
+    """Lets the children find this mpgrad; they take over ``sys.path`` themselves later."""
     home = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([home, inherited]) if inherited else home
 
 
 def _device_board(options: EngineOptions) -> DeviceBoard | None:
-    """A board with as much host memory as the engine may have, shared out among its processes.
+    """A board with as much host memory as the engine may use, divided among its processes.
 
-    Its pages exist only where CUDA IPC does not work. Stretches are numbered by worker slots: those
-    of the CPU's workers are never touched.
+    Its pages are used only if CUDA IPC does not work. Its parts are numbered by worker slots; those
+    of CPU workers are never touched.
     """
     gpus = len(options.gpus)
     if not gpus:

@@ -1,7 +1,7 @@
-"""Recovery: ``Engine(recover="all")``: a backward whose coordinator died is run again.
+"""Recovery: with ``Engine(recover="all")`` a backward whose coordinator died runs again.
 
-Nothing that it needs is gone: saved tensors are released when it has completed, ``.grad`` is
-changed after that, and its own arrays lie in this process's arena.
+All its data still exist: saved tensors are released after it has completed, ``.grad`` is changed
+after that, and its own arrays lie in this process's arena.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.errors import CoordinatorLost
 
-#: A backward that has lost so many coordinators is not the victim of an accident.
+#: The number of lost coordinators after which a backward fails: it may be their cause.
 RECOVERIES_MAX = 3
 
 
 class Recovery:
-    """Of one backward.
+    """The recovery of one backward.
 
     Args:
         recover: the option of the Engine.
@@ -27,7 +27,7 @@ class Recovery:
         self._left = RECOVERIES_MAX if recover == "all" and not is_inner else 0
 
     def allows(self, lost: CoordinatorLost) -> bool:
-        """Whether it may run once more. Code of the user that has run here may not run twice."""
+        """Whether it may run again. User code that has run in this process may not run twice."""
         if self._left and lost.has_run_user_code:
             lost.add_note(
                 "The backward was not run again, because hooks or Functions of it had already "

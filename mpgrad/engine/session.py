@@ -1,7 +1,7 @@
 """Session: one calling thread's connection to the coordinator, around ClientState.
 
-While it waits for its graph it runs the tasks that belong to the client (hooks, closures) and shows
-what workers print: the calling thread drives.
+While it waits for its graph, the calling thread runs the tasks of the client (hooks, closures) and
+shows the output of workers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.output_record import WARNING, show_output
+from mpgrad.wire.output_record import CHANGED, RUN, WARNING, show_output
 from mpgrad.wire.transport import Dealer
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
-#: Asked to learn what a round trip takes.
+#: The number of questions that measure a round trip.
 QUESTIONS = 5
 
 _FORKED = (
@@ -46,12 +46,12 @@ RunTask: TypeAlias = Callable[[do.DispatchNodeTask], ev.NodeTaskDone | ev.NodeTa
 
 
 class Session:
-    """Used by one thread at a time.
+    """A session, used by one thread at a time.
 
     Args:
         coordinator: the process to talk to.
         peer: this session's name, "c<pid>.<number>".
-        interrupts: where Ctrl-C may strike while it waits.
+        interrupts: defer Ctrl-C except while the session waits.
 
     Raises:
         CoordinatorLost: it died before it answered.
@@ -66,16 +66,17 @@ class Session:
         self._state = ClientState(peer)
         self._dealer: Dealer = hooked("client", coordinator.endpoint.session(peer))
         self._watchdog = coordinator_watchdog.CoordinatorWatchdog(coordinator)
-        #: Frames of the coordinator that break the protocol.
+        #: The number of frames from the coordinator that break the protocol.
         self.refused_frames = 0
         #: A descriptor of its own: the engine may be closed while this session waits.
         self._pidfd = os.dup(coordinator.pidfd)
         self._dealer.watch(self._pidfd)
         self._pid = os.getpid()
         self._answers: list[Any] = []
-        #: Why the coordinator serves this session no more, once it says so.
+        #: The reason why the coordinator refuses this session, once it says so.
         self._refusal: str | None = None
-        self._warnings: dict[int, list[bytes]] = {}
+        #: By graph, the output of workers that is not shown at once.
+        self._kept: dict[int, list[do.ForwardOutput]] = {}
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
         self._run_task: dict[int, RunTask] = {}
@@ -101,12 +102,12 @@ class Session:
 
         Args:
             messages: the graph; all but the first may be made while the workers begin.
-            run_task: runs the client's own tasks.
+            run_task: runs the tasks of the client.
 
         Raises:
             CoordinatorLost: the coordinator died.
-            BaseException: Ctrl-C, or what another signal handler or ``messages`` raised; the graph
-                has been cancelled, the workers are well.
+            BaseException: Ctrl-C, or the exception of another signal handler or of ``messages``;
+                the graph has been cancelled, the workers keep running.
         """
         submission = next(messages)
         graph = submission.graph
@@ -134,7 +135,7 @@ class Session:
                 self.interrupts.forget()
 
     def _stop(self, graph: int, cause: BaseException) -> None:
-        """A signal: cancel ``graph``, and wait for its end while that does not take too long."""
+        """Cancel ``graph`` after a signal, and wait for its end for a limited time."""
         grace_ms = self.interrupts.begin_to_stop(cause)
         try:
             self._send(*self._handle(ev.GraphCancelled(self.peer, graph, grace_ms)))
@@ -146,13 +147,13 @@ class Session:
             self.coordinator.kill()
 
     def _discard(self, graph: int) -> None:
-        """Let go the results of a graph if nobody fetched them: Ctrl-C came as it was done."""
+        """Release the results of a graph that nobody fetched: Ctrl-C came as it was done."""
         outcome = self._state.outcomes.pop(graph, None)
         if isinstance(outcome, do.CompleteGraph):
             self.to_release += [ref for ref in outcome.captures if is_counted(ref)]
 
     def _extend(self, graph: int, messages: Iterator[Any]) -> Exception | None:
-        """Send the rest of a graph; if it cannot be made, cancel what has begun."""
+        """Send the rest of a graph; if that cannot be made, cancel the part that has begun."""
         try:
             for message in messages:
                 self._send(message)
@@ -171,8 +172,8 @@ class Session:
             )
 
     def _step(self) -> None:
-        """Sleep until something comes, and deal with it."""
-        self._require_welcome()  # it is told once, perhaps to a backward inside this one
+        """Wait for a message and handle it."""
+        self._require_welcome()  # it is sent once, perhaps to a backward inside this one
         patience_ms = self.interrupts.patience_ms
         with self.interrupts.allowed():
             readable = self._dealer.wait(
@@ -189,7 +190,7 @@ class Session:
             except ProtocolError as error:
                 raise self.distrust(error) from error
         self._send(*replies)
-        # Results that it sent before it died count.
+        # Results that it sent before its death count.
         if self._pidfd in readable and len(self._state.outcomes) == ended:
             if self.coordinator.is_closed:
                 raise EngineClosed(
@@ -202,7 +203,7 @@ class Session:
             )
 
     def distrust(self, error: ProtocolError) -> ProtocolError:
-        """End a coordinator that has sent what it must not; the error for the caller."""
+        """Kill a coordinator that breaks the protocol; return the error for the caller."""
         self.refused_frames += 1
         self.coordinator.kill("was killed, because it broke the protocol")
         return ProtocolError(
@@ -235,7 +236,7 @@ class Session:
         return replies
 
     def _handle(self, event: Any) -> list[Any]:
-        """What this session's core says to ``event``; if it cannot, that is a bug."""
+        """The reaction of this session's core to ``event``; an exception there is a bug."""
         try:
             return self._state.handle_event(event)
         except ProtocolError:
@@ -248,25 +249,26 @@ class Session:
 
     def _show(self, output: do.ForwardOutput) -> None:
         """Show what a worker printed or logged; keep warnings, which user filters may raise."""
-        if output.kind == WARNING:
-            self._warnings.setdefault(output.graph, []).append(output.data)
+        if output.kind in (WARNING, RUN, CHANGED):
+            self._kept.setdefault(output.graph, []).append(output)
         else:
             show_output(output.kind, output.data)
 
-    def warnings_of(self, graph: int) -> list[bytes]:
-        """What workers warned of while ``graph`` ran; asked once it has ended."""
-        return self._warnings.pop(graph, [])
+    def kept_of(self, graph: int) -> list[do.ForwardOutput]:
+        """Remove and return the kept output of ``graph``, after its end: warnings, and reports on
+        its Functions."""
+        return self._kept.pop(graph, [])
 
     # ------------------------------------------------------------------ everything else
 
     def processes(self) -> schema.Processes:
-        """Who works for this engine, and the arena's figures."""
+        """The processes of this engine, and the figures of its arena."""
         self._send(*self._releases(), schema.QueryProcesses(self.peer))
         answer: schema.Processes = self._answer(schema.Processes)
         return answer
 
     def round_trip_us(self) -> float:
-        """What a question to the coordinator takes; the shortest of a few."""
+        """The shortest of a few round trips to the coordinator."""
         took = []
         for _ in range(QUESTIONS):
             started = time.perf_counter()
@@ -275,7 +277,7 @@ class Session:
         return 1e6 * min(took)
 
     def send_releases(self) -> None:
-        """Tell the coordinator which blocks nobody here looks at any more."""
+        """Tell the coordinator which blocks have no view in this process any more."""
         self._send(*self._releases())
 
     def _releases(self) -> list[ev.BlocksReleased]:

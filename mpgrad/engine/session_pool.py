@@ -1,7 +1,7 @@
 """SessionPool: the engine's processes and the client's sessions with them.
 
-Each calling thread borrows a session of its own. The processes are started when the first one is
-asked for, and again after the coordinator was lost.
+Each calling thread borrows a session of its own. The first request starts the processes, and so
+does the first one after a coordinator was lost.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _CLOSED = (
 
 
 class SessionPool:
-    """Thread-safe.
+    """Lends sessions to threads. Thread-safe.
 
     Args:
         spawn: starts a coordinator.
-        on_start: is told what a message costs here once processes have started.
+        on_start: is called with the cost of a message after processes have started.
 
     Attributes:
-        refused_frames: how many of the coordinators' messages were refused here.
+        refused_frames: the number of refused messages from coordinators.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class SessionPool:
         self._spawn, self._on_start = spawn, on_start
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
-        #: Whether it is known what a message to this coordinator costs.
+        #: Whether the cost of a message to this coordinator has been measured.
         self._is_measured = False
-        #: The last one whose workers were ready.
+        #: The last coordinator whose workers were ready.
         self._started: CoordinatorProcess | None = None
         self._idle: list[Session] = []
         self._session_numbers = itertools.count(1)
-        #: Engine blocks that this process looks at: (offset, generation) -> who holds which block.
+        #: Engine blocks with a view in this process: (offset, generation) -> sessions that hold it.
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
         self.refused_frames = 0
 
@@ -69,12 +69,12 @@ class SessionPool:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a backward could begin at once: the workers have started."""
+        """Whether a backward could begin at once, because the workers have started."""
         return self.is_running and self._started is self._coordinator
 
     @property
     def coordinator(self) -> CoordinatorProcess:
-        """The running one.
+        """The running coordinator.
 
         Raises:
             EngineClosed: there is none any more.
@@ -94,9 +94,9 @@ class SessionPool:
         """Start the processes if they are not running; returns when the workers are ready.
 
         Args:
-            spawned: a coordinator that was started ahead.
-            in_background: whether another thread runs a backward meanwhile. While that holds the
-                GIL no answer is heard for 5 ms, so the first session that is borrowed measures.
+            spawned: a coordinator that was started in advance.
+            in_background: whether another thread runs a backward meanwhile. It holds the GIL for
+                up to 5 ms at a time, so the first borrowed session measures the messages.
 
         Raises:
             EngineClosed: the workers cannot be started; the message says why.
@@ -159,7 +159,7 @@ class SessionPool:
             self._leased.clear()
 
     def abandon(self) -> None:
-        """Forget everything, and touch nothing but the lifeline: this is a forked child."""
+        """Drop everything without touching it, except the lifeline: this is a forked child."""
         if self._coordinator is not None:
             self._coordinator.let_go()
         self._coordinator = self._started = None
@@ -170,10 +170,10 @@ class SessionPool:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Borrow a session; one that broke is not given back.
+        """Borrow a session; a broken one is not returned to the pool.
 
-        An inner backward shares that of the outer one, whose thread waits for it anyway: thousands
-        of nested ones need no more sockets than one.
+        An inner backward shares the session of the outer one, whose thread waits for it anyway: so
+        thousands of nested ones need no more sockets than one.
         """
         running = innermost()
         outer = running.session if running is not None else None
@@ -221,7 +221,7 @@ class SessionPool:
     # ------------------------------------------------------------------ leases
 
     def lease(self, session: Session, block: Block, meta: InputMetadata) -> Array:
-        """A result in the engine's arena, which ``session`` holds until its last view has died."""
+        """A result in the engine's arena, which ``session`` holds until its last view dies."""
         arena = self.coordinator.arena
         self._leased[block.offset, block.generation] = (session, block)
         return arena.open(
@@ -229,10 +229,10 @@ class SessionPool:
         )
 
     def return_blocks(self) -> None:
-        """Tell the coordinator which blocks nobody here looks at any more.
+        """Tell the coordinator which blocks have no view in this process any more.
 
-        Before a graph is frozen: the coordinator books the gradients of the backward before
-        meanwhile, and hears at once of the next one.
+        This happens before a graph is frozen: the coordinator releases the gradients of the last
+        backward meanwhile, and gets the next one without delay.
         """
         coordinator = self._coordinator
         if coordinator is not None and coordinator.arena.released:
@@ -240,7 +240,7 @@ class SessionPool:
                 self._collect_released()
 
     def _collect_released(self) -> None:
-        """Blocks whose last view has died go back to the sessions that hold them."""
+        """Return blocks whose last view has died to the sessions that hold them."""
         if self._coordinator is None:
             return
         released = self._coordinator.arena.released

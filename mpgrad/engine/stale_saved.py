@@ -1,10 +1,10 @@
-"""What client tasks change in place while workers hold saved arrays, and who notices.
+"""StaleSaved: finds saved arrays that a client task changes in place while workers may read them.
 
-A worker reads saved tensors where they lie, and their versions were checked when they were handed
-over. A hook that changes one later than that must fail the backward as it does in the serial
-engine, if a Node that comes after the hook has saved it. If the Node comes before the hook, the
-serial engine would be right; here, a worker may not have read the old values yet, and an error is
-better than a wrong gradient.
+A worker reads saved tensors where they lie; their versions are checked at the hand-over. If a hook
+changes one of them later, the backward must fail as it does in the serial engine, if a Node that
+comes after the hook has saved it. If the Node comes before the hook, the serial engine would be
+right. Here a worker may not have read the old values yet, and an error is better than a wrong
+gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpgrad.tensors.storage import VersionCounter
 
 
 class StaleSaved:
-    """The saved tensors of one graph's Nodes that workers run, by their memory."""
+    """The saved tensors of one graph's Nodes on workers, by their memory."""
 
     def __init__(self, frozen: FrozenGraph) -> None:
         self._frozen = frozen
@@ -33,11 +33,11 @@ class StaleSaved:
                         self._savers[id(saved.counter)].append(index)
 
     def check(self, node: int, changed: list[VersionCounter]) -> None:
-        """Raise if a worker may read what client task ``node`` has changed.
+        """Raise if a worker may read a tensor that client task ``node`` has changed.
 
         Raises:
-            RuntimeError: as the Node that saved it would, run by the serial engine; or because it
-                is not known whether a worker has read it.
+            RuntimeError: the error that the serial engine would raise for that Node; or
+                it is unknown whether a worker has read it.
         """
         savers = {index for counter in changed for index in self._savers.get(id(counter), ())}
         for index in sorted(savers, key=self._position.__getitem__):
@@ -53,7 +53,7 @@ class StaleSaved:
                 )
 
     def _comes_before(self, first: int, node: int) -> bool:
-        """Whether ``node`` got something that ``first`` gave, so that ``first`` is done."""
+        """Whether ``node`` depends on the output of ``first``, so that ``first`` is done."""
         edges, last = self._frozen.spec.nodes, self._position[node]
         seen, pending = {first}, [first]
         while pending:

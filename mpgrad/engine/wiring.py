@@ -1,4 +1,4 @@
-"""wiring_of(): what surrounds the rule of one Node of a task, for workers and the client alike."""
+"""wiring_of(): the inputs and outputs around the rule of one Node, for workers and the client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpgrad.wire.programs import Wiring
 
 
 def wiring_of(frozen: FrozenGraph, member: Member) -> Wiring:
-    """What flows in and out of ``member``, and where to."""
+    """The sources and targets of the gradients of ``member``."""
     node, spec = frozen.nodes[member.node], frozen.spec.nodes[member.node]
     if member.piece_of is not None:
         metadata = (node.input_metadata[member.piece_of],)
@@ -34,7 +34,7 @@ def wiring_of(frozen: FrozenGraph, member: Member) -> Wiring:
 
 
 def _outputs(frozen: FrozenGraph, member: Member) -> tuple[InputMetadata | None, ...]:
-    """What the consumer of each output expects, None where nobody wants it."""
+    """The metadata that the consumer of each output expects, None if its gradient is unused."""
     spec = frozen.spec.nodes[member.node]
     outputs = [
         None if target is None else frozen.nodes[target[0]].input_metadata[target[1]]

@@ -1,1 +1,1 @@
-"""What a recorded graph is made of: operators, Nodes, hooks, modes. It knows no Tensor."""
+"""The parts of a recorded graph: operators, Nodes, hooks, modes. It knows no Tensor."""

@@ -38,7 +38,7 @@ class _AnomalyMode:
 
     @property
     def checks_nan(self) -> bool:
-        """Whether what Nodes return is searched for NaN now."""
+        """Whether the results of Nodes are searched for NaN now."""
         return self.enabled and self.check_nan
 
 
@@ -46,12 +46,12 @@ mode = _AnomalyMode()
 
 
 def is_anomaly_enabled() -> bool:
-    """True where anomaly mode is on."""
+    """True if anomaly mode is on."""
     return mode.enabled
 
 
 def is_anomaly_check_nan_enabled() -> bool:
-    """True where anomaly mode, if it is on, looks for NaN."""
+    """True if anomaly mode, when it is on, looks for NaN."""
     return mode.check_nan
 
 
@@ -60,7 +60,7 @@ class set_detect_anomaly:
 
     Args:
         mode: on or off.
-        check_nan: while it is on, raise an error where a Node's gradient is NaN.
+        check_nan: while it is on, raise an error if a Node's gradient is NaN.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
@@ -75,12 +75,12 @@ class set_detect_anomaly:
 
 
 class detect_anomaly:
-    """``with detect_anomaly():`` traces what fails, or is NaN, in backward to its forward call.
+    """``with detect_anomaly():`` shows the forward call behind an error or NaN in backward.
 
-    Forward has to run inside too, or nothing is known of it. Everything is slower meanwhile.
+    Forward has to run inside, too. Everything is slower in this mode.
 
     Args:
-        check_nan: raise an error where a Node's gradient is NaN.
+        check_nan: raise an error if a Node's gradient is NaN.
     """
 
     def __init__(self, check_nan: bool = True) -> None:
@@ -101,16 +101,16 @@ class detect_anomaly:
 
 
 def _current() -> _AnomalyMode:
-    """The mode, where an argument hides its name."""
+    """The mode; for functions with an argument that shadows its name."""
     return mode
 
 
-# ---------------------------------------------------------------------- what a Node remembers
+# ---------------------------------------------------------------------- the origin of a Node
 
 
 def origin() -> dict[str, Any]:
     """The metadata of a Node that is recorded now: the stack, and the Node whose backward runs."""
-    import traceback  # only this mode needs it, and importing mpgrad should be quick
+    import traceback  # imported here: only this mode needs it
 
     stack = traceback.extract_stack()
     while stack and stack[-1].filename.startswith(_PACKAGE):
@@ -123,7 +123,7 @@ def origin() -> dict[str, Any]:
 
 
 def explain_failure(node: Node) -> None:
-    """Warn of where the Node that has failed comes from, if anomaly mode is on."""
+    """If anomaly mode is on, warn with the forward call of the Node that has failed."""
     if not mode.enabled:
         return
     node = node.subject
@@ -143,7 +143,7 @@ def explain_failure(node: Node) -> None:
 
 
 def _warn(text: str) -> None:
-    """Warn; where warnings are errors, print, so that the error that is explained gets through."""
+    """Warn; if warnings are errors, print, so that the original error is raised."""
     try:
         warnings.warn(text, stacklevel=3)
     except Warning:
@@ -156,10 +156,10 @@ def _traceback(node: Node, title: str) -> str:
 
 
 def refuse_nan(name: str, gradients: Sequence[Any]) -> None:
-    """Raise if what a Node gave holds NaN.
+    """Raise if the results of a Node contain NaN.
 
     Raises:
-        RuntimeError: names the Node and the first such output.
+        RuntimeError: the message names the Node and the first such output.
     """
     for index, gradient in enumerate(gradients):
         if gradient is not None and gradient.dtype.kind in "fc" and _has_nan(gradient):

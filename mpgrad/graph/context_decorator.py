@@ -1,7 +1,7 @@
 """ContextDecorator: a context manager that also decorates functions, generators and coroutines.
 
 A generator is suspended at each ``yield`` and a coroutine at each ``await``: the context holds
-while the body runs, and not for whoever runs meanwhile. (PyTorch looks after generators only.)
+while the body runs, and not for code that runs in between. (PyTorch does this for generators only.)
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Makes a fresh context manager; every entry uses one of its own.
+#: Makes a fresh context manager for each entry.
 MakeContext = Callable[[], AbstractContextManager[Any]]
 
 
 class ContextDecorator:
-    """Derive from it, and the context manager can be used as ``@context()``."""
+    """Base class of context managers that can be used as ``@context()``."""
 
     def factory(self) -> MakeContext:
-        """What makes context managers like this one.
+        """A function that makes context managers like this one.
 
-        Not a bound method: a decorated function may go to a worker, and takes along what it reads.
+        It is not a bound method: a decorated function may be sent to a worker with all that it
+        reads.
         """
         return type(self)  # type: ignore[return-value]
 

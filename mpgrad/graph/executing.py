@@ -1,4 +1,4 @@
-"""executing(): which Node's user code, or which Node's recorded rule, this thread runs now."""
+"""executing(): the Node whose user code, or recorded rule, this thread runs now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _executing = _Executing()
 
 
 class executing:
-    """User code of ``node`` runs inside. (A class: a generator takes three times as long.)"""
+    """User code of ``node`` runs inside. (A generator would take three times as long.)"""
 
     __slots__ = ("_before", "_node")
 
@@ -33,5 +33,5 @@ class executing:
 
 
 def current_autograd_node() -> Node | None:
-    """The Node whose hook or Function runs on this thread now; None outside of those."""
+    """The Node whose hook or Function runs on this thread now; None if there is none."""
     return _executing.node

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from mpgrad.base.thread_state import PerThread
-from mpgrad.graph.context_decorator import ContextDecorator, MakeContext
+from mpgrad.graph.context_decorator import ContextDecorator, F, MakeContext
 
 
 class _Mode(PerThread):
@@ -20,7 +20,7 @@ _mode = _Mode()
 
 
 def is_grad_enabled() -> bool:
-    """True where operations on this thread are recorded."""
+    """True if operations on this thread are recorded."""
     return _mode.enabled
 
 
@@ -30,7 +30,7 @@ def is_inference_mode_enabled() -> bool:
 
 
 def is_multithreading_enabled() -> bool:
-    """False where ``set_multithreading_enabled(False)`` holds on this thread."""
+    """False if ``set_multithreading_enabled(False)`` is in force on this thread."""
     return _mode.multithreading
 
 
@@ -42,7 +42,7 @@ def _maker(kind: type[Any], value: bool) -> MakeContext:
 
 
 class _GradMode(ContextDecorator):
-    """Sets whether operations are recorded, and restores what was before."""
+    """Sets whether operations are recorded, and restores the earlier mode."""
 
     _value: bool
 
@@ -57,33 +57,49 @@ class _GradMode(ContextDecorator):
         _mode.enabled = self._previous.pop()
 
 
-class no_grad(_GradMode):
-    """Nothing is recorded inside: ``with no_grad():``, ``@no_grad()`` or ``@no_grad``.
+if TYPE_CHECKING:
 
-    As a decorator it also holds while the body of a generator or coroutine runs, and only then.
-    """
+    class _Recording(Protocol):
+        """The type of the classes below: a call without a function returns an instance, a call
+        with a function returns the decorated function."""
 
-    _value = False
+        @overload
+        def __call__(self) -> _GradMode: ...
 
-    def __new__(cls, function: Any = None) -> Any:
-        # Used as a bare decorator it is called with the function and returns one.
-        return super().__new__(cls) if function is None else cls()(function)
+        @overload
+        def __call__(self, function: F) -> F: ...
 
+    no_grad: _Recording
+    enable_grad: _Recording
 
-class enable_grad(no_grad):
-    """Operations inside are recorded again, within an outer ``no_grad``.
+else:
 
-    Without effect in inference mode: its tensors cannot take part in a graph.
-    """
+    class no_grad(_GradMode):
+        """Nothing is recorded inside: ``with no_grad():``, ``@no_grad()`` or ``@no_grad``.
 
-    _value = True
+        As a decorator it also holds while the body of a generator or coroutine runs, and only then.
+        """
+
+        _value = False
+
+        def __new__(cls, function: Any = None) -> Any:
+            # As a bare decorator it is called with the function and returns a function.
+            return super().__new__(cls) if function is None else cls()(function)
+
+    class enable_grad(no_grad):
+        """Operations inside are recorded again, within an outer ``no_grad``.
+
+        Without effect in inference mode: its tensors cannot take part in a graph.
+        """
+
+        _value = True
 
 
 class set_grad_enabled(_GradMode):
     """Sets the mode at once; as a context manager, restores it at the end.
 
     Raises:
-        TypeError: ``mode`` is no bool.
+        TypeError: ``mode`` is not a bool.
     """
 
     def __init__(self, mode: bool) -> None:
@@ -103,7 +119,7 @@ class set_grad_enabled(_GradMode):
         self._previous.append(self._before)
         _mode.enabled = self._value and not _mode.inference
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: F) -> F:
         _mode.enabled = self._before  # as a decorator it must not act at definition
         return super().__call__(function)
 
@@ -115,9 +131,9 @@ class set_grad_enabled(_GradMode):
 
 
 class InferenceModes:
-    """Attributes: ``entered``: how many blocks of inference mode all threads are in together.
+    """Attributes: ``entered``: the number of blocks of inference mode in all threads together.
 
-    While it is 0, and that is nearly always, a new tensor need not ask which thread it is on.
+    While it is 0, which is nearly always, a new tensor need not look up its thread.
     """
 
     __slots__ = ("_lock", "entered")
@@ -134,38 +150,52 @@ class InferenceModes:
 INFERENCE_MODES = InferenceModes()
 
 
-class inference_mode(ContextDecorator):
-    """Nothing is recorded inside, and tensors made inside can never be: so they cost less.
+if TYPE_CHECKING:
 
-    Such an *inference tensor* has no version counter. Outside of the mode it may not be changed in
-    place, saved for a backward, or made to require grad; ``clone()`` gives an ordinary tensor.
-    ``inference_mode(False)`` within it records again. Use it as ``with inference_mode():``,
-    ``@inference_mode()`` or ``@inference_mode``.
+    class _Inference(Protocol):
+        @overload
+        def __call__(self, mode: bool = True) -> _GradMode: ...
 
-    Args:
-        mode: whether the mode is on.
-    """
+        @overload
+        def __call__(self, mode: F) -> F: ...
 
-    def __new__(cls, mode: Any = True) -> Any:
-        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+    inference_mode: _Inference
 
-    def __init__(self, mode: bool = True) -> None:
-        self._value = mode
-        self._previous: list[tuple[bool, bool]] = []
+else:
 
-    def factory(self) -> MakeContext:
-        return _maker(type(self), self._value)
+    class inference_mode(ContextDecorator):
+        """Nothing is recorded inside, and tensors made inside never can be: they are cheaper.
 
-    def __enter__(self) -> None:
-        self._previous.append((_mode.enabled, _mode.inference))
-        _mode.enabled, _mode.inference = not self._value, self._value
-        if self._value:
-            INFERENCE_MODES.count(1)
+        Such an *inference tensor* has no version counter. Outside of the mode it may not be
+        changed in place, saved for a backward, or made to require grad; ``clone()`` gives an
+        ordinary tensor.
+        ``inference_mode(False)`` within it records again. Use it as ``with inference_mode():``,
+        ``@inference_mode()`` or ``@inference_mode``.
 
-    def __exit__(self, *exc: object) -> None:
-        _mode.enabled, _mode.inference = self._previous.pop()
-        if self._value:
-            INFERENCE_MODES.count(-1)
+        Args:
+            mode: whether the mode is on.
+        """
+
+        def __new__(cls, mode: Any = True) -> Any:
+            return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+        def __init__(self, mode: bool = True) -> None:
+            self._value = mode
+            self._previous: list[tuple[bool, bool]] = []
+
+        def factory(self) -> MakeContext:
+            return _maker(type(self), self._value)
+
+        def __enter__(self) -> None:
+            self._previous.append((_mode.enabled, _mode.inference))
+            _mode.enabled, _mode.inference = not self._value, self._value
+            if self._value:
+                INFERENCE_MODES.count(1)
+
+        def __exit__(self, *exc: object) -> None:
+            _mode.enabled, _mode.inference = self._previous.pop()
+            if self._value:
+                INFERENCE_MODES.count(-1)
 
 
 # ---------------------------------------------------------------------- threads and processes
@@ -174,7 +204,7 @@ class inference_mode(ContextDecorator):
 class set_multithreading_enabled(ContextDecorator):
     """With False, the whole of a backward runs on the calling thread, in this process.
 
-    Acts at once; as a context manager, restores what was before at the end.
+    It acts at once; as a context manager, it restores the earlier setting at the end.
     """
 
     def __init__(self, mode: bool) -> None:
@@ -184,7 +214,7 @@ class set_multithreading_enabled(ContextDecorator):
     def factory(self) -> MakeContext:
         return _maker(type(self), self._value)
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: F) -> F:
         _mode.multithreading = self._before  # as a decorator it must not act at definition
         return super().__call__(function)
 

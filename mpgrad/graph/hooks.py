@@ -19,7 +19,7 @@ class Hooks:
         self._by_id: dict[int, Callable[..., Any]] = {}
 
     def add(self, hook: Callable[..., Any], *, first: bool = False) -> RemovableHandle:
-        """Register ``hook``, after the others or before; the handle that comes back removes it."""
+        """Register ``hook`` after the others or before; the returned handle removes it."""
         key = next(_next_id)
         if first:
             self._by_id = {key: hook, **self._by_id}
@@ -38,13 +38,13 @@ class Hooks:
 
 
 class NodeHooks:
-    """Everything that users hung on one Node; most Nodes have none of it."""
+    """All hooks of the user on one Node; most Nodes have none."""
 
     __slots__ = ("post", "pre", "retained", "tensor")
 
     def __init__(self) -> None:
         #: Hooks on the gradient of each forward output, keyed by input number, in the order in
-        #: which the outputs got their first.
+        #: which the outputs got their first hook.
         self.tensor: dict[int, Hooks] = {}
         #: Tensors (weakly) whose ``.grad`` is kept on request, by input number.
         self.retained: dict[int, weakref.ref[Any]] = {}
@@ -53,14 +53,14 @@ class NodeHooks:
 
     @property
     def calls_user(self) -> bool:
-        """Whether there is any hook (``retain_grad`` calls nobody)."""
+        """Whether there is any hook (``retain_grad`` calls no user code)."""
         return bool(self.pre or self.post) or any(self.tensor.values())
 
 
 class RemovableHandle:
-    """Returned where a hook is registered; ``remove()`` or leaving its ``with`` block unregisters.
+    """The result of registering a hook; ``remove()`` or leaving its ``with`` block unregisters it.
 
-    It can be copied and pickled (with the hooks, which must be picklable then).
+    It can be copied and pickled (with the hooks, which must then be picklable).
     """
 
     def __init__(self, hooks: Hooks, key: int) -> None:
@@ -72,7 +72,7 @@ class RemovableHandle:
 
     def __setstate__(self, state: tuple[Hooks | None, int]) -> None:
         hooks, self.id = state
-        # Without hooks it refers to some that are dead already.
+        # Without hooks, it refers to hooks that no longer exist.
         self._hooks = weakref.ref(Hooks() if hooks is None else hooks)
 
     def remove(self) -> None:

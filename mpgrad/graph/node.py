@@ -1,6 +1,6 @@
 """Node and Edge: the backward graph that forward records.
 
-A Node is one derivative rule with what it saved. Its *inputs* are the gradients of the forward
+A Node is one derivative rule with its saved values. Its *inputs* are the gradients of the forward
 outputs; its *outputs* are the gradients of the forward inputs and flow along ``next_edges``.
 This file knows neither tensors nor engines.
 """
@@ -20,7 +20,7 @@ from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.anomaly import origin
 from mpgrad.graph.hooks import Hooks, NodeHooks, RemovableHandle
 
-#: Shown when saved tensors are asked for after backward released them.
+#: The error for saved tensors that backward has freed.
 FREED_MESSAGE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after "
     "they have already been freed). Saved intermediate values of the graph are freed when you call "
@@ -28,16 +28,16 @@ FREED_MESSAGE = (
     "graph a second time or if you need to access saved tensors after calling backward."
 )
 
-#: AccumulateGrad carries this number, so that it runs as soon as it is ready (PyTorch does so
-#: too: the gradient's buffers are freed early).
+#: The number of AccumulateGrad, with which it runs as soon as it is ready (as in PyTorch: the
+#: gradient's buffers are freed early).
 SEQUENCE_NR_MAX = 2**63 - 1
 
-#: ``Node.prefix`` of the Nodes that belong to no operator of PyTorch's.
+#: ``Node.prefix`` of Nodes without an operator in PyTorch.
 NATIVE = "torch::autograd::"
 
 
 class InputMetadata(NamedTuple):
-    """What a gradient that flows into one input of a Node must look like."""
+    """The form that a gradient into one input of a Node must have."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -49,7 +49,7 @@ class InputMetadata(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Where one output of a Node flows: input ``input_nr`` of ``function``."""
+    """The target of one output of a Node: input ``input_nr`` of ``function``."""
 
     function: Node
     input_nr: int
@@ -69,11 +69,16 @@ def next_sequence_nr() -> int:
     return number
 
 
+def upcoming_sequence_nr() -> int:
+    """What ``next_sequence_nr`` gives next on this thread."""
+    return _counter.next_nr
+
+
 class Node:
     """One step of the backward graph.
 
     Attributes:
-        next_edges: for each output, the Edge that it flows along, or None.
+        next_edges: for each output its Edge, or None.
         input_metadata: for each input, the shape, dtype and device that it must have.
         sequence_nr: recording order on its thread; the serial engine runs higher ones first.
     """
@@ -87,17 +92,17 @@ class Node:
         "sequence_nr",
     )
 
-    #: Whether the rule also runs where no gradient, or not every one, is defined.
+    #: Whether the rule also runs if some or all gradients are undefined.
     takes_undefined = False
     #: Whether hooks packed a saved tensor, so that only the calling process may run the rule. The
     #: classes that save tensors have a slot of this name.
     has_packed = False
-    #: Whether its rule is the user's.
+    #: Whether its rule is user code.
     is_user_code = False
-    #: Whether the rule gives out the gradient that came in, the very array, where one of the same
-    #: shape and dtype is wanted.
+    #: Whether the rule may return its input array itself for an output of the same shape and
+    #: dtype (no copy).
     passes_on = False
-    #: Whether only the client may run it, because it calls what the user registered, or raises.
+    #: Whether only the client may run it, because it calls user code, or raises an error.
     runs_on_client = False
 
     def __init__(
@@ -109,11 +114,11 @@ class Node:
         self.next_edges = tuple(next_edges)
         self.input_metadata = tuple(input_metadata)
         self.sequence_nr = next_sequence_nr() if sequence_nr is None else sequence_nr
-        #: What users hung on this Node; None until they do.
+        #: The user's hooks on this Node; None if there are none.
         self.hooks: NodeHooks | None = None
         self._metadata: dict[str, Any] | None = origin() if anomaly.enabled else None
 
-    #: What ``name()`` puts before the name of the class: what PyTorch's users compare it with.
+    #: The prefix of the class name in ``name()``, which PyTorch's users compare with.
     prefix = ""
 
     def name(self) -> str:
@@ -122,12 +127,12 @@ class Node:
 
     @property
     def label(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         return type(self).__name__
 
     @property
     def subject(self) -> Node:
-        """The recorded Node that this one runs, or calls the hooks of: mostly itself."""
+        """The recorded Node that this one runs, or whose hooks it calls: usually itself."""
         return self
 
     @property
@@ -153,7 +158,7 @@ class Node:
 
     @property
     def requires_grad(self) -> bool:
-        """True: what needs no gradient has no Node."""
+        """True: values that need no gradient have no Node."""
         return True
 
     # ------------------------------------------------------------------ hooks
@@ -162,8 +167,8 @@ class Node:
         """Call ``hook(grad_outputs)`` before this Node runs.
 
         Args:
-            hook: gets a tuple with a Tensor or None for each forward output; what it returns (None,
-                or a tuple of the same kind) takes their place.
+            hook: gets a tuple with a Tensor or None for each forward output; its result (None, or a
+                tuple of the same kind) replaces them.
         """
         return self.own_hooks().pre.add(hook)
 
@@ -174,8 +179,8 @@ class Node:
         Node has such hooks already or runs user code at that moment.
 
         Args:
-            hook: gets a tuple with a Tensor or None for each forward input and the tuple that the
-                Node ran on; what it returns (None, or a tuple) takes the place of the first.
+            hook: gets a tuple with a Tensor or None for each forward input, and the tuple of the
+                Node's inputs; its result (None, or a tuple) replaces the first tuple.
 
         Returns:
             A handle whose ``remove()`` unregisters the hook.
@@ -183,21 +188,21 @@ class Node:
         return self.own_hooks().post.add(hook)
 
     def own_hooks(self) -> NodeHooks:
-        """The (created on demand) place of everything that users hang on this Node."""
+        """The container of the user's hooks on this Node, created on demand."""
         if self.hooks is None:
             self.hooks = NodeHooks()
         return self.hooks
 
     def hooks_for(self, input_nr: int) -> Hooks:
-        """The (created on demand) hooks on the gradient of forward output ``input_nr``."""
+        """The hooks on the gradient of forward output ``input_nr``, created on demand."""
         return self.own_hooks().tensor.setdefault(input_nr, Hooks())
 
     def outputs_shown(self) -> tuple[int, ...] | None:
-        """Which outputs post-hooks see; None for all."""
+        """The outputs that post-hooks see; None for all."""
         return None
 
     def retain_grad_for(self, input_nr: int, tensor: Any) -> None:
-        """Have the engine store the gradient of forward output ``input_nr`` in ``tensor``."""
+        """Let the engine store the gradient of forward output ``input_nr`` in ``tensor``."""
         self.own_hooks().retained[input_nr] = weakref.ref(tensor)
 
     # ------------------------------------------------------------------ running it
@@ -205,14 +210,14 @@ class Node:
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
         """Run the rule on arrays of namespace ``xp``; None stands for an undefined gradient.
 
-        ``needs`` says for each output whether this GraphTask wants it.
+        ``needs`` says for each output whether this GraphTask needs it.
         """
         raise NotImplementedError
 
     def apply_recorded(self, grads: Sequence[Any], needs: Sequence[bool]) -> Sequence[Any]:
         """Run the rule on Tensors (or None) with recording on: for ``create_graph``.
 
-        Operators have no need of it: their Nodes are mirrored (see ``higher_order.recording``).
+        Operators do not use it: their Nodes are mirrored (see ``higher_order.recording``).
         """
         raise NotImplementedError(f"{self.name()} does not support create_graph=True")
 
@@ -222,7 +227,7 @@ class Node:
             """Attached by ``tensor_methods``: it needs the operators."""
 
     def release_saved(self) -> None:
-        """Drop what forward saved; a later use raises (see FREED_MESSAGE)."""
+        """Drop the saved tensors; a later use raises FREED_MESSAGE."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} object at {id(self):#x}>"

@@ -1,4 +1,4 @@
-"""What the Nodes of operators are called: as in PyTorch, whose users look for these names.
+"""node_name(): the names of operators' Nodes, as in PyTorch, whose users look for these names.
 
 PyTorch calls the Node of its operator ``log_softmax`` ``LogSoftmaxBackward0``. The number tells
 variants of one operator apart: ``pow`` of a tensor and a number is 0, of two tensors 1.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: ``(inputs, attributes) -> name``, where PyTorch has several operators for one of ours.
+#: ``(inputs, attributes) -> name``, if PyTorch has several operators for one of mpgrad's.
 Naming = Callable[[Sequence[Any], dict[str, Any]], str]
 
 
 def node_name(operator: str) -> str | Naming:
-    """The name of the Nodes of an operator, or what gives it for a call."""
+    """The name of an operator's Nodes, or a function that returns it for a call."""
     found = _NAMES.get(operator)
     if found is None:
         return "".join(word[:1].upper() + word[1:] for word in operator.split("_")) + "Backward0"
@@ -33,7 +33,7 @@ def _matmul(inputs: Sequence[Any], attributes: dict[str, Any]) -> str:
 
 
 def _getitem(inputs: Sequence[Any], attributes: dict[str, Any]) -> str:
-    """PyTorch records one Node per dimension that a key changes: of these the last."""
+    """PyTorch records one Node per dimension that a key changes; this is the last of them."""
     if len(inputs) > 1:
         return "IndexBackward0"
     changing = [item for item in attributes["key"] if item not in (Ellipsis, slice(None))]
@@ -50,13 +50,13 @@ def _by_dim(name: str) -> Naming:
 
 
 def _by_last(name: str) -> Naming:
-    """``name`` with 0 where the last input is a Python number, else with 1."""
+    """``name`` with 0 if the last input is a Python number, else with 1."""
     return lambda inputs, attributes: f"{name}{int(not isinstance(inputs[-1], _NUMBERS))}"
 
 
 _NUMBERS = (int, float, complex)
 
-#: Where it is not the operator's own name with ``Backward0``.
+#: The names that differ from the operator's name with ``Backward0``.
 _NAMES: dict[str, str | Naming] = {
     "arccos": "AcosBackward0",
     "arccosh": "AcoshBackward0",

@@ -1,7 +1,7 @@
 """Operator: a forward and one derivative formula per input, written once.
 
 A formula is written against an array namespace ``xp`` (NumPy, CuPy, or mpgrad's own differentiable
-operators) and asks for what it needs by parameter name; only that is saved in forward:
+operators) and names what it needs by its parameters; only that is saved in forward:
 
     operator(
         "mul",
@@ -10,7 +10,7 @@ operators) and asks for what it needs by parameter name; only that is saved in f
         b=lambda xp, grad, a, b_shape: xp.sum_to(xp.multiply(grad, a), b_shape),
     )
 
-Names that a formula may ask for:
+Parameters of a formula:
 
 ===================  ==============================================================
 ``grad``             the gradient of the only differentiable output
@@ -24,7 +24,7 @@ an attribute's name  the keyword argument that forward got
 ``needs``            a tuple of bool, one per input: which gradients are wanted (joint formulas)
 ===================  ==============================================================
 
-Where the gradients of several inputs share most of their work, ``joint`` gives all of them at once
+If the gradients of several inputs share most of their work, ``joint`` returns all of them at once
 as a tuple in the order of the inputs (None where ``needs`` is False).
 
 Formulas are written as for real numbers: they apply the transpose of the Jacobian. A gradient of
@@ -43,29 +43,31 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mpgrad.backends import column_parts
+from mpgrad.backends.array_program import TRACING
+from mpgrad.backends.traced_namespace import TracedNamespace
 from mpgrad.graph.node_names import node_name
 
 Formula = Callable[..., Any]
-#: ``(offered, columns) -> offered`` with what a formula needs for these columns of its result.
+#: ``(offered, columns) -> offered``: the parameters of a formula for these columns of its result.
 Narrowing = Callable[[dict[str, Any], slice], dict[str, Any]]
 
-#: All operators by name: what a worker looks a rule up in.
+#: All operators by name; workers look rules up here.
 OPERATORS: dict[str, Operator] = {}
 
 #: The flag of code objects with a ``*`` parameter (``inspect.CO_VARARGS``; importing ``inspect``
-#: and building signatures would double the time that the operators take to load).
+#: and building signatures would double the load time of the operators).
 _VARARGS = 0x04
 
 _PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "index", "needs"})
 
 
 class Source(NamedTuple):
-    """Where something comes from that a formula asks for."""
+    """The source of a formula's parameter."""
 
     name: str
     #: "attribute", "input", "result", "results", or "shape", "dtype" or "device" of an input.
     kind: str
-    #: Which input; -1 for what is none.
+    #: The number of the input; -1 if it is not an input.
     position: int
 
 
@@ -87,45 +89,45 @@ class Operator:
         passes_on: bool = False,
     ) -> None:
         self.name = name
-        #: What its Nodes are called (``ops.node_names``).
+        #: The name of its Nodes (``graph.node_names``).
         self.node_name = node_name(name)
-        #: The class of its Nodes, once there is one; None where they have several names.
+        #: The class of its Nodes, once it exists; None if they have several names.
         self.node_class: Any = None
-        #: What calls it and, by which inputs need gradients, what records that (``dispatch``).
+        #: The function that calls it, and those that record a call, by needs (``dispatch``).
         self.caller: Callable[..., Any] | None = None
         self.recorders: dict[tuple[bool, ...], Callable[..., None]] = {}
         self.forward = forward
-        #: How many leading outputs are differentiable; later ones (indices, masks) are not.
+        #: The number of leading outputs that are differentiable (not indices and masks).
         self.outputs = outputs
-        #: Where the result lies in the memory of the first input: the array function that gives it.
+        #: For a result in the memory of the first input: the array function that makes it.
         self.view = view
-        #: Whether the formulas compute each element from the elements in its place.
+        #: Whether the formulas compute each element from the elements at its own index.
         self.elementwise = elementwise
         #: Whether the inputs may lie on several devices.
         self.on_any_devices = on_any_devices
-        #: What the first input's formula is given for some columns of that gradient alone.
+        #: The parameters of the first input's formula for some columns of that gradient.
         self.in_columns = in_columns
-        #: Whether the inputs get the gradient itself, the very array, where none was broadcast.
+        #: Whether the inputs get the gradient array itself if none was broadcast.
         self.passes_on = passes_on
         self.joint = joint
         self.derivatives = derivatives
         self.inputs, self.variadic, self.attributes = _parameters(forward)
-        #: What each formula asks for, in the order of its parameters.
+        #: The sources of each formula's parameters, in their order.
         self._wants = {key: _wanted(f) for key, f in derivatives.items()}
         if joint is not None:
             self._wants["joint"] = _wanted(joint)
         self._formulas = {key: (f, self._wants[key]) for key, f in derivatives.items()}
-        #: Whether any asks for the gradients of all outputs, or for which inputs need one.
+        #: Whether a formula uses the gradients of all outputs, or ``needs``.
         self._asks_for_all = any({"grads", "needs"} & {*names} for names in self._wants.values())
-        #: All that any of the formulas asks forward for.
+        #: All values of forward that any formula uses.
         self.wanted = frozenset[str]().union(*self._wants.values()) - _PASSED_BY_ENGINE
         self._sources: dict[tuple[bool, ...], tuple[Source, ...]] = {}
         self._needed_by: dict[tuple[bool, ...], list[tuple[int, Formula, Sequence[str]]]] = {}
         #: Whether a formula exists for each input (for a variadic one: for all of them).
         self._differentiable = tuple(joint is not None or at in derivatives for at in self.inputs)
         self._check()
-        #: Whether complex gradients are conjugated before and after. Formulas that ask for no
-        #: values have real factors only, so that it would change nothing.
+        #: Whether complex gradients are conjugated before and after. Formulas that use no values
+        #: have real factors only, so that it would change nothing.
         self.conjugates = not wirtinger and any(
             {*self.inputs, "result", "results"}.intersection(wanted)
             for wanted in self._wants.values()
@@ -152,7 +154,7 @@ class Operator:
         return self.inputs[min(position, last) if self.variadic else position]
 
     def sources(self, needs: Sequence[bool]) -> tuple[Source, ...]:
-        """What the formulas of the needed inputs ask for, in that order: all that forward saves."""
+        """The parameters of the needed inputs' formulas, in order: all that forward saves."""
         key = tuple(needs)
         found = self._sources.get(key)
         if found is None:
@@ -164,8 +166,8 @@ class Operator:
         return found
 
     def asks_for_shapes_alone(self, needs: Sequence[bool]) -> bool:
-        """Whether the formulas of the needed inputs ask for nothing but how these look: then the
-        graph says it all."""
+        """Whether the formulas of the needed inputs use only shapes, dtypes and devices, which the
+        graph contains."""
         return not self.variadic and all(
             source.kind in ("shape", "dtype") and needs[source.position]
             for source in self.sources(needs)
@@ -202,11 +204,11 @@ class Operator:
         Args:
             xp: the array namespace.
             grads: gradients of the differentiable outputs, all defined.
-            saved: by name, everything in :meth:`sources`, attributes included; what else formulas
-                may ask for is added to it.
-            needs: for each input, whether its gradient is wanted.
-            parts: of the first input's gradient only these parts (``column_parts``), from the
-                first one to before the second.
+            saved: by name, everything in :meth:`sources`, attributes included; other parameters
+                of the formulas are added to it.
+            needs: for each input, whether its gradient is needed.
+            parts: compute only this half-open range of the parts (``column_parts``) of the first
+                input's gradient.
         """
         conjugates = self.conjugates and grads[0].dtype.kind == "c"
         if conjugates:
@@ -231,11 +233,11 @@ class Operator:
         return gradients
 
     def asked_by(self, position: int) -> tuple[str, ...]:
-        """What the formula of the input at ``position`` asks for, by parameter."""
+        """The parameters of the formula of the input at ``position``."""
         return self._wants[self.input_name(position)]
 
     def _needed(self, needs: tuple[bool, ...]) -> Sequence[tuple[int, Formula, Sequence[str]]]:
-        """For each needed input its position, its formula, and what that asks for."""
+        """For each needed input its position, its formula, and the formula's parameters."""
         found = self._needed_by.get(needs)
         if found is None:
             found = [
@@ -251,6 +253,8 @@ class Operator:
         self, formula: Formula, wanted: Sequence[str], xp: Any, offered: dict[str, Any]
     ) -> Any:
         operands = [offered[name] for name in wanted]
+        if TRACING.entered and type(xp) is TracedNamespace:
+            return xp.checked(formula, operands, blockwise=self.elementwise)
         return xp.blockwise(formula, *operands) if self.elementwise else formula(xp, *operands)
 
     def _in_parts(
@@ -261,7 +265,7 @@ class Operator:
         offered: dict[str, Any],
         parts: tuple[int, int] | None,
     ) -> Any:
-        """The first input's gradient, or some of its parts; they are computed one by one."""
+        """The first input's gradient, or some of its parts, computed one by one."""
         narrow = self.in_columns
         assert narrow is not None
         shape = offered[f"{self.inputs[0]}_shape"]
@@ -279,9 +283,9 @@ class Operator:
 
 
 def not_implemented(name: str) -> Formula:
-    """The formula of an input of operator ``name`` that has none: it raises when backward runs it.
+    """A formula for an input of operator ``name`` without a derivative: it raises in backward.
 
-    So a result that no gradient is asked of can be used, which a refusal in forward would forbid.
+    So results whose gradient is not needed can be used; an error in forward would forbid that.
     """
 
     def formula(xp: Any, grad: Any) -> Any:
@@ -307,20 +311,20 @@ def operator(
     """Register an operator (see the module's docstring).
 
     Args:
-        name: unique; its Nodes are called ``<Name>Backward0``, or as ``ops.node_names`` says.
+        name: unique; its Nodes are called ``<Name>Backward0``, or as in ``graph.node_names``.
         forward: ``forward(xp, *inputs, **attributes)``; positional parameters are the inputs,
             keyword-only ones the attributes. One ``*inputs`` makes it variadic.
         joint: one formula for all inputs.
         outputs: number of leading differentiable outputs; None: all.
         wirtinger: the formulas hold for complex numbers as they stand.
-        view: for an operator whose result is (where possible) a view of its first input: the
-            array function that makes it from that input and the attributes, in their order.
-        elementwise: the formulas compute each element from the elements in its place alone, and
-            decide by no values, so that they can be run ``blockwise``.
+        view: for an operator whose result is (if possible) a view of its first input: the array
+            function that makes it from that input and the attributes, in their order.
+        elementwise: the formulas compute each element from the elements at its own index, and
+            do not branch on values, so that they can run ``blockwise``.
         on_any_devices: forward and the formulas move arrays between devices themselves.
-        passes_on: the inputs get the gradient itself, the very array, where none was broadcast.
+        passes_on: the inputs get the gradient array itself if none was broadcast.
         in_columns: for an operator whose first input's gradient is a product that can be computed
-            column by column: what its formula is given for some of the columns.
+            column by column: returns the parameters of its formula for some columns.
         derivatives: a formula per differentiable input.
     """
     if name in OPERATORS:

@@ -15,7 +15,12 @@ T = TypeVar("T")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(given)
     code: int = options.perform(options)
     return code
 
@@ -41,6 +46,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="all|0,1|none",
         help="GPUs to use (default: MPGRAD_GPUS, else auto)",
     )
+    run.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="profile the whole script, and write a page about it to FILE (see mg.profiler.report)",
+    )
+    _add_ranks(run)
     run.add_argument("script", help="a Python file")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv")
     run.set_defaults(perform=_run)
@@ -65,9 +76,43 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(perform=_replay)
 
-    doctor = commands.add_parser("doctor", help="say whether worker processes can run here")
+    doctor = commands.add_parser(
+        "doctor", help="say whether worker processes can run here, and measure how fast"
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
     return parser
+
+
+def _add_ranks(run: argparse.ArgumentParser) -> None:
+    """The arguments of programs of several processes, named as torchrun's."""
+    ranks = run.add_argument_group("several processes, as torchrun starts them")
+    count = _argument(config.parse_worker_count)
+    ranks.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        type=count,
+        metavar="N",
+        help="run the script in N processes of this host: RANK, WORLD_SIZE and LOCAL_RANK tell "
+        "them apart, and their engines run where they choose (MPGRAD_ENGINE)",
+    )
+    ranks.add_argument(
+        "--nnodes", type=count, default=1, metavar="N", help="hosts that do so (default: 1)"
+    )
+    ranks.add_argument(
+        "--node-rank", "--node_rank", type=int, default=0, metavar="K", help="0 to N-1 (default: 0)"
+    )
+    ranks.add_argument(
+        "--master-addr", "--master_addr", metavar="HOST", help="host 0, as the others reach it"
+    )
+    ranks.add_argument(
+        "--master-port",
+        "--master_port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="where rank 0 listens (default, on one host: one that is free)",
+    )
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -85,7 +130,7 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 def _doctor(options: argparse.Namespace) -> int:
     from mpgrad.launch import doctor
 
-    return doctor.main()
+    return doctor.main(as_json=options.json)
 
 
 def _run_compat(options: argparse.Namespace) -> int:
@@ -103,9 +148,31 @@ def _replay(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from mpgrad.launch import script
 
-    return script.launch(
-        options.script, options.arguments, cpu_workers=options.cpu_workers, gpus=options.gpus
+    chosen = {"cpu_workers": options.cpu_workers, "gpus": options.gpus}
+    if options.nproc_per_node is None:
+        if options.nnodes > 1:
+            return script.refusal("--nnodes needs --nproc-per-node")
+        return script.launch(options.script, options.arguments, profile=options.profile, **chosen)
+    if options.profile is not None:
+        return script.refusal("--profile is for one process: leave out --nproc-per-node")
+    if options.nnodes > 1 and not (options.master_addr and options.master_port):
+        return script.refusal("--nnodes needs --master-addr and --master-port, equal on all hosts")
+    if options.nnodes > 1 and config.group_key_file() is None:
+        return script.refusal(
+            "--nnodes needs MPGRAD_GROUP_KEY_FILE: a file of random bytes, equal on all hosts"
+        )
+    if not 0 <= options.node_rank < options.nnodes:
+        return script.refusal(f"--node-rank has to be 0 to {options.nnodes - 1}")
+    from mpgrad.launch.ranks import Ranks, launch_ranks
+
+    ranks = Ranks(
+        options.nproc_per_node,
+        options.nnodes,
+        options.node_rank,
+        options.master_addr or "127.0.0.1",
+        options.master_port,
     )
+    return launch_ranks(options.script, options.arguments, ranks, **chosen)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import platform
 import resource
@@ -16,10 +17,11 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from mpgrad import __version__
 from mpgrad.base import config, machine
 
 Verdict = Literal["ok", "note", "fail"]
@@ -28,6 +30,9 @@ Verdict = Literal["ok", "note", "fail"]
 ANSWER_MS = 5_000
 #: Descriptors that an engine with many workers, their pidfds, sockets and arenas may need.
 _DESCRIPTORS_WANTED = 1024
+
+#: What two processes should do of the work of one, at least.
+_SPEED_UP_WANTED = 1.6
 
 _GIB = 2**30
 
@@ -55,12 +60,22 @@ class Finding:
     detail: str
 
 
-def main() -> int:
+def main(*, as_json: bool = False) -> int:
     """Print the report.
+
+    Args:
+        as_json: for programs and bug reports: the same as one JSON document.
 
     Returns:
         0 where worker processes can run here, else 1.
     """
+    if as_json:
+        findings = [asdict(finding) for finding in examine()]
+        is_ready = all(finding["verdict"] != "fail" for finding in findings)
+        print(
+            json.dumps({"mpgrad": __version__, "ready": is_ready, "findings": findings}, indent=2)
+        )
+        return 0 if is_ready else 1
     failed = []
     for finding in examine():
         _show(finding)
@@ -259,6 +274,40 @@ def _workers() -> tuple[Verdict, str]:
     return "ok", f"ready after {ready * 1e3:.0f} ms; a gradient came back right"
 
 
+# ------------------------------------------------------------------------------- measurements
+
+
+def _two_cores() -> tuple[Verdict, str]:
+    """Whether two processors are two cores, or two names of one."""
+    from mpgrad.launch.measurements import two_cores
+
+    if machine.available_cpus() < 2:
+        return "note", "there is one CPU"
+    speed_up = two_cores().speed_up
+    detail = f"two processes do {speed_up:.2f}x the work of one"
+    if speed_up < _SPEED_UP_WANTED:
+        return "note", (
+            f"{detail}: they share a core, or others use this machine now; workers are no faster "
+            "than that"
+        )
+    return "ok", detail
+
+
+def _break_even() -> tuple[Verdict, str]:
+    """What a message takes, and how long a branch must be for workers to be faster."""
+    from mpgrad.launch.measurements import messages
+
+    found = messages(config.cpu_workers() or machine.available_cpus())
+    detail = f"a message takes {found.message_us:.0f} us"
+    if found.workers < 2:
+        return "note", f"{detail}; one worker is no faster than this process"
+    if found.break_even_ms is None:
+        return "note", f"{detail}; workers were not faster, however long the branches"
+    return "ok", (
+        f"{detail}; {found.workers} workers are faster from {found.break_even_ms:g} ms a branch on"
+    )
+
+
 _CHECKS: dict[str, Callable[[], tuple[Verdict, str]]] = {
     "Python": _python,
     "system": _system,
@@ -273,4 +322,6 @@ _CHECKS: dict[str, Callable[[], tuple[Verdict, str]]] = {
     "process watching": _pidfd,
     "messages": _local_sockets,
     "a worker": _workers,
+    "two cores": _two_cores,
+    "break-even": _break_even,
 }

@@ -12,10 +12,11 @@ from typing import Any
 
 import mpgrad
 from mpgrad.compat.stand_in import install
+from mpgrad.errors import RendezvousTimeout
 
 #: What a shell reports for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
-#: The command line was wrong, as argparse has it.
+#: The command line was wrong, as argparse has it, or not all ranks came.
 MISUSED = 2
 
 
@@ -25,6 +26,7 @@ def launch(
     *,
     cpu_workers: int | None = None,
     gpus: str | tuple[int, ...] | None = None,
+    profile: str | None = None,
 ) -> int:
     """Start an engine in process mode, run ``script``, close the engine.
 
@@ -33,13 +35,14 @@ def launch(
         arguments: the script's ``sys.argv[1:]``.
         cpu_workers: number of CPU workers; None leaves it to the engine.
         gpus: which GPUs; None leaves it to the engine.
+        profile: the file for a page about what ran; None: none.
 
     Returns:
         The exit code that ``python script.py`` would have had.
     """
-    unreadable = _why_unreadable(script)
+    unreadable = why_unreadable(script)
     if unreadable:
-        return _refuse(unreadable)
+        return refusal(unreadable)
     chosen: dict[str, Any] = {
         name: value
         for name, value in (("cpu_workers", cpu_workers), ("gpus", gpus))
@@ -49,8 +52,21 @@ def launch(
         try:
             stack.enter_context(mpgrad.Engine(mode="process", **chosen))
         except (ValueError, RuntimeError) as error:
-            return _refuse(str(error))
+            return refusal(str(error))
+        if profile is not None:
+            unwritable = _why_unwritable(profile)
+            if unwritable:
+                return refusal(unwritable)
+            prof = mpgrad.profiler.profile()
+            stack.callback(_write_report, profile, prof)
+            prof.start()
         return run(script, arguments)
+
+
+def _write_report(path: str, prof: mpgrad.profiler.profile) -> None:
+    prof.stop()
+    mpgrad.profiler.report(path, prof)
+    print(f"mpgrad run: the profile is in {path}", file=sys.stderr)
 
 
 def launch_for_torch(script: str, arguments: Sequence[str]) -> int:
@@ -59,9 +75,9 @@ def launch_for_torch(script: str, arguments: Sequence[str]) -> int:
     Returns:
         The exit code that ``python script.py`` would have had.
     """
-    unreadable = _why_unreadable(script)
+    unreadable = why_unreadable(script)
     if unreadable:
-        return _refuse(unreadable)
+        return refusal(unreadable)
     install()
     return run(script, arguments)
 
@@ -81,6 +97,8 @@ def run(script: str, arguments: Sequence[str]) -> int:
     except BaseException as error:
         trace = _without_our_frames(error.__traceback__, script)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if isinstance(error, RendezvousTimeout):
+            return MISUSED
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -102,7 +120,8 @@ def _without_our_frames(trace: TracebackType | None, script: str) -> TracebackTy
     return trace
 
 
-def _why_unreadable(script: str) -> str | None:
+def why_unreadable(script: str) -> str | None:
+    """Why there is no such file to run; None if there is."""
     try:
         with open(script, "rb"):
             return None
@@ -110,6 +129,15 @@ def _why_unreadable(script: str) -> str | None:
         return f"cannot read {script!r}: {error.strerror}"
 
 
-def _refuse(message: str) -> int:
+def _why_unwritable(path: str) -> str | None:
+    try:
+        with open(path, "ab"):
+            return None
+    except OSError as error:
+        return f"cannot write {path!r}: {error.strerror}"
+
+
+def refusal(message: str) -> int:
+    """Print why nothing runs; the exit code."""
     print(f"mpgrad run: {message}", file=sys.stderr)
     return MISUSED

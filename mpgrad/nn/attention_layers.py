@@ -1,4 +1,4 @@
-"""MultiheadAttention: several attentions side by side, each of its own projections."""
+"""MultiheadAttention: several attentions in parallel, each with its own projections."""
 
 from __future__ import annotations
 

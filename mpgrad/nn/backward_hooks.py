@@ -1,7 +1,7 @@
-"""Backward hooks of a Module: what flows into and out of one call of it, shown to the user.
+"""Backward hooks of a Module: they get the gradients of the inputs and outputs of one call.
 
 The Module's inputs and outputs pass through an identity Function each; a hook on the Node of either
-sees the gradients of all of them together.
+gets the gradients of all of them together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class BackwardHookFunction(Function):
     """The identity on any number of tensors."""
 
-    #: Its Node stands between hooks, which run in the client.
+    #: Its Node is between hooks, which run in the client.
     run_on = "client"
 
     @staticmethod
@@ -80,12 +80,12 @@ class _HookedCall:
 
     def __init__(self, module: Module, hooks: ModuleHooks) -> None:
         self._module, self._hooks = module, hooks
-        #: Which arguments are tensors; None if none of them requires grad.
+        #: Which arguments are tensors; None if no argument requires grad.
         self._inputs: list[int] | None = None
         self._input_count = 0
         self._outputs: list[int] | None = None
         self._output_count = 0
-        #: What the backward has brought to the outputs.
+        #: The gradients of the outputs in this backward.
         self._grad_outputs: tuple[Any, ...] | None = None
 
     def with_inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -137,7 +137,7 @@ class _HookedCall:
         """Post-hook of the inputs' Node, the last one."""
         grad_outputs, self._grad_outputs = self._grad_outputs, None
         if grad_outputs is None:
-            return None  # the gradient came to the inputs on another way than through the outputs
+            return None  # the gradient reached the inputs by another path than through the outputs
         assert self._inputs is not None
         grad_inputs = _spread(grads, self._inputs, self._input_count)
         for hook in self._hooks.after:

@@ -22,7 +22,7 @@ class BatchNorm(Module):
         eps: added to the variance.
         momentum: weight of a batch in the running statistics; None for their plain average.
         affine: learn a scale and a shift per channel.
-        track_running_stats: keep running statistics; else batch statistics serve eval too.
+        track_running_stats: keep running statistics; else eval uses batch statistics, too.
         device: where the parameters and statistics lie.
         dtype: of them.
         bias: learn the shift.

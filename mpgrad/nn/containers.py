@@ -45,7 +45,7 @@ class _Row(Module):
 
 
 class Sequential(_Row):
-    """Each Module gets what the one before it returned.
+    """Each Module gets the output of the one before it.
 
     Args:
         modules: in order; or one dict of names and Modules.
@@ -139,7 +139,7 @@ class ModuleDict(Module):
         return self._modules.pop(key)
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Add ``modules``, in place of those of the same names.
+        """Add ``modules``; they replace those with the same names.
 
         Raises:
             TypeError: they are neither a mapping nor pairs.

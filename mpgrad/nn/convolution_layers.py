@@ -15,10 +15,10 @@ _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 
 class _Convolution(Weighted):
-    """What the kinds share. See ``mg.nn.functional`` for the other arguments.
+    """The base of the convolutions. See ``mg.nn.functional`` for the other arguments.
 
     Args:
-        padding_mode: what stands around the input: ``"zeros"``, or ``"reflect"``, ``"replicate"``
+        padding_mode: the padding around the input: ``"zeros"``, or ``"reflect"``, ``"replicate"``
             or ``"circular"`` as in ``mg.nn.functional.pad``.
 
     Raises:
@@ -62,7 +62,7 @@ class _Convolution(Weighted):
         return (value,) * self._dims if isinstance(value, int) else tuple(value)
 
     def _padded(self, input: Tensor) -> tuple[Tensor, Any]:
-        """``input`` with what is not zeros around it, and the padding that is left to do."""
+        """``input`` with all padding except zeros, and the remaining padding."""
         if self.padding_mode == "zeros":
             return input, self.padding
         counts: list[int] = []

@@ -1,4 +1,4 @@
-"""Random layers beside Dropout: of whole channels, alpha dropout and RReLU."""
+"""Random layers besides Dropout: for whole channels, alpha dropout and RReLU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dropout3d(Dropout):
 
 
 class AlphaDropout(Dropout):
-    """Keeps mean and variance behind SELU; see ``mg.nn.functional.alpha_dropout``."""
+    """Keeps mean and variance after SELU; see ``mg.nn.functional.alpha_dropout``."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""

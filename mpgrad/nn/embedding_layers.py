@@ -20,15 +20,15 @@ class Embedding(Module):
         num_embeddings: rows.
         embedding_dim: features.
         padding_idx: a row that starts as zeros and gets no gradient.
-        max_norm: rows of a greater norm are scaled to it when they are asked for.
+        max_norm: rows with a greater norm are scaled to it when they are looked up.
         norm_type: which norm.
         scale_grad_by_freq: see ``mg.nn.functional.embedding``.
-        sparse: changes nothing: gradients are dense.
+        sparse: has no effect: gradients are dense.
         device: where the table lies.
         dtype: of it.
 
     Raises:
-        AssertionError: there is no row ``padding_idx``.
+        AssertionError: the row ``padding_idx`` does not exist.
     """
 
     def __init__(

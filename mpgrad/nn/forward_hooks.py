@@ -1,4 +1,4 @@
-"""Forward hooks of a Module: how what a hook returns changes its call."""
+"""Forward hooks of a Module: how the result of a hook changes the call."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Gradients that are too long are clipped: in place, not recorded."""
+"""Clips gradients that are too long: in place, not recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mpgrad.backends.array_program import TRACING
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.creation import tensor as new_tensor
 from mpgrad.ops.norms import norm
 from mpgrad.ops.shape import stack
 from mpgrad.tensors.tensor import Tensor
 
-#: Keeps the factor finite where all gradients are 0; PyTorch's.
+#: Keeps the factor finite if all gradients are 0 (PyTorch's value).
 _EPSILON = 1e-6
 
 
@@ -23,7 +24,7 @@ def get_total_norm(
     Args:
         tensors: one, or several; of none the norm is 0.
         norm_type: p of the p-norm; infinity is the largest size.
-        error_if_nonfinite: raise where it is infinite or NaN.
+        error_if_nonfinite: raise if the norm is infinite or NaN.
 
     Raises:
         RuntimeError: it is, and ``error_if_nonfinite``.
@@ -69,7 +70,9 @@ def clip_grad_norm_(
     grads = _gradients(parameters)
     total = get_total_norm(grads, norm_type, error_if_nonfinite)
     factor = (max_norm / (total + _EPSILON)).clamp(max=1.0)
-    if grads and not (factor.is_cpu and factor.item() == 1.0):  # on a GPU nobody waits to know
+    # On a GPU do not wait for the factor; a traced program must hold for other factors, too.
+    is_known = factor.is_cpu and not TRACING.entered
+    if grads and not (is_known and factor.item() == 1.0):
         for grad in grads:
             grad.mul_(factor.to(grad.device))
     return total

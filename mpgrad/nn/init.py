@@ -1,4 +1,4 @@
-"""How parameters start: in-place initialisation, not recorded, from ``manual_seed``'s generator."""
+"""Initialisation of parameters: in place, not recorded, from ``manual_seed``'s generator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpgrad.nn.init_matrices import sparse_ as sparse_
 from mpgrad.nn.init_matrices import trunc_normal_ as trunc_normal_
 from mpgrad.tensors.tensor import Tensor
 
-#: Recommended gains: what keeps the variance of a layer's output at that of its input.
+#: Recommended gains: they keep the variance of a layer's output at that of its input.
 _GAINS = {
     "linear": 1.0,
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), 1.0),

@@ -18,7 +18,7 @@ def eye_(tensor: Tensor) -> Tensor:
     """Fill a matrix with the identity.
 
     Raises:
-        ValueError: ``tensor`` has not two dimensions.
+        ValueError: ``tensor`` does not have two dimensions.
     """
     _check_matrix(tensor)
     return _filled(tensor, np.eye(*tensor.shape))
@@ -26,7 +26,7 @@ def eye_(tensor: Tensor) -> Tensor:
 
 @no_grad()
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Fill the weight of a convolution so that each channel comes through as it is.
+    """Fill the weight of a convolution so that each channel passes through unchanged.
 
     Args:
         tensor: 3-d to 5-d.
@@ -78,10 +78,10 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Ten
 
 @no_grad()
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None) -> Tensor:
-    """Fill a matrix with normal draws, of which that share of each column is 0 (Martens, 2010).
+    """Fill a matrix with normal draws, with that share of each column set to 0 (Martens, 2010).
 
     Raises:
-        ValueError: ``tensor`` has not two dimensions.
+        ValueError: ``tensor`` does not have two dimensions.
     """
     _check_matrix(tensor)
     source = numpy_generator(generator)

@@ -74,7 +74,7 @@ class RMSNorm(Module):
 
     Args:
         normalized_shape: the lengths of the last dimensions.
-        eps: added to the mean square; None for what the dtype can tell from 1.
+        eps: added to the mean square; None for the dtype's distance from 1 to the next number.
         elementwise_affine: learn a scale for each element.
         device: where it lies.
         dtype: of it.

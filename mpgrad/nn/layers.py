@@ -93,7 +93,7 @@ class Unflatten(Module):
 
     Args:
         dim: which one.
-        unflattened_size: the lengths of those that take its place; one of them may be -1.
+        unflattened_size: the lengths of the new dimensions; one of them may be -1.
     """
 
     def __init__(self, dim: int, unflattened_size: Any) -> None:
@@ -109,7 +109,7 @@ class Unflatten(Module):
 
 
 class Identity(Module):
-    """What comes in goes out; it takes any arguments and ignores them."""
+    """The identity; it takes any other arguments and ignores them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Dropout(Module):
     """Zeroes random elements while training; see ``mg.nn.functional.dropout``.
 
     Raises:
-        ValueError: ``p`` is no probability.
+        ValueError: ``p`` is not a probability.
     """
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from mpgrad.base.html_text import html_table
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.graph.hooks import RemovableHandle
 from mpgrad.nn.backward_hooks import ModuleHooks
@@ -18,7 +19,7 @@ Self = TypeVar("Self", bound="Module")
 
 
 class IncompatibleKeys(NamedTuple):
-    """What ``load_state_dict(strict=False)`` could not match."""
+    """The keys that ``load_state_dict(strict=False)`` could not match."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -64,7 +65,7 @@ class Module:
         """Call ``hook(module, args)`` before ``forward``.
 
         Args:
-            hook: what it returns (None, a value or a tuple) takes the place of the arguments.
+            hook: its result (None, a value or a tuple) replaces the arguments.
             prepend: call it before the hooks that are there already.
             with_kwargs: it gets the named arguments as a third one, and returns both or None.
         """
@@ -82,7 +83,7 @@ class Module:
         """Call ``hook(module, args, output)`` after ``forward``.
 
         Args:
-            hook: what it returns takes the place of the output, unless it is None.
+            hook: its result replaces the output, unless it is None.
             prepend: call it before the hooks that are there already.
             with_kwargs: it gets the named arguments, too, before the output.
             always_call: changes nothing: a ``forward`` that raises calls no hook.
@@ -183,7 +184,7 @@ class Module:
         return sorted({*super().__dir__(), *(name for table in self._tables() for name in table)})
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Add a Parameter; None says that there could be one (as for ``bias=False``)."""
+        """Add a Parameter; None reserves the name (as for ``bias=False``)."""
         self._check_name(name, self._parameters)
         self._parameters[name] = param
 
@@ -413,7 +414,7 @@ class Module:
     # ------------------------------------------------------------------ display
 
     def extra_repr(self) -> str:
-        """What ``repr`` says in the parentheses."""
+        """The text of ``repr`` in the parentheses."""
         return ""
 
     def __repr__(self) -> str:
@@ -426,6 +427,19 @@ class Module:
             return f"{head}({extra})"
         lines = [extra, *rows] if extra else rows
         return f"{head}(\n  " + "\n  ".join(lines) + "\n)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: each module with its own parameters."""
+        rows, total = [], 0
+        for name, module in self.named_modules():
+            own = {key: p for key, p in module._parameters.items() if p is not None}
+            count = sum(parameter.numel() for parameter in own.values())
+            shapes = ", ".join(f"{key} {tuple(p.shape)}" for key, p in own.items())
+            indent = "\u2003" * (name.count(".") + 1 if name else 0)
+            kind = f"{type(module).__name__}({module.extra_repr()})"
+            rows.append((f"{indent}{name}", kind, shapes, f"{count:,}" if count else ""))
+            total += count
+        return html_table(("module", "kind", "parameters", f"{total:,} numbers"), rows)
 
 
 def _mismatch(name: str, value: Any, own: Tensor) -> str:

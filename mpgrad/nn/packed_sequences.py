@@ -19,8 +19,8 @@ class PackedSequence(NamedTuple):
     Attributes:
         data: (sum of the lengths, features): the first steps of all, then the second ones ...
         batch_sizes: (longest length,): how many sequences have that step.
-        sorted_indices: (batch,): where the sequences were before they were sorted; None: as here.
-        unsorted_indices: (batch,): where they are now.
+        sorted_indices: (batch,): the index of each sequence before sorting; None: not sorted.
+        unsorted_indices: (batch,): the index of each sequence now.
     """
 
     data: Tensor

@@ -1,4 +1,7 @@
-"""Batches over several devices: ``scatter`` and ``gather``, each one Node in the graph."""
+"""Batches over several devices: ``scatter`` and ``gather``, each one Node in the graph.
+
+``DistributedDataParallel``, one model on several hosts, has its name here, too.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpgrad.base.device import Device
+from mpgrad.base.lazy import attach
 from mpgrad.devices.device_arrays import usable
 from mpgrad.ops import device_moves
 from mpgrad.ops.shape import unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
-__all__ = ["gather", "scatter"]
+__all__ = ["DistributedDataParallel", "gather", "scatter"]  # noqa: F822  (loaded on first use)
+
+__getattr__, __dir__ = attach(
+    __name__, {"DistributedDataParallel": "mpgrad.distributed.data_parallel"}
+)
 
 
 def scatter(inputs: Any, target_gpus: Sequence[Device | str | int], dim: int = 0) -> Any:

@@ -11,7 +11,7 @@ from mpgrad.tensors.tensor import Tensor
 
 
 class _ParameterContainer(Module):
-    """Values under names; Tensors become Parameters, other values are kept as they are."""
+    """Values by name; Tensors become Parameters, other values are kept unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class ParameterDict(_ParameterContainer):
             self._forget(key)
 
     def update(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        """Add ``parameters``, in place of those of the same names."""
+        """Add ``parameters``; they replace those with the same names."""
         pairs = (
             parameters.items() if isinstance(parameters, Mapping | ParameterDict) else parameters
         )

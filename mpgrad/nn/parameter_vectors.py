@@ -22,10 +22,10 @@ def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
 
 @no_grad()
 def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Write the elements of ``vec`` to the parameters, the other way round.
+    """Write the elements of ``vec`` to the parameters, the inverse of the function above.
 
     Raises:
-        TypeError: ``vec`` is no Tensor, or the parameters lie on several devices.
+        TypeError: ``vec`` is not a Tensor, or the parameters lie on several devices.
         RuntimeError: ``vec`` has another number of elements.
     """
     if not isinstance(vec, Tensor):

@@ -44,7 +44,7 @@ class AvgPool3d(AvgPool2d):
 
 
 class AdaptiveAvgPool3d(AdaptiveAvgPool2d):
-    """As many means as ``output_size`` says; see ``mg.nn.functional.adaptive_avg_pool3d``."""
+    """As many means as in ``output_size``; see ``mg.nn.functional.adaptive_avg_pool3d``."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(batch, channels, depth, height, width) -> (batch, channels, *output_size)."""

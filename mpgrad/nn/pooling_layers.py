@@ -124,7 +124,7 @@ class AvgPool1d(Module):
 
 
 class AdaptiveAvgPool2d(Module):
-    """As many means as ``output_size`` says; see ``mg.nn.functional.adaptive_avg_pool2d``."""
+    """As many means as in ``output_size``; see ``mg.nn.functional.adaptive_avg_pool2d``."""
 
     def __init__(self, output_size: Any) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class AdaptiveAvgPool2d(Module):
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
-    """As many means as ``output_size`` says."""
+    """As many means as in ``output_size``."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(batch, channels, length) -> (batch, channels, output_size)."""

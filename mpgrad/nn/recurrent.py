@@ -27,12 +27,12 @@ from mpgrad.tensors.tensor import Tensor
 class _Recurrent(Module):
     """A network that reads a sequence.
 
-    The products with the input are made for all steps at once; each step takes one product more.
+    The products with the input are computed for all steps at once; each step has one more product.
 
     Args:
         input_size: features of the input.
         hidden_size: features of each layer and direction.
-        num_layers: each reads what the one before it returned.
+        num_layers: each reads the output of the one before it.
         bias: add them.
         batch_first: sequences are (batch, length, features), not (length, batch, features).
         dropout: probability with which outputs of all layers but the last become zero in training.
@@ -42,7 +42,7 @@ class _Recurrent(Module):
         dtype: of them.
 
     Raises:
-        ValueError: ``dropout`` is no probability, there are no layers, or ``proj_size`` does not
+        ValueError: ``dropout`` is not a probability, there are no layers, or ``proj_size`` does not
             fit.
     """
 
@@ -117,7 +117,7 @@ class _Recurrent(Module):
         )
 
     def _endings(self) -> tuple[str, ...]:
-        """What the names of the Parameters of each direction end in."""
+        """The suffixes of the Parameters of each direction."""
         return ("", "_reverse") if self.bidirectional else ("",)
 
     def reset_parameters(self) -> None:
@@ -175,7 +175,7 @@ class _Recurrent(Module):
     def _layers(
         self, steps: Tensor, states: tuple[Tensor, ...], run: Any
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What the last layer returned, and the last states of all layers."""
+        """The output of the last layer, and the last states of all layers."""
         last: list[tuple[Tensor, ...]] = []
         weights = self.all_weights
         for layer in range(self.num_layers):
@@ -267,7 +267,7 @@ def _over_steps(
 def _over_packed_steps(
     sizes: list[int], rows: Tensor, step: Any, start: tuple[Tensor, ...], *, backwards: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The same of packed steps, of which ``sizes`` sequences have the first, the second ..."""
+    """The same for packed steps: ``sizes`` has the number of sequences in each step."""
     outputs: list[Tensor] = []
     steps = list(zip(split(rows, sizes), sizes, strict=True))
     size = sizes[-1] if backwards else sizes[0]
@@ -276,7 +276,7 @@ def _over_packed_steps(
         if wanted < size:  # the shorter sequences have ended
             ended.append(tuple(state[wanted:] for state in states))
             states = tuple(state[:wanted] for state in states)
-        elif wanted > size:  # read from behind, the shorter ones begin later
+        elif wanted > size:  # in reverse, the shorter ones begin later
             states = tuple(
                 cat([state, first[size:wanted]]) for state, first in zip(states, start, strict=True)
             )

@@ -1,4 +1,4 @@
-"""One step of recurrent networks: RNNCell, LSTMCell, GRUCell, and what a step computes."""
+"""One step of recurrent networks: RNNCell, LSTMCell, GRUCell, and its computation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _RecurrentCell(Module):
     Args:
         input_size: features of the input.
         hidden_size: features of the state.
-        bias: add them, one to what the input gives and one to what the state gives.
+        bias: learn two biases, one for the input and one for the state.
         device: where the parameters lie.
         dtype: of them.
     """

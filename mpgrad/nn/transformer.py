@@ -31,7 +31,7 @@ def _activation(given: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 
 
 class _Layer(Module):
-    """What both kinds share: attention to itself, a network for each place, and sums around them.
+    """The base of both layers: self-attention, a network for each place, and sums around them.
 
     Args:
         d_model: features.
@@ -123,7 +123,7 @@ class TransformerEncoderLayer(_Layer):
 
 class TransformerDecoderLayer(_Layer):
     __doc__ = (_Layer.__doc__ or "").replace(
-        "What both kinds share: attention to itself,", "Attention to itself and to a memory,"
+        "The base of both layers: self-attention,", "Self-attention, attention to a memory,"
     )
     _sums = 3
 
@@ -170,7 +170,7 @@ class TransformerEncoder(Module):
     """Copies of a layer in a row.
 
     Args:
-        encoder_layer: what is copied.
+        encoder_layer: the layer to copy.
         num_layers: how often.
         norm: applied at the end, or None.
         enable_nested_tensor: changes nothing.
@@ -209,7 +209,7 @@ class TransformerDecoder(Module):
     """Copies of a layer in a row, which all look at one memory.
 
     Args:
-        decoder_layer: what is copied.
+        decoder_layer: the layer to copy.
         num_layers: how often.
         norm: applied at the end, or None.
     """

@@ -51,7 +51,7 @@ class _SpectralNorm:
         return reshape(turned, (turned.shape[0], -1))
 
     def compute(self, module: Module, steps: int) -> Tensor:
-        """The weight, after so many steps of the power iteration."""
+        """The weight after this many steps of the power iteration."""
         weight = getattr(module, f"{self.name}_orig")
         u, v = (getattr(module, f"{self.name}_{part}") for part in "uv")
         matrix = self.matrix(weight)
@@ -147,7 +147,7 @@ def spectral_norm(
 
 
 def remove_spectral_norm(module: Kind, name: str = "weight") -> Kind:
-    """Undo ``spectral_norm``: the weight, as it is now, is a parameter again.
+    """Undo ``spectral_norm``: the current weight becomes a parameter again.
 
     Raises:
         ValueError: there is none.
@@ -161,7 +161,7 @@ def remove_spectral_norm(module: Kind, name: str = "weight") -> Kind:
 
 
 def _hooks(module: Module) -> dict[int, Any]:
-    """What runs before the forward of ``module``, by the keys of its handles."""
+    """The functions that run before the forward of ``module``, by the keys of their handles."""
     return {} if module._hooks is None else module._hooks.before_forward._by_id
 
 

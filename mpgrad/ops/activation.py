@@ -1,6 +1,6 @@
 """Activations that are more than one elementary function: softmax, GELU, SiLU and others.
 
-What forward computes stands in ``_<name>_values``, the derivative formula in ``_<name>_slope``;
+``_<name>_values`` computes the forward, and ``_<name>_slope`` is the derivative formula;
 both are run ``blockwise``.
 """
 

@@ -44,12 +44,12 @@ def tile(input: Tensor, *dims: Any) -> Tensor:
 
 
 def atleast_1d(*tensors: Any) -> Any:
-    """With a dimension of length 1 where there is none; several as a tuple."""
+    """As vectors: a 0-d tensor gets a dimension of length 1; several tensors as a tuple."""
     return _each(tensors, lambda x: x if x.ndim else reshape(x, 1))
 
 
 def atleast_2d(*tensors: Any) -> Any:
-    """As matrices of one row where there are fewer dimensions; several as a tuple."""
+    """As matrices: a tensor with fewer dimensions becomes one row; several tensors as a tuple."""
     return _each(tensors, lambda x: x if x.ndim > 1 else reshape(x, (1, -1)))
 
 

@@ -35,7 +35,7 @@ __all__ = [
 def _chosen(xp: Any, grad: Any, loses: Any, ties: Any, shape: Any) -> Any:
     """The gradient of the operand unless it ``loses``; a tie gives half to each, as in PyTorch.
 
-    Beside a NaN neither loses.
+    Neither of the two counts as smaller or larger if one is NaN.
     """
     whole = xp.where(loses, 0.0, grad)
     return xp.sum_to(xp.where(ties, xp.multiply(grad, 0.5), whole), shape)
@@ -109,20 +109,20 @@ def _between_grad(xp: Any, grad: Any, input: Any, min: Any, max: Any, input_shap
 
 
 def _min_grad(xp: Any, grad: Any, input: Any, min: Any, max: Any, min_shape: Any) -> Any:
-    """Where ``input`` is too small; none where the limits exclude each other."""
+    """Where ``input`` is too small; nowhere if the limits contradict each other."""
     taken = xp.less(input, min)
     taken = taken if max is None else xp.logical_and(taken, xp.less(min, max))
     return xp.sum_to(xp.where(taken, grad, 0.0), min_shape)
 
 
 def _max_grad(xp: Any, grad: Any, input: Any, min: Any, max: Any, max_shape: Any) -> Any:
-    """Where ``input`` is too large, and where the limits exclude each other."""
+    """Where ``input`` is too large; also where the limits contradict each other."""
     taken = xp.greater(input, max)
     taken = taken if min is None else xp.logical_or(taken, xp.less(max, min))
     return xp.sum_to(xp.where(taken, grad, 0.0), max_shape)
 
 
-#: With limits that are tensors; each of them may be left out.
+#: The operator for limits that are tensors; each limit may be omitted.
 _clamp_between = operator(
     "clamp_between",
     lambda xp, input, min, max: _clamp_forward(xp, input, min=min, max=max),

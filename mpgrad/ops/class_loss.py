@@ -138,8 +138,8 @@ def triplet_margin_with_distance_loss(
 
     Args:
         anchor: (batch, features), as are the others.
-        positive: what is to be near to it.
-        negative: what is to be far from it.
+        positive: tensors that should be near ``anchor``.
+        negative: tensors that should be far from it.
         distance_function: by default ``pairwise_distance``.
         margin: by how much.
         swap: take the distance of the negative from the positive, where it is smaller.

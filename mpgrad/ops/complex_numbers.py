@@ -84,7 +84,7 @@ def conj(input: Tensor) -> Tensor:
 
 
 def resolve_conj(input: Tensor) -> Tensor:
-    """``input`` itself: conjugates are computed at once here."""
+    """``input`` itself: conjugates are always computed here, not marked."""
     return input
 
 
@@ -94,7 +94,7 @@ def adjoint(input: Tensor) -> Tensor:
 
 
 def conjugate_transpose(input: Tensor) -> Tensor:
-    """What ``tensor.H`` gives.
+    """The result of ``tensor.H``.
 
     Raises:
         RuntimeError: it is no matrix.
@@ -106,7 +106,7 @@ def conjugate_transpose(input: Tensor) -> Tensor:
     return adjoint(input)
 
 
-#: What is an attribute of tensors, and can be assigned to.
+#: Functions that are attributes of tensors, and can be assigned to.
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {"real": real, "imag": imag}
 
 
@@ -211,7 +211,7 @@ def angle(input: Tensor) -> Tensor:
 
 
 def _sgn_grad(xp: Any, grad: Any, input: Any, result: Any) -> Any:
-    """What of ``grad`` is at right angles to ``input``, over ``|input|``; 0 at the origin."""
+    """The part of ``grad`` at right angles to ``input``, over ``|input|``; 0 at the origin."""
     size = xp.absolute(input)
     origin = xp.equal(size, 0)
     along = xp.real(xp.multiply(grad, xp.conj(result)))

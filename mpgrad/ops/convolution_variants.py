@@ -194,7 +194,7 @@ def _check_transposed(
     groups: int,
     windows: tuple[Pair, Pair, Pair, Pair],
 ) -> None:
-    """Refuse what does not fit; ``windows``: stride, padding, output padding, dilation."""
+    """Check the arguments; ``windows``: stride, padding, output padding, dilation."""
     steps, around, more, spread = windows
     if input.shape[1] != weight.shape[0] or weight.shape[0] % groups:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Which values there are, how often, and where they belong: nothing here has a derivative."""
+"""Values, their numbers and their places in an order. Nothing here has a derivative."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def searchsorted(
             which may also be a vector.
         out_int32: int32 in place of int64.
         right: behind equal elements; ``side``: ``"left"`` or ``"right"`` says the same.
-        sorter: the indices that bring the sequence into order, where it is not.
+        sorter: the indices that sort the sequence, if it is not sorted.
 
     Raises:
         RuntimeError: the shapes do not fit, or ``side`` contradicts ``right``.

@@ -19,7 +19,7 @@ from mpgrad.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
-#: What NumPy makes of Python's numbers, and which of the defaults PyTorch does.
+#: NumPy's dtypes of Python's numbers, and PyTorch's defaults for them.
 _DOUBLE = {
     np.dtype(np.float64): FLOATING,
     np.dtype(np.complex128): COMPLEX,

@@ -1,6 +1,6 @@
 """The array namespace on Tensors: the functions of ``mpgrad.backends`` as differentiable operators.
 
-A formula that runs on this namespace records what it computes, which is how ``create_graph`` gets
+A formula that runs on this namespace records its computation, which is how ``create_graph`` gets
 derivatives of derivatives from the same formulas. A function that has no derivative of its own is
 missing here, and asking for it raises NotImplementedError.
 """
@@ -173,7 +173,7 @@ def max_pool2d_input_grad(grad: Tensor, positions: Tensor, **geometry: Any) -> T
 
 
 def blockwise(formula: Any, *operands: Any, axes: tuple[int, ...] | None = None) -> Any:
-    """The formula itself: what it calls is recorded."""
+    """The formula itself: its calls are recorded."""
     xp = sys.modules[__name__]
     return formula(xp, *operands) if axes is None else formula(xp, axes, *operands)
 

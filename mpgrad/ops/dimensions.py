@@ -64,7 +64,7 @@ def kept_shape(shape: tuple[int, ...], dims: tuple[int, ...] | None) -> tuple[in
 
 
 def keep(xp: Any, reduced: Any, shape: tuple[int, ...], dims: Dims) -> Any:
-    """What a reduction of ``shape`` gave, with its ``dims`` put back with length 1."""
+    """The result of a reduction of ``shape`` with its ``dims`` restored with length 1."""
     kept = kept_shape(shape, dims)
     return reduced if reduced.shape == kept else xp.reshape(reduced, kept)
 

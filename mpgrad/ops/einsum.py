@@ -18,7 +18,7 @@ from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["einsum"]
 
-#: Stand for the dimensions of an ellipsis: no letters, so nobody else uses them.
+#: The names of an ellipsis's dimensions: not letters, so that no subscript uses them.
 _ELLIPSIS_LABELS = "0123456789"
 
 
@@ -141,7 +141,7 @@ def _summed(part: _Labelled, kept: set[str]) -> _Labelled:
 
 
 def _product(a: _Labelled, b: _Labelled, kept: set[str], sizes: dict[str, int]) -> _Labelled:
-    """Multiplied, and summed over what both have and nobody keeps: one batched matrix product."""
+    """One batched matrix product: multiply, and sum over the shared dimensions that are dropped."""
     a, b = _summed(a, kept | set(b.labels)), _summed(b, kept | set(a.labels))
     shared = [label for label in a.labels if label in b.labels]
     batch = "".join(label for label in shared if label in kept)
@@ -154,7 +154,7 @@ def _product(a: _Labelled, b: _Labelled, kept: set[str], sizes: dict[str, int]) 
 
 
 def _matrix(part: _Labelled, *groups: str) -> Tensor:
-    """The dimensions in the order of ``groups``: the first as they are, the others joined."""
+    """The dimensions in the order of ``groups``: the first unchanged, the others joined."""
     order = tuple(part.labels.index(label) for label in "".join(groups))
     shape = iter(part.tensor.shape[at] for at in order)
     lengths = [[next(shape) for _ in group] for group in groups]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import value_check
 from mpgrad.backends.cpu import INDEX
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.in_place import overwrite
@@ -44,10 +45,10 @@ def embedding(
         input: indices, of any shape.
         weight: (rows, features).
         padding_idx: a row that gets no gradient.
-        max_norm: rows that are asked for and whose norm is greater are scaled to it, in place.
+        max_norm: looked-up rows with a greater norm are scaled to it, in place.
         norm_type: which norm.
         scale_grad_by_freq: the gradient of a row is divided by how often it is asked for.
-        sparse: changes nothing: gradients are dense.
+        sparse: has no effect: gradients are dense.
 
     Returns:
         (*shape of ``input``, features).
@@ -62,7 +63,7 @@ def embedding(
             f"embedding: expected integer indices and a 2-D weight, but got {input.dtype} and "
             f"{weight.ndim}-D"
         )
-    _check_range(input, weight.shape[0])
+    check_range(on_host(input._array), weight.shape[0])
     if max_norm is not None:
         _limit_norms(weight, on_host(input._array), max_norm, norm_type)
     rows = pick(weight, 0, input)
@@ -104,13 +105,14 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         raise RuntimeError(f"one_hot is only applicable to index tensors, not to {tensor.dtype}")
     array = on_host(tensor._array)
     classes = (int(array.max()) + 1 if array.size else 0) if num_classes == -1 else num_classes
-    _check_range(tensor, classes, RuntimeError)
+    check_range(on_host(tensor._array), classes, RuntimeError)
     return unrecorded(
         lambda xp, x: xp.astype(xp.equal(x[..., None], xp.arange(classes)), np.int64), tensor
     )
 
 
-def _check_range(indices: Tensor, count: int, error: type[Exception] = IndexError) -> None:
-    array = on_host(indices._array)
+@value_check
+def check_range(array: Any, count: int, error: type[Exception] = IndexError) -> None:
+    """Raise ``error`` unless all elements of ``array`` are in [0, ``count``)."""
     if array.size and (array.min() < 0 or array.max() >= count):
         raise error(f"index out of range: {array.min()} to {array.max()} of {count}")

@@ -23,21 +23,21 @@ __all__ = ["eig", "eigh", "eigvals", "eigvalsh", "qr", "svd", "svdvals"]
 
 
 class Eigen(NamedTuple):
-    """What ``eig`` and ``eigh`` give."""
+    """The results of ``eig`` and ``eigh``."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
 
 class QR(NamedTuple):
-    """What ``qr`` gives."""
+    """The results of ``qr``."""
 
     Q: Tensor
     R: Tensor
 
 
 class SVD(NamedTuple):
-    """What ``svd`` gives."""
+    """The results of ``svd``."""
 
     U: Tensor
     S: Tensor

@@ -73,7 +73,7 @@ def _half_back(xp: Any, grad: Any, input_shape: Any, axes: Axes, scale: str) -> 
 
 
 def _whole_back(xp: Any, grad: Any, input_shape: Any, axes: Axes, scale: str) -> Any:
-    """The gradient of ``complex_to_real``: elements that stand for two count twice."""
+    """The gradient of ``complex_to_real``: elements that represent two count twice."""
     half = xp.real_fourier(grad, axes, scale)
     last = axes[-1]
     weights = np.full(input_shape[last], 2, grad.dtype)
@@ -113,7 +113,7 @@ def real_fourier(x: Tensor, axes: Axes, scale: str) -> Tensor:
     return call(_real, x, axes=axes, scale=scale)
 
 
-# --------------------------------------------------------------------------------- what is shared
+# --------------------------------------------------------------------------------- shared parts
 
 
 def _scale(name: str, norm: str | None, forward: bool) -> str:
@@ -201,7 +201,7 @@ def fftn(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None)
 
     Args:
         input: any tensor of numbers; integers become float32.
-        s: how long each dimension is made first, by cutting off or by zeros; -1 as it is.
+        s: the lengths of the dimensions after cutting or zero padding; -1 keeps a length.
         dim: which dimensions; by default the last ones of ``s``, or all.
         norm: ``"backward"`` (no scale here, that of the inverse is one over the number of
             elements), ``"ortho"`` (the root of it, both ways), or ``"forward"`` (here).
@@ -270,7 +270,7 @@ def rfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = 
 
 
 def _half(name: str, input: Tensor, s: Any, dim: Any) -> tuple[Tensor, Axes, int]:
-    """The half of a spectrum, its dimensions, and how long the last of them is as a whole."""
+    """The half of a spectrum, its dimensions, and the whole length of the last of them."""
     x = _as_complex(_checked(name, input))
     axes, lengths = _axes(name, x, s, dim)
     if not axes:
@@ -299,12 +299,12 @@ def irfft2(input: Tensor, s: Any = None, dim: Any = (-2, -1), norm: str | None =
 
 
 def irfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """The inverse of ``rfft``; ``n`` tells how long it was."""
+    """The inverse of ``rfft``; ``n`` is the length of the signal."""
     return _to_real("irfft", input, *_line("irfft", input, n, dim), norm)
 
 
 def hfftn(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None) -> Tensor:
-    """``fftn`` of what is Hermitian, of whose last dimension ``input`` is the first half: real."""
+    """``fftn`` of a Hermitian signal, given the first half of its last dimension: real."""
     half, axes, length = _half("hfftn", input, s, dim)
     scale = _scale("hfftn", norm, True)
     if axes[:-1]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from mpgrad.backends.array_program import TRACING
 from mpgrad.base.device import CPU, Device
 from mpgrad.base.thread_state import PerThread
 from mpgrad.tensors.tensor import Tensor
@@ -27,7 +28,7 @@ DEFAULT_SEED = 67280421310721
 
 
 class Generator:
-    """A source of random numbers of its own, for ``generator=`` of what draws.
+    """An independent source of random numbers, for ``generator=`` of random functions.
 
     Args:
         device: "cpu"; draws for GPUs are made on the host, too.
@@ -49,6 +50,7 @@ class Generator:
         """Restart from ``seed`` (an int of 64 bits, a negative one as its complement)."""
         if not -(2**63) <= seed < 2**64:
             raise RuntimeError(f"Overflow when unpacking long: the seed {seed} has over 64 bits")
+        _give_up("a seed")
         self._seed = int(seed) % 2**64
         self._numpy = np.random.Generator(np.random.PCG64(self._seed))
         return self
@@ -63,11 +65,12 @@ class Generator:
         return self._seed
 
     def numpy(self) -> NumpyGenerator:
-        """NumPy's generator that does the work: what is drawn from one, the other has drawn."""
+        """NumPy's generator behind this one; both share their state."""
         return self._numpy
 
     def get_state(self) -> Tensor:
         """The state as a tensor of bytes, for :meth:`set_state`."""
+        _give_up("the state of a Generator")
         state = cast("Any", self._numpy.bit_generator.state)
         numbers = (*state["state"].values(), state["has_uint32"], state["uinteger"])
         data = b"".join(
@@ -77,7 +80,7 @@ class Generator:
         return Tensor(np.frombuffer(data, np.uint8).copy())
 
     def set_state(self, new_state: Tensor) -> None:
-        """Go on drawing from where a generator was at :meth:`get_state`.
+        """Continue from the state of a generator at :meth:`get_state`.
 
         Raises:
             TypeError: ``new_state`` is no tensor of bytes.
@@ -87,6 +90,7 @@ class Generator:
             raise TypeError(
                 "RNG state must be a tensor of dtype uint8, as get_rng_state() returns it"
             )
+        _give_up("the state of a Generator")
         data, expected = new_state._array.tobytes(), sum(_STATE_BYTES.values())
         if len(data) != expected:
             raise RuntimeError(
@@ -109,8 +113,15 @@ class Generator:
         self.set_state(Tensor(np.frombuffer(state[1], np.uint8).copy()))
 
 
+def _give_up(what: str) -> None:
+    """Give up the tracing: later runs of the program would not repeat this call."""
+    program = TRACING.program() if TRACING.entered else None
+    if program is not None:
+        program.give_up(f"{what} is not compiled")
+
+
 class _InForce(PerThread):
-    #: What a call was given as ``generator=``; None: the process's.
+    #: The ``generator=`` of a call; None: the process's.
     generator: Any = None
 
 
@@ -134,13 +145,32 @@ def process_generator() -> Generator:
 def default_generator() -> NumpyGenerator:
     """NumPy's generator that a random function draws from now."""
     generator = _in_force.generator
+    if TRACING.entered:
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            return _traced(program, generator)  # type: ignore[no-any-return]
     return (generator or process_generator()).numpy() if not _is_numpy(generator) else generator
 
 
+def _traced(program: Any, generator: Any) -> Any:
+    """The object that draws for a traced program: each run uses its own current generator."""
+    if generator is None:
+        known = ("default_generator", default_generator)
+        return program.draws(process_generator().numpy(), "default_generator()", known)
+    name = program.bound(generator, "generator")
+    if _is_numpy(generator):
+        return program.draws(generator, name)
+    return program.draws(generator.numpy(), f"{name}.numpy()")
+
+
 def numpy_generator(generator: Generator | NumpyGenerator | None) -> NumpyGenerator:
-    """What stands behind ``generator``; the process's for None."""
+    """The implementation of ``generator``; the process's for None."""
     if generator is None:
         return default_generator()
+    if TRACING.entered and isinstance(generator, Generator):
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            return _traced(program, generator)  # type: ignore[no-any-return]
     if isinstance(generator, Generator):
         return generator.numpy()
     if _is_numpy(generator):
@@ -157,13 +187,14 @@ def _is_numpy(generator: object) -> bool:
 
 
 def takes_generator(function: Callable[..., R]) -> Callable[..., R]:
-    """Give a random function the argument ``generator=``: where it draws from instead."""
+    """Give a random function the argument ``generator=``."""
 
     @functools.wraps(function)
     def draw(*args: Any, generator: Any = None, **options: Any) -> R:
         if generator is None:
             return function(*args, **options)
-        before, _in_force.generator = _in_force.generator, numpy_generator(generator)
+        numpy_generator(generator)  # raises if the argument is no generator
+        before, _in_force.generator = _in_force.generator, generator
         try:
             return function(*args, **options)
         finally:
@@ -202,7 +233,7 @@ def get_rng_state() -> Tensor:
 
 
 def set_rng_state(new_state: Tensor) -> None:
-    """Go on drawing from where the Generator was at :func:`get_rng_state`.
+    """Continue from the state of the Generator at :func:`get_rng_state`.
 
     Raises:
         TypeError: ``new_state`` is no tensor of bytes.
@@ -213,7 +244,7 @@ def set_rng_state(new_state: Tensor) -> None:
 
 @contextmanager
 def fork_rng(enabled: bool = True) -> Iterator[None]:
-    """What is drawn inside does not change what is drawn after it."""
+    """Draws inside do not change the draws after it."""
     if not enabled:
         yield
         return

@@ -1,4 +1,4 @@
-"""Images looked up at places that a grid tells: ``grid_sample`` and ``affine_grid``
+"""Images sampled at the places of a grid: ``grid_sample`` and ``affine_grid``
 (Jaderberg et al., "Spatial transformer networks", 2015)."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def grid_sample(
         grid: (batch, out height, out width, 2): x and y from -1 to 1 across the image; of volumes
             (batch, out depth, out height, out width, 3): x, y and z.
         mode: ``"bilinear"`` (of volumes trilinear), ``"nearest"``, or of images ``"bicubic"``.
-        padding_mode: what is outside: ``"zeros"``, the ``"border"``, or the ``"reflection"``.
+        padding_mode: values outside: ``"zeros"``, the ``"border"``, or the ``"reflection"``.
         align_corners: -1 and 1 are the centres of the outermost pixels, not their edges.
 
     Returns:
@@ -163,7 +163,7 @@ def _bounded(tap: Tensor, weight: Tensor | None, length: int) -> tuple[Tensor, T
 
 
 def _inside(x: Tensor, length: int, padding: str, corners: bool) -> Tensor:
-    """``x`` as the padding has it; without a slope where it is held at the border."""
+    """``x`` after padding; its gradient is 0 where it is held at the border."""
     if padding == "zeros":
         return x
     if padding == "reflection":

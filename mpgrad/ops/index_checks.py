@@ -1,9 +1,12 @@
-"""What index tensors must be: their dtypes, their range, how they fit to what they point into."""
+"""Checks of index tensors: their dtypes, their range, and their shapes."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from mpgrad.backends.array_program import value_check
 from mpgrad.ops.shape import reshape
 from mpgrad.tensors.tensor import Tensor
 
@@ -16,14 +19,14 @@ def check_index_dtype(name: str, index: Tensor, error: type[Exception] = Runtime
         raise error(f"{name}(): Expected dtype int32 or int64 for index, but got {index.dtype}")
 
 
+@value_check
 def check_bounds(
-    name: str, index: Tensor, dim: int, size: int, error: type[Exception] = IndexError
+    name: str, array: Any, dim: int, size: int, error: type[Exception] = IndexError
 ) -> None:
-    """Raise ``error`` unless all of ``index`` is at least 0 and below ``size``.
+    """Raise ``error`` unless all elements of ``array``, an index, are in [0, ``size``).
 
-    Of a GPU's index nothing is known without waiting for it: there it is not looked at.
+    An index on a GPU is not checked, because that would wait for the GPU.
     """
-    array = index._array
     if not isinstance(array, np.ndarray) or array.size == 0:
         return
     for found in (array.min(), array.max()):
@@ -34,10 +37,11 @@ def check_bounds(
 
 
 def check_covered(name: str, index: Tensor, input: Tensor, dim: int) -> None:
-    """Raise unless ``index`` has the dimensions of ``input``, and is longer in ``dim`` alone.
+    """Check the shape of ``index``.
 
     Raises:
-        RuntimeError: that is not so.
+        RuntimeError: ``index`` has another number of dimensions than ``input``, or is longer than
+            ``input`` in a dimension other than ``dim``.
     """
     if index.ndim != input.ndim:
         raise RuntimeError(

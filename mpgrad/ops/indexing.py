@@ -56,7 +56,7 @@ def getitem(input: Tensor, key: Any) -> Tensor:
 def selected(
     input: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Any, ...]]:
-    """Beside index arrays, ``input`` at the numbers of ``key``, and what of the key is left.
+    """Beside index arrays: ``input`` at the numbers of ``key``, and the rest of the key.
 
     For NumPy a number beside arrays is one of them, and decides where their dimensions come; for
     PyTorch its dimension is gone before.
@@ -75,12 +75,12 @@ def selected(
 
 
 def _dims_taken(index: Tensor) -> int:
-    """How many dimensions an index array stands for: a mask for its own."""
+    """The number of dimensions that an index array replaces: for a mask its own number."""
     return index.ndim if index._array.dtype.kind == "b" else 1
 
 
 def split_key(key: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """A key as an attribute that can travel (``INDEX`` where an array was), and the arrays.
+    """A key as an attribute that can be sent (``INDEX`` for each array), and the arrays.
 
     Raises:
         IndexError: an array holds neither integers nor booleans.
@@ -120,7 +120,7 @@ def _items(key: Any) -> Sequence[Any]:
     return key
 
 
-#: A longer list is an index, as it was in the NumPy from which PyTorch took the rule.
+#: A longer list is an index, as in the NumPy version whose rule PyTorch uses.
 _LIST_MAX = 32
 _NOT_ALONE = (slice, list, tuple, Tensor, np.ndarray)
 
@@ -202,7 +202,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
         return reshape(getitem(reshape(input, (-1,)), slice(0)), index.shape)
     source, places = as_vector(input), as_vector(index)
     check_covered("gather", places, source, dim)
-    check_bounds("gather", places, dim, source.shape[dim], RuntimeError)
+    check_bounds("gather", places._array, dim, source.shape[dim], RuntimeError)
     key = tuple(slice(0, source.shape[i] if i == dim else n) for i, n in enumerate(places.shape))
     covered = all(s.stop == n for s, n in zip(key, source.shape, strict=True))
     found = take_along_axis(source if covered else getitem(source, key), places, dim)
@@ -234,7 +234,7 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     if index.ndim > 1:
         raise IndexError(f"index_select(): Index is supposed to be a vector, not {index.ndim}-D")
     source, places = as_vector(input), as_vector(index)
-    check_bounds("index_select", places, dim, source.shape[dim])
+    check_bounds("index_select", places._array, dim, source.shape[dim])
     picked = pick(source, dim, places)
     if input.ndim:
         return picked
@@ -324,7 +324,7 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
     """Views along ``dim``: that many of nearly equal length, or cut at the indices in a list.
 
     Raises:
-        RuntimeError: no section is asked for.
+        RuntimeError: the number of sections is not positive.
     """
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim]

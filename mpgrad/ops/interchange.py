@@ -83,7 +83,9 @@ def dlpack(
         )
     if self.device is not CPU:
         return self._array.__dlpack__(stream=stream)
-    return self._array.__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
+    return np.asarray(self._array).__dlpack__(
+        max_version=max_version, dl_device=dl_device, copy=copy
+    )
 
 
 def dlpack_device(self: Tensor) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Several tensors brought together: side by side, in a grid, to one shape."""
+"""Several tensors combined: side by side, in a grid, to one shape."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ __all__ = [
 
 
 class LeastSquares(NamedTuple):
-    """What ``lstsq`` gives."""
+    """The results of ``lstsq``."""
 
     solution: Tensor
     residuals: Tensor
@@ -49,7 +49,7 @@ class LeastSquares(NamedTuple):
 
 
 class TriangularSolution(NamedTuple):
-    """What ``triangular_solve`` gives."""
+    """The results of ``triangular_solve``."""
 
     solution: Tensor
     cloned_coefficient: Tensor
@@ -189,21 +189,21 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
 
 
 class InverseAndInfo(NamedTuple):
-    """What ``inv_ex`` gives."""
+    """The results of ``inv_ex``."""
 
     inverse: Tensor
     info: Tensor
 
 
 class FactorAndInfo(NamedTuple):
-    """What ``cholesky_ex`` gives."""
+    """The results of ``cholesky_ex``."""
 
     L: Tensor
     info: Tensor
 
 
 class ResultAndInfo(NamedTuple):
-    """What ``solve_ex`` gives."""
+    """The results of ``solve_ex``."""
 
     result: Tensor
     info: Tensor

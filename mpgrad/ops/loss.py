@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import value_check
 from mpgrad.backends.cpu import INDEX
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
@@ -60,7 +61,7 @@ def _nll_forward(
     losses = xp.negative(picked)
     if weight is not None:
         losses = xp.multiply(losses, weights)
-    # Chosen, not multiplied by 0: what is ignored may be infinite.
+    # Selected, not multiplied by 0: an ignored value may be infinite.
     losses = xp.where(counts, losses, 0.0)
     if reduction == "none":
         return losses
@@ -127,7 +128,7 @@ def nll_loss(
     if target._array.dtype.kind not in "iu":
         raise RuntimeError(f"nll_loss: expected integer class indices, but got {target.dtype}")
     _check_weight(weight, shape[dim])
-    _check_targets(target, shape[dim], ignore_index)
+    check_targets(on_host(target._array), shape[dim], ignore_index)
     return call(_nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
@@ -139,8 +140,13 @@ def _check_weight(weight: Tensor | None, classes: int) -> None:
         )
 
 
-def _check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
-    array = on_host(target._array)
+@value_check
+def check_targets(array: Any, classes: int, ignore_index: int) -> None:
+    """Check the elements of ``array``.
+
+    Raises:
+        IndexError: an element is neither in [0, ``classes``) nor ``ignore_index``.
+    """
     # A negative number without its sign is larger than any class.
     if np.maximum.reduce(array.view(f"u{array.itemsize}"), axis=None, initial=0) < classes:
         return
@@ -221,7 +227,7 @@ def _soft_cross_entropy(
 
 
 def alike(name: str, input: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    """``input`` and ``target`` in one shape; a warning where they had two."""
+    """``input`` and ``target`` in one shape; warns if their shapes differ."""
     if input.shape == target.shape:
         return input, target
     warnings.warn(
@@ -295,13 +301,13 @@ def smooth_l1_loss(
     error = absolute(sub(*alike("smooth_l1_loss", input, target)))
     if beta == 0:
         return reduced(error, reduction)
-    # Squares of what is taken alone: those of others might overflow, and spoil the gradient.
+    # Only selected values are squared: other squares might overflow, and spoil the gradient.
     is_small = lt(error, beta)
     inside = mul(square(where(is_small, error, 0.0)), 0.5 / beta)
     return reduced(where(is_small, inside, sub(error, 0.5 * beta)), reduction)
 
 
-#: What logarithms of probabilities are at least, and the product of both probabilities.
+#: The least value of logarithms of probabilities, and of the product of both probabilities.
 _LOG_MIN, _VARIANCE_MIN = -100.0, 1e-12
 
 
@@ -316,7 +322,7 @@ def _bce_values(xp: Any, input: Any, target: Any) -> Any:
 
 
 def _bce_grad(xp: Any, grad: Any, input: Any, target: Any) -> Any:
-    """Finite also where a probability is 0 or 1."""
+    """Finite even if a probability is 0 or 1."""
     variance = xp.maximum(xp.multiply(xp.subtract(1, input), input), _VARIANCE_MIN)
     return xp.divide(xp.multiply(grad, xp.subtract(input, target)), variance)
 

@@ -24,7 +24,7 @@ __all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve", "lu_unpack"]
 
 
 class PLU(NamedTuple):
-    """What ``lu`` and ``lu_unpack`` give."""
+    """The results of ``lu`` and ``lu_unpack``."""
 
     P: Tensor
     L: Tensor
@@ -32,14 +32,14 @@ class PLU(NamedTuple):
 
 
 class LUFactor(NamedTuple):
-    """What ``lu_factor`` gives."""
+    """The results of ``lu_factor``."""
 
     LU: Tensor
     pivots: Tensor
 
 
 class LUFactorEx(NamedTuple):
-    """What ``lu_factor_ex`` gives."""
+    """The results of ``lu_factor_ex``."""
 
     LU: Tensor
     pivots: Tensor
@@ -90,7 +90,7 @@ def lu_factor(A: Tensor, *, pivot: bool = True) -> LUFactor:
 
 
 def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> LUFactorEx:
-    """``lu_factor`` that tells where ``U`` is 0 on its diagonal (counted from 1; else 0).
+    """``lu_factor`` that reports where ``U`` is 0 on its diagonal (counted from 1; else 0).
 
     Raises:
         RuntimeError: they are no matrices, or one is singular and ``check_errors`` is set.
@@ -167,7 +167,7 @@ def lu_unpack(
     unpack_data: bool = True,
     unpack_pivots: bool = True,
 ) -> PLU:
-    """The three factors of what ``lu_factor`` gave; those not asked for are empty.
+    """The three factors from the result of ``lu_factor``; unrequested ones are empty.
 
     Raises:
         RuntimeError: the pivots are not of int32.

@@ -33,7 +33,7 @@ def huber_loss(
     if delta <= 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
     error = absolute(sub(*alike("huber_loss", input, target)))
-    # Squares of what is taken alone: those of others might overflow, and spoil the gradient.
+    # Only selected values are squared: other squares might overflow, and spoil the gradient.
     is_small = lt(error, delta)
     inside = mul(square(where(is_small, error, 0.0)), 0.5)
     losses = where(is_small, inside, mul(sub(error, 0.5 * delta), delta))
@@ -246,7 +246,7 @@ def gaussian_nll_loss(
             raise ValueError("var is of incorrect size")
     if bool(reductions.any(lt(var, 0)).item()):
         raise ValueError("var has negative entry/entries")
-    # The gradient of what is limited goes through unchanged, as in PyTorch.
+    # The gradient passes through the limits unchanged, as in PyTorch.
     limited = add(var, sub(clamp_min(var.detach(), eps), var.detach()))
     losses = mul(add(log(limited), div(square(sub(input, target)), limited)), 0.5)
     if full:

@@ -68,7 +68,7 @@ _PADE_LIMIT = 5.371920351148152
 
 
 class Factors(NamedTuple):
-    """What ``svd`` of the older kind gives: ``A = U diag(S) V^H``."""
+    """The results of the older ``svd``: ``A = U diag(S) V^H``."""
 
     U: Tensor
     S: Tensor
@@ -268,9 +268,9 @@ def svd_lowrank(A: Tensor, q: int = 6, niter: int = 2, M: Tensor | None = None) 
 
     Args:
         A: (..., m, n).
-        q: how many; a few more than are wanted.
-        niter: how often; more bring the values closer.
-        M: what is subtracted, of the shape of ``A``.
+        q: the number of values; a few more than needed.
+        niter: the number of iterations; more iterations are more accurate.
+        M: subtracted from ``A``, with its shape.
 
     Raises:
         RuntimeError: they are no matrices.

@@ -44,7 +44,7 @@ def multi_head_attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention of ``nn.MultiheadAttention``, whose documentation tells what the arguments are.
+    """The attention of ``nn.MultiheadAttention``, whose documentation explains the arguments.
 
     Those that it lacks: ``in_proj_weight`` projects query, key and value together, or with
     ``use_separate_proj_weight`` one weight each; ``bias_k`` and ``bias_v`` are one more source;
@@ -121,7 +121,7 @@ def _heads(x: Tensor, count: int) -> Tensor:
 
 
 def _masks(scores: Tensor, padding: Tensor | None, mask: Tensor | None) -> list[Tensor]:
-    """What is added to ``scores`` (batch, heads, targets, sources)."""
+    """The array to add to ``scores`` (batch, heads, targets, sources)."""
     found = []
     if mask is not None:
         added = _added(mask, scores)

@@ -98,12 +98,12 @@ def _grads(
     needs: tuple[bool, ...],
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> tuple[Any, Any, Any]:
-    """The gradients that are wanted, of input, weight and bias.
+    """The needed gradients of input, weight and bias.
 
     Args:
         slopes: gives all three.
         axes: what means are taken over.
-        shapes: of weight and bias, as they are and as they broadcast to ``input``.
+        shapes: of weight and bias: their own, and those that broadcast to ``input``.
     """
     share = _share(input, axes)
     own, broadcast = shapes

@@ -30,7 +30,7 @@ def rms_norm(
         input: (..., *normalized_shape).
         normalized_shape: the lengths of the last dimensions.
         weight: of that shape, or None.
-        eps: by default what the dtype can tell from 1.
+        eps: by default the dtype's distance from 1 to the next number.
 
     Raises:
         RuntimeError: the shapes do not fit.

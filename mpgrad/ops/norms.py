@@ -1,4 +1,4 @@
-"""Norms, distances and what is scaled by them."""
+"""Norms, distances, and scaling by norms."""
 
 from __future__ import annotations
 

@@ -59,14 +59,14 @@ def std_mean(
 
 
 def nansum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The sum over ``dim`` of what is not NaN, computed in ``dtype`` where that is given."""
+    """The sum over ``dim`` without NaNs, computed in ``dtype`` if it is given."""
     refuse_complex("nansum", input)
     numbers = where(isnan(input), 0, input) if input.dtype.is_floating_point else input
     return sum_over(numbers, dim, keepdim, dtype=dtype)
 
 
 def nanmean(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The mean over ``dim`` of what is not NaN, computed in ``dtype`` where that is given."""
+    """The mean over ``dim`` without NaNs, computed in ``dtype`` if it is given."""
     total = nansum(input, dim, keepdim, dtype=dtype)
     return total / sum_over(logical_not(isnan(input)), dim, keepdim)
 
@@ -106,7 +106,7 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Val
 
 
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The middle element, of two the smaller one; NaN where there is one.
+    """The middle element, the smaller one of two; NaN if there is a NaN.
 
     Along ``dim`` as (values, indices), over all elements as a tensor without dimensions.
 

@@ -48,7 +48,7 @@ TAKE_OUT = frozenset(_NAMES.split())
 _PICKING = frozenset({"amax", "amin", "cat", "gather", "index_select", "masked_select", "take"})
 #: Others whose ``out`` has their dtype.
 _OF_THEIR_DTYPE = frozenset({"aminmax", "complex", "multinomial"})
-#: Functions that compute in the dtype of ``out`` where they are given no other.
+#: Functions that compute in the dtype of ``out`` if no dtype is given.
 _IN_ITS_DTYPE = frozenset(
     {
         "arange",
@@ -76,7 +76,7 @@ _IN_ITS_DTYPE = frozenset(
 
 
 def with_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
-    """``function``, and with ``out=`` where the results are to be written; a name of ``module``.
+    """``function`` with the argument ``out=`` for the results, as a name of ``module``.
 
     Tensors' methods are the functions themselves: those take no ``out``.
     """
@@ -90,13 +90,13 @@ def with_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
         except AttributeError as error:
             raise _no_tensor(function.__name__, args, error) from error
 
-    # Code that travels to workers finds it there.
+    # Code that is sent to workers finds it there.
     public.__module__ = module
     return public
 
 
 def without_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
-    """``function``, as a name of ``module``: it says of an argument that it is no Tensor."""
+    """``function`` as a name of ``module``, with an error for an argument that is not a Tensor."""
 
     @functools.wraps(function)
     def public(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def without_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
 
 
 def _no_tensor(name: str, args: tuple[Any, ...], error: AttributeError) -> Exception:
-    """What PyTorch raises where an argument is none that has what was asked of it."""
+    """PyTorch's error for an argument that is not a Tensor."""
     for at, value in enumerate(args, 1):
         if value is error.obj and not isinstance(value, Tensor):
             return TypeError(f"{name}(): argument {at} must be Tensor, not {type(value).__name__}")
@@ -128,7 +128,7 @@ def publish(namespace: dict[str, Any], names: Iterable[str], take_out: Iterable[
 
 
 def public(value: Any, name: str) -> Any:
-    """What ``mpgrad`` hands out as its ``name``."""
+    """The value of ``name`` in ``mpgrad``."""
     if not isinstance(value, FunctionType):
         return value
     return (with_out if name in TAKE_OUT else without_out)(value, "mpgrad")

@@ -18,7 +18,7 @@ __all__ = ["index_put", "masked_fill"]
 
 
 def _no_gradient(xp: Any, grad: Any) -> Any:
-    """Of what was overwritten, whole."""
+    """The gradient of a value that was overwritten completely."""
     return xp.zeros_beside(grad, grad.shape)
 
 
@@ -116,8 +116,8 @@ def index_put(
 ) -> Tensor:
     """A copy of ``input`` in which ``input[indices] = values`` was done (None: a whole dimension).
 
-    Where an index is repeated, one of its values stays, and all of them get its gradient; with
-    ``accumulate`` they are added to what is there.
+    If an index is repeated, one of its values stays, and all of them get its gradient; with
+    ``accumulate`` all values are added to the old one.
 
     Raises:
         RuntimeError: ``values`` have another dtype.

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def frac(input: Tensor) -> Tensor:
-    """What follows the point, with the sign of the element."""
+    """The digits after the point, with the sign of the element."""
     return sub(input, trunc(input))
 
 

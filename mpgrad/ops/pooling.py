@@ -100,7 +100,7 @@ class _Windows(NamedTuple):
     dilation: Pair
     #: How many windows there are.
     size: Pair
-    #: By how much the last one ends behind the image and its padding.
+    #: The length by which the last window exceeds the image and its padding.
     excess: Pair
 
 
@@ -146,7 +146,7 @@ def _windows(
             )
         count = output_length(length + (step - 1 if ceil_mode else 0), k, step, edge, gap)
         if ceil_mode and (count - 1) * step >= length + edge:
-            count -= 1  # it would begin behind the image
+            count -= 1  # it would begin after the image
         if count < 1:
             raise RuntimeError(
                 f"{name}: Output size is too small: input {list(input.shape)}, kernel {kernel}, "
@@ -158,7 +158,7 @@ def _windows(
 
 
 def _extended(input: Tensor, windows: _Windows, value: Any) -> Tensor:
-    """``input`` with ``value`` where windows end behind it."""
+    """``input`` with ``value`` where windows exceed it."""
     below, right = windows.excess
     return pad(input, (0, right, 0, below), value=value) if below or right else input
 

@@ -103,7 +103,7 @@ def _cumprod_grad(xp: Any, grad: Any, input: Any, result: Any, dim: int) -> Any:
     order[dim], order[-1] = order[-1], order[dim]
     grad, input, result = (xp.transpose(x, tuple(order)) for x in (grad, input, result))
     one = _ones_beside(xp, input, (*input.shape[:-1], 1))
-    # From the end, each element of grad is followed by what it is multiplied with.
+    # From the end: each element of grad is followed by its factor.
     factors = xp.concatenate([one, xp.flip(_part(xp, input, 1, None), -1)], -1)
     sums = xp.flip(_recurrence(xp, factors, xp.flip(grad, -1)), -1)
     before = xp.concatenate([one, _part(xp, result, 0, -1)], -1)

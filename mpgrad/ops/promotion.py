@@ -1,4 +1,4 @@
-"""Which dtype an operator computes in: PyTorch's rules, where they differ from NumPy's.
+"""The dtype of an operator's computation: PyTorch's rules, where they differ from NumPy's.
 
 Operands are Tensors, NumPy arrays and Python scalars. A tensor with dimensions outweighs a 0-d
 tensor, which outweighs a Python scalar, within one category (bool < integer < floating); a higher
@@ -22,7 +22,7 @@ _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
 
 def _in_dtype(xp: Any, x: Any, dtype: np.dtype[Any]) -> Any:
-    """``x`` in ``dtype``; where that is real, the real part of complex numbers."""
+    """``x`` in ``dtype``; if that is real, the real part of complex numbers."""
     if x.dtype.kind == "c" and dtype.kind not in "cb":
         x = xp.real(x)
     return xp.astype(x, dtype)
@@ -218,7 +218,7 @@ def _by_weight(values: tuple[Any, ...]) -> tuple[list[np.dtype[Any]], ...]:
 
 
 def _torch_integers(dtypes: list[np.dtype[Any]]) -> list[np.dtype[Any]]:
-    """Floating and complex dtypes alone decide where there are any: int64 counts nothing then."""
+    """If there are floating or complex dtypes, they alone decide; then int64 does not count."""
     lowest = min(2, max((_CATEGORY[dtype.kind] for dtype in dtypes), default=0))
     return [dtype for dtype in dtypes if _CATEGORY[dtype.kind] >= lowest]
 

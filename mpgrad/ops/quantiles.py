@@ -68,7 +68,7 @@ def nanquantile(
     *,
     interpolation: str = "linear",
 ) -> Tensor:
-    """``quantile`` of what is not NaN."""
+    """``quantile`` without NaNs."""
     return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)
 
 
@@ -142,7 +142,7 @@ def _ranked(x: Tensor, q: Tensor | None, fractions: Any, way: str, skip: bool) -
 
 
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The middle of what is not NaN, of two the smaller one; see ``median``."""
+    """The middle element without NaNs, the smaller one of two; see ``median``."""
     if dim is None:
         return nanmedian(reshape(input, (-1,)), 0).values
     dim = one_dim(dim, input.ndim)
@@ -194,7 +194,7 @@ def cov(
 
     Args:
         input: (variables, observations), or one variable.
-        correction: what the number of observations is lessened by.
+        correction: subtracted from the number of observations.
         fweights: how often each observation counts, whole numbers.
         aweights: how much it counts.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import value_check
 from mpgrad.base.dtype import default_float
 from mpgrad.devices.device_arrays import device_of, moved, on, on_host, usable
 from mpgrad.dispatch.operator_call import call
@@ -60,10 +61,20 @@ def fill_bernoulli(array: Array, probability: Any) -> None:
     Raises:
         RuntimeError: it is no probability.
     """
-    if not np.all((np.asarray(probability) >= 0) & (np.asarray(probability) <= 1)):
-        raise RuntimeError(f"bernoulli expects p to be in [0, 1], but got p={probability}")
+    check_probability(probability)
     draws = default_generator().random(array.shape, np.float32)
     _write(array, np.less(draws, probability).astype(array.dtype))
+
+
+@value_check
+def check_probability(probability: Any) -> None:
+    """Check the elements of ``probability``.
+
+    Raises:
+        RuntimeError: an element is outside [0, 1].
+    """
+    if not np.all((np.asarray(probability) >= 0) & (np.asarray(probability) <= 1)):
+        raise RuntimeError(f"bernoulli expects p to be in [0, 1], but got p={probability}")
 
 
 def fill_integers(array: Array, low: int, high: int | None) -> None:
@@ -108,11 +119,12 @@ def fill_exponential(array: Array, rate: float) -> None:
 
 
 def _write(array: Array, values: Any) -> None:
-    """Put values of the host into ``array``, wherever that lies: the draws are the same."""
+    """Copy values from the host into ``array`` on any device: the draws are the same."""
     device = device_of(array)
     with on(device):
         # Without dimensions NumPy draws a number.
-        array[...] = moved(np.asarray(values), device)
+        drawn = values if isinstance(values, np.ndarray) else np.asarray(values)
+        array[...] = moved(drawn, device)
 
 
 def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:
@@ -124,7 +136,7 @@ def bernoulli_mask(shape: tuple[int, ...], probability: float) -> Array:
 
 @takes_generator
 def bernoulli(input: Tensor) -> Tensor:
-    """1 with the probability that the element of ``input`` says, else 0; its gradient is 0.
+    """1 with the probability in the element of ``input``, else 0; its gradient is 0.
 
     Raises:
         RuntimeError: an element is no probability.

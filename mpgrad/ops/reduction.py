@@ -275,7 +275,7 @@ def _plain(function: str, input: Any, dim: Any, axis: Any, keepdim: bool) -> Ten
     tensor = as_tensor_operand(input)
     axes = some_dims(dim, axis, tensor.ndim)
     found = unrecorded(lambda xp, x: getattr(xp, function)(x, axes, keepdim), tensor)
-    # Of uint8, which were the masks once, the answer is one of them.
+    # For uint8, the former dtype of masks, the result is uint8, too.
     return cast(found, np.uint8) if tensor.dtype == np.uint8 else found
 
 

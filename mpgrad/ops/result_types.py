@@ -1,4 +1,4 @@
-"""Questions about dtypes: what a result will have, what can become what."""
+"""Questions about dtypes: the dtype of a result, and possible conversions."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _truncated_quotient = operator(
 def _cut_off(xp: Any, a: Any, b: Any) -> Any:
     if (a if hasattr(a, "dtype") else b).dtype.kind == "f":
         return xp.trunc(xp.divide(a, b))
-    # Rounded down, and up by one where that left a rest of a negative quotient.
+    # Rounded down, and up by one if that leaves a rest of a negative quotient.
     rest = xp.not_equal(xp.remainder(a, b), 0)
     is_negative = xp.not_equal(xp.less(a, 0), xp.less(b, 0))
     return xp.add(xp.floor_divide(a, b), xp.logical_and(rest, is_negative))
@@ -118,7 +118,7 @@ def _flat(name: str, function: str, doc: str, whole: str = "iu") -> Callable[[An
         name: of the operator.
         function: of the array namespace.
         doc: the docstring.
-        whole: kinds of dtypes whose elements stay as they are.
+        whole: kinds of dtypes whose elements are unchanged.
     """
     op = operator(
         name,
@@ -161,12 +161,7 @@ _round_decimals = operator(
 
 
 def round(input: Any, *, decimals: int = 0) -> Tensor:
-    """The nearest number of so many decimals, halves to even; the gradient is zero.
-
-    Raises:
-        NotImplementedError: the elements are complex or boolean, or integers and ``decimals``
-            are given.
-    """
+    """The nearest number with this many decimals, halves to even; the gradient is zero."""
     tensor = as_tensor_operand(input)
     if decimals == 0:
         return rint(tensor)

@@ -50,10 +50,10 @@ def _of_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _along(name: str, input: Tensor, dim: int, index: Tensor, src: Any) -> tuple[list[Tensor], Any]:
-    """Where each element of ``index`` points to in ``input``, and what of ``src`` goes there."""
+    """The target of each element of ``index`` in ``input``, and its element of ``src``."""
     check_index_dtype(name, index)
     check_covered(name, index, input, dim)
-    check_bounds(name, index, dim, input.shape[dim], RuntimeError)
+    check_bounds(name, index._array, dim, input.shape[dim], RuntimeError)
     grids = np.ix_(*(np.arange(n) for n in index.shape))
     places = [index if d == dim else Tensor(grid) for d, grid in enumerate(grids)]
     if not isinstance(src, Tensor):
@@ -89,7 +89,7 @@ def scatter(
         dim: of ``index``.
         index: of int32 or int64.
         src: a tensor of the dtype of ``input``, or a number.
-        reduce: ``"add"`` or ``"multiply"`` with what is there, instead of putting in its place.
+        reduce: ``"add"`` or ``"multiply"`` with the old element, instead of replacing it.
 
     Raises:
         RuntimeError: shapes or dtypes do not fit, or an index is out of range.
@@ -162,7 +162,7 @@ def _slices(
             f"{name}(): source tensor shape must match self tensor shape, excluding the specified "
             f"dimension. Got self.shape = {list(input.shape)} source.shape = {list(source.shape)}"
         )
-    check_bounds(name, index, dim, input.shape[dim])
+    check_bounds(name, index._array, dim, input.shape[dim])
     return (slice(None),) * dim + (INDEX,)
 
 

@@ -148,8 +148,8 @@ def diff(
         input: any tensor with dimensions.
         n: how often.
         dim: along which the elements follow each other.
-        prepend: what comes before the first of them.
-        append: what comes after the last of them.
+        prepend: elements before the first of them.
+        append: elements after the last of them.
 
     Raises:
         RuntimeError: ``n`` is negative, or ``input`` has no dimensions.
@@ -175,7 +175,7 @@ def repeat_interleave(
 ) -> Tensor:
     """Each slice along ``dim`` (or each element) ``repeats`` times (a number, or one per slice).
 
-    With ``input`` alone the numbers 0, 1, ..., each as often as ``input`` says.
+    With ``input`` alone the numbers 0, 1, ..., each repeated as often as ``input`` says.
 
     Raises:
         RuntimeError: a number is negative, there are not as many as slices, or ``output_size`` is

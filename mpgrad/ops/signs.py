@@ -54,7 +54,7 @@ def _whole_pair(name: str, input: Tensor, other: Tensor) -> tuple[Tensor, Tensor
 
 
 def fmod(input: Any, other: Any) -> Tensor:
-    """``input - other * trunc(input / other)``: what is left has the sign of ``input``.
+    """``input - other * trunc(input / other)``: the remainder with the sign of ``input``.
 
     Raises:
         TypeError: ``input`` is no tensor.
@@ -94,7 +94,7 @@ def copysign(input: Any, other: Any) -> Tensor:
 
 
 def fmax(input: Tensor, other: Tensor) -> Tensor:
-    """The larger element; where one is NaN, the other.
+    """The larger element; if one is NaN, the other.
 
     Raises:
         TypeError: one is no tensor.
@@ -105,7 +105,7 @@ def fmax(input: Tensor, other: Tensor) -> Tensor:
 
 
 def fmin(input: Tensor, other: Tensor) -> Tensor:
-    """The smaller element; where one is NaN, the other.
+    """The smaller element; if one is NaN, the other.
 
     Raises:
         TypeError: one is no tensor.

@@ -74,7 +74,7 @@ def _evaluated(name: str) -> Callable[[Any, Any], Any]:
     return lambda xp, input: xp.special(name, input)
 
 
-#: By SciPy's name: what the operator is called, and its derivative.
+#: By SciPy's name: the operator's name, and its derivative.
 _OPERATORS: dict[str, Operator] = {
     scipy: operator(name, _evaluated(scipy), input=derivative)
     for scipy, name, derivative in (
@@ -226,7 +226,7 @@ def polygamma(n: int, input: Any) -> Tensor:
         RuntimeError: ``n`` is negative.
         ImportError: SciPy is not installed.
     """
-    if isinstance(n, Tensor):  # as a method the tensor stands first
+    if isinstance(n, Tensor):  # as a method the tensor comes first
         n, input = input, n
     if n < 0:
         raise RuntimeError("polygamma(n, x) does not support negative n.")

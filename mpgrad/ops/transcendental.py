@@ -67,7 +67,7 @@ def _elementwise(
 
     Args:
         is_real: complex tensors are refused.
-        fuses: False where the formulas ask for a dtype, which a kernel that fuses them cannot tell.
+        fuses: False if the formulas use a dtype, which a fused kernel does not know.
     """
     op = operator(name, forward, input=derivative, elementwise=fuses)
 
@@ -314,7 +314,7 @@ def xlogy(input: Any, other: Any) -> Tensor:
 _relu = operator(
     "relu",
     lambda xp, input: xp.maximum(input, 0),
-    # The result tells where the input was positive, and the next layer has saved it anyway.
+    # The result shows where the input was positive, and the next layer has saved it anyway.
     # It is never negative; a NaN lets the gradient through.
     input=lambda xp, grad, result: xp.where(xp.not_equal(result, 0), grad, 0.0),
     elementwise=True,

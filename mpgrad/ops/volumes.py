@@ -137,7 +137,7 @@ def conv_transpose3d(
         weight: (in channels, out channels / groups, kernel depth, height, width).
         bias: (out channels,) or None.
         stride: step between windows of the output.
-        padding: what is left away around the output.
+        padding: removed from the border of the output.
         output_padding: more of it at the ends; less than stride or dilation.
         groups: groups of channels that do not see each other.
         dilation: distance between the elements of a window.
@@ -185,7 +185,7 @@ def _images(input: Tensor) -> Tensor:
 
 
 def _stacks(images: Tensor, input: Tensor) -> Tensor:
-    """What pooled images are, with the depth as height and the rest as width."""
+    """Pooled images, with the depth as height and the rest as width."""
     n, channels, depth = input.shape[:3]
     return reshape(images, (n, channels, depth, math.prod(images.shape[2:])))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,7 +79,7 @@ class Adam(ElementwiseOptimizer):
     def _denominator(self, kept: dict[str, Any], group: ParamGroup, correction: float) -> Array:
         square = kept["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]._array
         root = np.sqrt(square, out=self._scratch.like(square, 2))
-        np.divide(root, math.sqrt(correction), out=root)
+        np.divide(root, correction**0.5, out=root)
         return np.add(root, group["eps"], out=root)
 
 

@@ -1,4 +1,4 @@
-"""ElementwiseOptimizer: what optimizers share whose steps treat every element by itself."""
+"""ElementwiseOptimizer: the base of optimizers whose steps treat each element separately."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ElementwiseOptimizer(Optimizer):
         kept.update((n, value) for n, value in views.items() if not isinstance(value, Tensor))
 
     def _move(self, array: Array, grad: Array, kept: dict[str, Any], group: ParamGroup) -> None:
-        """Change the parameter's ``array`` and what is ``kept`` of it, both in place.
+        """Change the parameter's ``array`` and its ``kept`` arrays, all in place.
 
         Args:
             array: the parameter.
@@ -83,7 +83,7 @@ class ElementwiseOptimizer(Optimizer):
         raise NotImplementedError
 
     def _initial(self, group: ParamGroup) -> dict[str, float]:
-        """Names of the arrays that are kept, and what they are filled with at first."""
+        """Names of the arrays that are kept, and their initial values."""
         raise NotImplementedError
 
     def _kept(self, parameter: Tensor, group: ParamGroup) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class ElementwiseOptimizer(Optimizer):
         return kept
 
     def _direction(self, array: Array, grad: Array, group: ParamGroup) -> Array:
-        """The gradient of what is to become smaller, with its penalty."""
+        """The gradient of the minimised function, with its penalty."""
         if group["maximize"]:
             grad = np.negative(grad, out=self._scratch.like(array, 0))
         weight_decay = group.get("weight_decay", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.graph.grad_modes import enable_grad, no_grad
 from mpgrad.ops.complex_numbers import view_as_real
 from mpgrad.ops.creation import zeros
@@ -83,7 +84,7 @@ class LBFGS(Optimizer):
         if self.param_groups[0]["line_search_fn"] not in (None, "strong_wolfe"):
             raise RuntimeError("only 'strong_wolfe' is supported")
         self._opt_called = True
-        with no_grad():
+        with span("Optimizer.step#LBFGS.step", ANNOTATION), no_grad():
             return self._iterate(closure)
 
     def _iterate(self, closure: Callable[[], Any]) -> Any:
@@ -130,14 +131,14 @@ class LBFGS(Optimizer):
         return first_loss
 
     def _memory(self) -> dict[str, Any]:
-        """What earlier iterations left; it stands beside the first parameter."""
+        """The state of earlier iterations, which is stored with the first parameter."""
         kept = self.state.setdefault(self.param_groups[0]["params"][0], {})
         kept.setdefault("func_evals", 0)
         kept.setdefault("n_iter", 0)
         return kept
 
     def _direction(self, kept: dict[str, Any], grad: Tensor, history_size: int) -> Tensor:
-        """Minus the gradient times the inverse Hessian that the memory stands for."""
+        """Minus the gradient times the inverse Hessian that the memory represents."""
         if kept["n_iter"] == 1:
             kept.update(old_dirs=[], old_stps=[], ro=[], H_diag=1.0)
             return -grad

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mpgrad.tensors.tensor import Tensor
 
-#: The loss has to fall by this share of what the slope promises,
+#: The loss must fall by this share of the decrease that the slope predicts,
 SUFFICIENT_DECREASE = 1e-4
 #: and the slope to this share of the first one.
 CURVATURE = 0.9
@@ -33,7 +33,7 @@ def strong_wolfe(
     largest: float,
     max_steps: int,
 ) -> tuple[Point, int]:
-    """Search for a point where the loss has fallen enough and the slope has become small.
+    """Search for a point with a sufficient decrease of the loss and a small slope.
 
     Nocedal and Wright, "Numerical optimization", algorithms 3.5 and 3.6, with cubic interpolation.
 
@@ -122,7 +122,7 @@ def _zoom(
 
 
 def _cubic_minimum(a: Point, b: Point, least: float, most: float) -> float:
-    """Where the cubic with the losses and slopes of two points is smallest, between two bounds."""
+    """The minimum, between two bounds, of the cubic with the losses and slopes of two points."""
     a, b = (a, b) if a.t <= b.t else (b, a)
     if a.t == b.t:
         return (least + most) / 2.0

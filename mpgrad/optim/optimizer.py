@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mpgrad.autograd.profiling.ranges import ANNOTATION, span
+from mpgrad.backends.array_program import TRACING
 from mpgrad.devices.device_arrays import on
 from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.tensors import saved_tensor_clones
@@ -24,11 +26,11 @@ class Optimizer:
 
     Attributes:
         param_groups: dicts with "params" and all options; options may be changed between steps.
-        state: what the optimizer remembers, by parameter.
+        state: the optimizer's state by parameter.
 
     Raises:
-        TypeError: a parameter is no Tensor.
-        ValueError: there are none, one is no leaf, or one comes twice.
+        TypeError: a parameter is not a Tensor.
+        ValueError: there is no parameter, one is not a leaf, or one occurs twice.
     """
 
     #: Whether ``step`` was called: schedulers come after it.
@@ -82,7 +84,7 @@ class Optimizer:
         self.param_groups.append(group)
 
     def _check_options(self, group: ParamGroup) -> None:
-        """Raise ValueError where an option of ``group`` is out of range."""
+        """Raise ValueError if an option of ``group`` is out of range."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a ``.grad``.
@@ -91,16 +93,25 @@ class Optimizer:
             closure: computes the loss and its gradients again; called first.
 
         Returns:
-            What ``closure`` returned, else None.
+            The result of ``closure``, else None.
         """
+        with span(f"Optimizer.step#{type(self).__name__}.step", ANNOTATION):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         self._opt_called = True
         loss = None
         if closure is not None:
             with enable_grad():
                 loss = closure()
+        program = TRACING.program() if TRACING.entered else None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
+                    if program is not None:
+                        program.update(self, parameter, parameter.grad, group)
+                        parameter._version_counter.count()
+                        continue
                     if saved_tensor_clones.active is not None:
                         saved_tensor_clones.active.before_write(parameter)
                     with on(parameter.device):
@@ -109,7 +120,7 @@ class Optimizer:
         return loss
 
     def _update(self, parameter: Tensor, grad: Tensor, group: ParamGroup) -> None:
-        """Change ``parameter._array`` in place; ``grad`` must stay as it is."""
+        """Change ``parameter._array`` in place; ``grad`` must not change."""
         raise NotImplementedError
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -85,7 +85,7 @@ class RAdam(ElementwiseOptimizer):
 
 
 def _rectification(beta2: float, step: int) -> float | None:
-    """What the mean square's root is divided by; None while too few gradients were seen."""
+    """The divisor of the mean square's root; None while there are too few gradients."""
     correction = 1.0 - beta2**step
     longest = 2.0 / (1.0 - beta2) - 1.0
     length = longest - 2.0 * step * beta2**step / correction

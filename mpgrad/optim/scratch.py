@@ -23,7 +23,7 @@ class Scratch:
 
         Args:
             array: on whose device it lies.
-            which: number of the array; the next one asked for under this number is the same memory.
+            which: the number of the array; the next request for this number gets the same memory.
         """
         key = (which, array.dtype, device_of(array))
         memory = self._memory.get(key)

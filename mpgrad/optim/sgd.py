@@ -85,7 +85,7 @@ class SGD(Optimizer):
         ascend_or_descend(array, scaled, out=array)
 
     def _with_momentum(self, parameter: Tensor, grad: Array, group: ParamGroup) -> Array:
-        """Bring the parameter's buffer up to date; the step that follows from it."""
+        """Update the parameter's buffer; return the step."""
         momentum = group["momentum"]
         kept = self.state.setdefault(parameter, {})
         if kept.get("momentum_buffer") is None:

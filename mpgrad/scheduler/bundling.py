@@ -1,19 +1,19 @@
-"""bundle(): groups of Nodes that have no path between them share a task, where messages cost more.
+"""bundle(): groups of Nodes that have no path between them share a task, to save messages.
 
-``fusion`` follows the edges; behind a fork it leaves each branch a group of its own. A thousand
-tiny branches would be a thousand messages, so here the groups of one *level* are put together, as
-few as still keep all workers of a device busy. The level of a group is the number of groups on the
-longest path that leads to it, so that no path joins two groups of the same level.
+``fusion`` follows the edges and leaves each branch behind a fork as a group of its own. A thousand
+tiny branches would need a thousand messages. So this file merges the groups of one *level* into as
+few tasks as still keep all workers of a device busy. The level of a group is the number of groups
+on the longest path that leads to it, so that no path joins two groups of the same level.
 
-The graph of bundles cannot have a cycle. A bundle begins with groups of one level; what joins it
-later gets all its contributions from it. So an edge from bundle to bundle ends in a group that its
-bundle began with, whose level is above that of the edge's start and hence above the level at which
-the bundle of that start began: levels rise along every path. The control edges between the client's
-tasks count as edges.
+The graph of bundles cannot have a cycle. A bundle begins with groups of one level; a group that
+joins it later gets all its contributions from it. So an edge between two bundles ends in a group
+that the second bundle began with. The level of that group is above the level of the edge's start,
+and hence above the level at which the first bundle began: levels rise along every path. The control
+edges between the client's tasks count as edges.
 
-The sums stay the serial engine's: a bundle's Nodes run in serial order, and an input gets all its
-contributions from outside the bundle or all from inside. (Seeds are outside. They come first, in
-the serial engine too.)
+The sums keep the order of the serial engine: the Nodes of a bundle run in serial order, and an
+input gets all its contributions from outside the bundle or all from inside. (Seeds are outside.
+They come first in the serial engine, too.)
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -28,7 +28,7 @@ from mpgrad.scheduler import tuning
 from mpgrad.scheduler.fusion import Grouping
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
 
-#: No device: the client's bundles are not joined.
+#: The value of a bundle that no device's groups may join: the client's bundles are not merged.
 NOBODY = -2
 
 
@@ -37,8 +37,8 @@ def bundle(spec: GraphSpec, grouping: Grouping) -> tuple[list[int], list[list[in
 
     Args:
         spec: the graph.
-        grouping: how ``fusion`` grouped it, and for how many workers: so many bundles of a level
-            should be able to run at once.
+        grouping: the groups that ``fusion`` made, and the number of workers: as many bundles of a
+            level should be able to run at once.
 
     Returns:
         For each node its bundle, and for each bundle its nodes in serial order. Bundles are in a
@@ -51,8 +51,10 @@ def bundle(spec: GraphSpec, grouping: Grouping) -> tuple[list[int], list[list[in
 
 
 def bundle_limit_us(chain_us: float, workers: int, worth_us: float) -> float:
-    """How long a bundle may become, where a chain may be ``chain_us``: with more than two workers
-    a long one leaves too many of them idle at the end."""
+    """The longest time of a bundle, given that of a chain (``chain_us``).
+
+    With more than two workers, a long bundle leaves too many of them idle at the end.
+    """
     limit_us = tuning.BUNDLE_CHAINS * chain_us if workers <= 2 else chain_us
     return min(max(limit_us, tuning.WORTH_MESSAGES * worth_us), tuning.TASK_MAX_US)
 
@@ -64,14 +66,14 @@ class _Bundling:
         self._spec, self._workers = spec, grouping.workers
         self._group_of, self._groups = grouping.group_of, grouping.groups
         self._worth_us = tuning.worth_us(grouping.message_us)
-        #: By device: the longest chain, and the longest bundle.
+        #: Per device: the time limits of a chain and of a bundle.
         self._chain_us = grouping.chain_limit_us
         self._limit_us = {
             device: bundle_limit_us(self._chain_us[device], count, self._worth_us)
             for device, count in self._workers.items()
         }
         heads = [nodes[0] for nodes in self._groups]
-        #: Per group: the groups that feed it. Only its first Node gets anything from outside.
+        #: Per group: the groups that feed it. Only its first Node gets contributions from outside.
         self._feeds = [
             list(dict.fromkeys(self._group_of[p] for p in grouping.producers[head]))
             for head in heads
@@ -87,11 +89,11 @@ class _Bundling:
         ]
         self._device = [spec.nodes[head].device for head in heads]
         position = {node: at for at, node in enumerate(spec.order)}
-        #: Per group: where in the serial order the last Node is that it waits for.
+        #: Per group: the serial position of the last Node that it waits for.
         self._begins_after = [
             max([position[node] for node in grouping.producers[head]], default=-1) for head in heads
         ]
-        #: Per group: how many groups it feeds, and the longest path that begins with it.
+        #: Per group: the number of groups it feeds, and the longest path that begins with it.
         self._fed = [0] * len(heads)
         self._path_us = self._costs.copy()
         for group in range(len(heads) - 1, -1, -1):
@@ -99,10 +101,10 @@ class _Bundling:
                 self._fed[feed] += 1
                 path_us = self._costs[feed] + self._path_us[group]
                 self._path_us[feed] = max(self._path_us[feed], path_us)
-        #: Per group its bundle.
+        #: Per group: its bundle.
         self._home = [-1] * len(heads)
-        #: Per bundle: its work, the work that joined because it was not worth a message, how often
-        #: groups outside are fed, and the device whose groups may join, or NOBODY.
+        #: Per bundle: its work, the work that joined because it was cheaper than a message, the
+        #: number of edges to groups outside, and the device whose groups may join (or NOBODY).
         self._total_us: list[float] = []
         self._joined_us: list[float] = []
         self._waiting: list[int] = []
@@ -129,12 +131,12 @@ class _Bundling:
         return found
 
     def place(self, level: Sequence[int]) -> None:
-        """Give the groups of the next level their bundles."""
+        """Assign the groups of the next level to bundles."""
         for device in self._workers:
             self._place([group for group in level if self._device[group] == device], device)
 
     def _place(self, level: Sequence[int], device: int) -> None:
-        """The same for the groups of one device."""
+        """Assign the groups of one device."""
         level_us = sum([self._costs[group] for group in level])
         at_once = self._count_worth_it(level_us, device)
         behind: dict[int, list[int]] = {}
@@ -153,7 +155,7 @@ class _Bundling:
             else:
                 apart += groups
         parts = self._parts(apart, device)
-        # Tasks are handed over in their order: the most urgent ones first.
+        # The client submits tasks in this order, so the most urgent ones come first.
         parts.sort(key=lambda groups: -max([self._path_us[group] for group in groups]))
         for groups in parts:
             feeds = [feed for group in groups for feed in self._feeds[group]]
@@ -166,17 +168,17 @@ class _Bundling:
                 self._open(groups)
 
     def _count_worth_it(self, work_us: float, device: int, rounds: int = 1) -> int:
-        """Into how many tasks ``work_us`` of a device may be cut, ``rounds`` for each worker.
+        """The number of tasks to cut ``work_us`` of a device into, at most ``rounds`` per worker.
 
-        What a Node on a GPU takes there cannot be seen, for its worker does not wait for it:
-        branches that could overlap are shared by all of its workers.
+        The time of a Node on a GPU is unknown, because its worker does not wait for the kernels:
+        branches that could overlap are shared by all workers of the GPU.
         """
         workers = self._workers[device]
         least = 1 if device == ON_CPU else workers
         return max(least, min(int(work_us // self._worth_us), workers * rounds))
 
     def _only_home(self, feeds: Sequence[int], device: int) -> int:
-        """The bundle that all of ``feeds`` are in, if groups of ``device`` may join it; or -1."""
+        """The bundle that contains all of ``feeds``, if groups of ``device`` may join it; or -1."""
         if not feeds:
             return -1
         home = self._home[feeds[0]]
@@ -190,8 +192,8 @@ class _Bundling:
     def _continues(self, home: int, groups: Sequence[int], share_us: float) -> bool:
         """Whether ``groups``, all fed by bundle ``home`` alone, are its next link.
 
-        Nothing else may wait for the bundle, and where there are several groups, they may not be
-        the work that all workers could share.
+        No other group may wait for the bundle. Several groups join only if they cost no more than
+        one worker's share of the level.
         """
         cost = self._cost(groups)
         return (
@@ -201,9 +203,9 @@ class _Bundling:
         )
 
     def _parts(self, groups: list[int], device: int) -> list[list[int]]:
-        """Share ``groups`` out: as many parts as are worth it, of about the same cost.
+        """Divide ``groups`` into parts of about equal cost, as many as are worth their messages.
 
-        What is fed by the same bundle stays together.
+        Groups that the same bundle feeds stay together.
         """
         workers, limit_us = self._workers[device], self._limit_us[device]
         parts = [[group] for group in groups if self._costs[group] > limit_us / 2]
@@ -211,8 +213,8 @@ class _Bundling:
         work_us = self._cost(small)
         rounds = math.ceil(work_us / max(workers * limit_us, 1.0))
         if rounds == workers == 2:
-            # The second would be prefetched with the first, and balance nothing: bundles of up to
-            # twice the limit.
+            # A second bundle would be prefetched with the first and balance nothing, so bundles
+            # may take up to twice the limit.
             rounds = 1
         count = self._count_worth_it(work_us, device, rounds)
         if count >= len(small):
@@ -228,7 +230,7 @@ class _Bundling:
         return parts + [part for part in shared if part]
 
     def _place_of(self, group: int) -> tuple[int, int, int]:
-        """Of one bundle's branches those stay together that can begin at about the same time."""
+        """Sort key: branches of one bundle that can begin at about the same time are together."""
         feeds = self._feeds[group]
         return self._home[feeds[-1]] if feeds else -1, self._begins_after[group], group
 
@@ -252,7 +254,7 @@ class _Bundling:
         self._total_us[home] += self._cost(groups)
 
     def result(self) -> tuple[list[int], list[list[int]]]:
-        """See :func:`bundle`. Bundles were begun level by level: that is a topological order."""
+        """See :func:`bundle`. Bundles begin level by level, which is a topological order."""
         bundle_of = [self._home[group] for group in self._group_of]
         bundles: list[list[int]] = [[] for _ in self._total_us]
         for node in self._spec.order:

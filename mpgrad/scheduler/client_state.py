@@ -1,4 +1,4 @@
-"""ClientState: one calling thread's side of the protocol: its running graphs, innermost last.
+"""ClientState: the protocol from the side of one calling thread, and its running graphs.
 
 Rules of this file: as in ``coordinator_state``.
 """
@@ -13,7 +13,7 @@ from mpgrad.scheduler import instructions as do
 
 
 class ClientState:
-    """What the session waits for, and the outcome of each graph once it is known."""
+    """The graphs that the session waits for, and the outcome of each one that has ended."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
@@ -22,14 +22,14 @@ class ClientState:
         #: Ended graphs that nobody has fetched yet.
         self.outcomes: dict[int, do.CompleteGraph | do.FailGraph] = {}
         self._executing: list[tuple[int, int, int]] = []
-        #: Running graphs that the caller no longer wants: none of their tasks begins any more.
+        #: Running graphs that the caller has cancelled: none of their tasks begins any more.
         self._cancelled: set[int] = set()
 
     def handle_event(self, event: Any) -> list[Any]:
-        """What to do about the caller's wish, a message of the coordinator, or a task that was run.
+        """Handle a request of the caller, a message of the coordinator, or the end of a task.
 
-        Of a graph that is submitted it need know only the name: the shell sends the tables. The
-        end of one that is cancelled is reported all the same.
+        A submission needs only the graph's name here: the shell sends the tables. The end of a
+        cancelled graph is reported, too.
 
         Raises:
             ProtocolError: the coordinator speaks of a graph that is not running.

@@ -1,20 +1,20 @@
-"""CoordinatorState: the coordinator's whole mind. Events in, instructions out.
+"""CoordinatorState: all decisions of the coordinator. Events in, instructions out.
 
     coordinator_state   the entry, and the requests of clients
-    replies             tasks that are answered, given back or lost
-    deaths              workers and sessions that are gone
-    task_dispatch       ready tasks to workers
+    replies             replies to tasks: done, progress, failed, dropped
+    deaths              dead workers and sessions
+    task_dispatch       dispatch of ready tasks to workers
     graph_endings       graphs that complete or fail
-    coordinator_tables  what all of these look at and change
+    coordinator_tables  the state that all of these read and change
 
-Each of them uses only those below it.
+Each file uses only the files below it.
 
 Rules of these files:
 1. Everything that decides what a backward does next happens here or in the tables.
-2. They never ask what time it is, never wait, and iterate over nothing unordered: the same events
-   give the same instructions, in another process and under another hash seed too.
-3. A message of an unknown peer comes from an incarnation that was replaced: it is ignored.
-4. A block is released by whoever held it, once; ``invariants`` recounts every holder.
+2. They never read a clock, never wait, and iterate over nothing unordered: the same events give
+   the same instructions, in every process and under every hash seed.
+3. A message of an unknown peer comes from an incarnation that was replaced: ignore it.
+4. Each holder of a block releases it once; ``invariants`` recounts every holder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mpgrad.scheduler.task_dispatch import Dispatcher
 
 Instruction = do.CoordinatorInstruction
 
-#: Results of one backward, and milliseconds that a cancelled one may be given to end.
+#: Limits: the results of one backward, and the milliseconds that a cancelled one may take to end.
 CAPTURES_MAX, GRACE_MS_MAX = 10_000_000, 3_600_000
 
 
@@ -45,7 +45,7 @@ class CoordinatorState:
 
     Args:
         allocator: decides where blocks lie.
-        tables: go on with these (as a journal has them) instead of empty ones.
+        tables: the initial tables, such as those of a journal, instead of empty ones.
     """
 
     def __init__(self, allocator: BlockAllocator, tables: CoordinatorTables | None = None) -> None:
@@ -77,11 +77,11 @@ class CoordinatorState:
         }
 
     def handle_event(self, event: Any) -> list[Instruction]:
-        """Change the tables as ``event`` demands; what the shell has to do now, in order.
+        """Apply ``event`` to the tables and return what the shell has to do now, in order.
 
         Raises:
-            ProtocolError: the event contradicts the tables. The shell fences the peer that sent it,
-                and what that peer held is taken back as if it had died.
+            ProtocolError: the event contradicts the tables. The shell fences the peer that sent it
+                and recovers what that peer held, as if it had died.
         """
         self._handlers[type(event)](event)
         self._dispatcher.dispatch_ready(getattr(event, "peer", ""))
@@ -92,7 +92,7 @@ class CoordinatorState:
         return out
 
     def _tell_makers(self) -> None:
-        """Blocks that nobody holds any more go back to the GPU workers that made them."""
+        """Return blocks without a holder to the GPU workers that made them."""
         by_arena: dict[int, list[Block]] = {}
         for block in self.leases.freed:
             by_arena.setdefault(block.arena, []).append(block)
@@ -150,8 +150,8 @@ class CoordinatorState:
         member = self.membership.get(event.peer)
         if member is None:
             return
-        # Hundreds of gradients of the backward before, in front of the next one: each block is
-        # looked up as seldom as possible.
+        # Hundreds of gradients of the last backward may be released just before the next one, so
+        # each block is looked up as seldom as possible.
         kept = member.kept
         for number, block in enumerate(event.blocks):
             count = kept.get(block, 0)

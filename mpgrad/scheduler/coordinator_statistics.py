@@ -8,7 +8,7 @@ from mpgrad.scheduler.coordinator_state import CoordinatorState
 
 
 class CoordinatorStatistics(NamedTuple):
-    """How much there is of everything."""
+    """The number of objects of each kind."""
 
     graphs: int
     ready: int
@@ -19,7 +19,7 @@ class CoordinatorStatistics(NamedTuple):
 
 
 def statistics_of(state: CoordinatorState) -> CoordinatorStatistics:
-    """The numbers as of now; all 0, but for members, when nothing is left behind."""
+    """The current numbers. All but those of members are 0 when no backward is running."""
     members = state.membership
     return CoordinatorStatistics(
         graphs=len(state.graphs),

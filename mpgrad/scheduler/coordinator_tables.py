@@ -1,4 +1,4 @@
-"""CoordinatorTables: all that the coordinator knows; the files beside it change it.
+"""CoordinatorTables: the whole state of the coordinator. The files beside it change it.
 
 Rules of this file: as in ``coordinator_state``.
 """
@@ -16,29 +16,29 @@ from mpgrad.scheduler.ready_queue import ReadyQueue
 
 @dataclass
 class CoordinatorTables:
-    """Its containers are never replaced by others, so that everybody may keep them at hand.
+    """No container in it is ever replaced, so every part of the core may keep a reference.
 
-    All its fields, and theirs, are what a journal writes.
+    A journal writes all its fields, and theirs.
     """
 
-    #: Running and draining graphs by our own number.
+    #: Running and draining graphs by the coordinator's number.
     graphs: dict[int, GraphTask] = field(default_factory=dict)
     ready: ReadyQueue = field(default_factory=ReadyQueue)
     leases: LeaseTable = field(default_factory=LeaseTable)
     membership: Membership = field(default_factory=Membership)
-    #: Per slot (absent: none): how many of its workers died in a row while no worker finished a
-    #: task.
+    #: Per slot (absent: none): the number of its workers that died in a row while no worker
+    #: finished a task.
     deaths_without_progress: dict[int, int] = field(default_factory=dict)
-    #: Why no worker can be had any more, once the shell or the restart budget says so.
+    #: The reason why no worker can be started any more, from the shell or the restart budget.
     unavailable: str | None = None
-    #: (session, its name for the graph) -> our number.
+    #: (session, the session's number of the graph) -> the coordinator's number.
     numbers: dict[tuple[str, int], int] = field(default_factory=dict)
     next_number: int = 0
-    #: What the shell has to do, in order, since the last event came in; empty between two events.
+    #: The instructions since the last event, in order; empty between two events.
     out: list[Any] = field(default_factory=list)
 
     def add_graph(self, owner: str, name: int, depth: int, captures: int) -> GraphTask:
-        """A new graph, under a number that no other one had."""
+        """Add a new graph under a number that no other graph has had."""
         number = self.next_number
         self.next_number += 1
         graph = self.graphs[number] = GraphTask(number, owner, name, depth, [None] * captures)
@@ -46,11 +46,11 @@ class CoordinatorTables:
         return graph
 
     def graph_of(self, owner: str, name: int) -> GraphTask | None:
-        """The graph that a session knows as ``name``, unless it has ended."""
+        """The graph with the session's number ``name``, unless it has ended."""
         number = self.numbers.get((owner, name))
         return None if number is None else self.graphs[number]
 
     def forget(self, graph: GraphTask) -> None:
-        """The graph has ended."""
+        """Remove a graph that has ended."""
         del self.graphs[graph.number]
         del self.numbers[graph.owner, graph.name]

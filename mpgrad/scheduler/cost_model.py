@@ -1,4 +1,4 @@
-"""CostModel: how long rules take, learned from what ran before."""
+"""CostModel: the expected times of rules, learned from earlier backwards."""
 
 from __future__ import annotations
 
@@ -6,39 +6,38 @@ from collections.abc import Hashable, Sequence
 
 from mpgrad.scheduler import tuning
 
-#: Entries that are kept; the table starts afresh beyond it.
+#: The maximum number of entries. The table is cleared when it is full.
 ENTRIES_MAX = 100_000
-#: Weight of the newest measurement: that of a mean of the last ``SAMPLES``.
+#: The weight of the newest measurement in a mean of the last ``SAMPLES``.
 NEWEST = 2.0 / (tuning.SAMPLES + 1)
 
 
 class CostModel:
-    """Microseconds per (rule, shapes), as an exponential mean of what was measured."""
+    """Microseconds per (rule, shapes), as an exponential mean of the measurements."""
 
     def __init__(self) -> None:
         self._measured: dict[Hashable, float] = {}
-        #: Entries of one measurement, which may be of a rule that ran for the first time.
+        #: Entries with one measurement, which may include the first run of a rule.
         self._cold: set[Hashable] = set()
 
     def get(self, key: Hashable) -> float | None:
-        """The expected time in microseconds, or None if it never ran."""
+        """The expected time in microseconds, or None if the rule never ran."""
         return self._measured.get(key)
 
     def observe(
         self, key: Hashable, measured_us: Sequence[float], guess: float | None = None
     ) -> None:
-        """What the rules of one backward that share an entry took.
+        """Learn from the rules of one backward that share an entry.
 
-        They count together, by their mean: one after another, the last few of a thousand would
-        decide. One counts as at most ``SURPRISE_MAX`` times what was expected: it may have been
-        interrupted, and thousands of Nodes may share the entry. The first backward counts only
-        until the second: what runs for the first time in a process takes many times as long.
+        The mean of these runs counts once; otherwise the last few of a thousand runs would decide.
+        It counts as at most ``SURPRISE_MAX`` times the expected time: a run may have been
+        interrupted, and thousands of Nodes may share the entry. The first measurement counts only
+        until the second: the first run in a process takes many times as long.
 
         Args:
             key: rule and shapes.
-            measured_us: microseconds, of each at least one run.
-            guess: what was expected, for a rule that was never measured before; None if nobody
-                could know.
+            measured_us: microseconds of each run, at least one.
+            guess: the expected time of a rule without a measurement; None if there is no estimate.
         """
         before = self._measured.get(key)
         expected = guess if before is None else before
@@ -56,7 +55,7 @@ class CostModel:
             self._cold.discard(key)
             self._measured[key] = min(before, mean)
         else:
-            # The weight that so many would have one after another.
+            # The weight that as many single measurements would have.
             weight = 1.0 - (1.0 - NEWEST) ** len(measured_us)
             self._measured[key] = before + weight * (mean - before)
 
@@ -65,12 +64,12 @@ class CostModel:
 
 
 class UsualTime:
-    """What one graph usually takes.
+    """The usual time of one graph.
 
-    The shapes of a custom Function do not tell how long it takes: it may do a thousand times more
-    in the next step, and a plan that makes one task of all its Nodes is a serial one then. The time
-    is compared with what was usual, not with what was expected: graphs of very short Nodes alone
-    are never learned, and would be a surprise for ever.
+    The shapes of a custom Function do not tell how long it takes: it may take a thousand times
+    longer in the next step, and a plan that puts all its Nodes into one task is then serial.
+    ``is_far_from`` compares with the usual time, not with the predicted one: graphs of very short
+    Nodes are never learned, so each of their backwards would be far from the prediction.
     """
 
     __slots__ = ("_usual_us",)
@@ -79,7 +78,7 @@ class UsualTime:
         self._usual_us: float | None = None
 
     def is_far_from(self, took_us: float) -> bool:
-        """Note what the graph took this time; whether that is far from what was usual."""
+        """Record ``took_us``; whether that is far from the usual time."""
         usual_us, self._usual_us = self._usual_us, took_us
         if usual_us is None:
             return False

@@ -1,4 +1,4 @@
-"""find_paths(): the longest path behind each task, which says what is urgent.
+"""find_paths(): the longest path behind each task, which determines its priority.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -25,15 +25,15 @@ def find_paths(
     leaves_us: Sequence[Sequence[float]],
     wide: Sequence[tuple[int, int, Piece]] = (),
 ) -> Paths:
-    """The longest paths, of the groups and then of the pieces of wide sums.
+    """The longest paths of the groups, followed by those of the pieces of wide sums.
 
-    Pieces are added one after another: what flows into the first of them is the most urgent.
+    Pieces run one after another, so the first piece is the most urgent one.
 
     Args:
         costs: of each group; groups are numbered in a topological order.
         outputs: of each group.
-        leaves_us: for each output, how long its group has run when others get it.
-        wide: of each piece the consumer, the bytes of the sum, and itself.
+        leaves_us: for each output, the time its group has run when the consumer gets it.
+        wide: for each piece the consumer, the bytes of the sum, and the piece.
     """
     longest, behind = [*costs, *(0.0 for _ in wide)], [0.0] * (len(costs) + len(wide))
     pieces_of: dict[int, list[int]] = {}
@@ -59,9 +59,10 @@ def needed_from(
     client_tasks: list[int],
     wide: list[tuple[int, int, Piece]],
 ) -> list[int]:
-    """For each group ``NodeTaskSpec.needed_from``.
+    """``NodeTaskSpec.needed_from`` of each group.
 
-    Not for the client's: user code behind an error does not run, whoever would need it.
+    Client tasks do not pass it on: user code that follows an error does not run, whichever task
+    needs it.
     """
     needed, own = positions.copy(), frozenset(client_tasks)
     consumers = [*range(len(positions)), *(consumer for consumer, _, _ in wide)]

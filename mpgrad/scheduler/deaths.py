@@ -1,7 +1,7 @@
-"""Deaths: what follows when a worker or a session is gone, or a worker hangs and has to go.
+"""Deaths: what follows when a worker or session dies, or when a worker hangs and must be killed.
 
-What it held is released, its tasks go back to the queue or fail their graph, and a worker's slot
-gets a new process as long as there is hope.
+Its blocks are released, its tasks go back to the queue or fail their graph, and a worker slot gets
+a new process while the restart budget lasts.
 
 Rules of this file: as in ``coordinator_state``.
 """
@@ -17,17 +17,17 @@ from mpgrad.scheduler.graph_task import GraphTask
 from mpgrad.scheduler.membership import FlightKey, MemberRecord
 from mpgrad.scheduler.replies import Replies
 
-#: Workers that may die under one task by its own fault, and by SIGKILL (which usually comes from
-#: outside and says little about the task), before its graph fails.
+#: The number of workers that may die while they run one task before its graph fails: by the task's
+#: own fault, and by SIGKILL (which usually comes from outside and says little about the task).
 DEATHS_MAX = 2
 KILLS_MAX = 10
-#: Deaths in a row in one slot, while no worker finishes a task, before the engine gives up. Counted
-#: per slot, because one incident may strike all workers at once, however many there are.
+#: The number of deaths in a row in one slot, while no worker finishes a task, before the engine
+#: gives up. It is counted per slot, because one incident may kill any number of workers at once.
 RESTARTS_WITHOUT_PROGRESS_MAX = 20
 
 
 class Deaths:
-    """Who is to blame, who is replaced, and when to give up."""
+    """Decides which task is to blame, which worker is replaced, and when the engine gives up."""
 
     def __init__(self, tables: CoordinatorTables, endings: GraphEndings, replies: Replies) -> None:
         self._tables = tables
@@ -72,7 +72,7 @@ class Deaths:
         self._replace_worker(member.slot, event.cause)
 
     def _lose_arena(self, arena: int, event: ev.WorkerDied) -> dict[int, GraphTask]:
-        """A GPU worker takes its memory with it: the graphs that have gradients there fail."""
+        """Fail the graphs that have gradients in the memory of a dead GPU worker."""
         lost = {}
         for graph in self._graphs.values():
             refs: list[GradientRef] = [*graph.captures, *(early[3] for early in graph.early)]
@@ -85,20 +85,20 @@ class Deaths:
         return lost
 
     def on_worker_hung(self, event: ev.WorkerHung) -> None:
-        """Have it killed; until it is dead, its tasks stay with it, and a late reply counts."""
+        """Kill the worker. Until it is dead it keeps its tasks, and a late reply counts."""
         member = self._membership.get(event.peer)
         if member is None or member.is_fenced:
             return
         if event.running is not None and FlightKey(*event.running) not in member.flights:
-            return  # it has answered meanwhile
+            return  # it has answered in the meantime
         member.hung = event
         self._fence(member)
 
     def on_deadline_passed(self, event: ev.DeadlinePassed) -> None:
-        """A cancelled graph has had its time: end the workers that have not given back all of it.
+        """The deadline of a cancelled graph has passed: kill the workers that still hold its tasks.
 
-        Also those where it waits behind another graph's task, which is begun anew elsewhere: nobody
-        can take a task back from a worker that does not listen. No task is to blame for that.
+        This includes workers where such a task waits behind a task of another graph, which starts
+        again elsewhere: a worker that does not listen cannot give a task back. No task is to blame.
         """
         for worker in self._membership.workers():
             if not worker.is_fenced and any(key.graph == event.graph for key in worker.flights):
@@ -129,7 +129,7 @@ class Deaths:
             self._endings.end_if_stranded(graph)
 
     def _blame(self, graph: GraphTask, task: int, event: ev.WorkerDied, kind: str) -> None:
-        """The worker died while it ran this very task: a few times is the task's fault."""
+        """Count a death for the task that the worker was running; its graph fails at the limit."""
         graph.deaths[task] = deaths = graph.deaths.get(task, 0) + 1
         kills = graph.kills.get(task, 0)
         if event.killed:
@@ -147,8 +147,8 @@ class Deaths:
 def _fenced(event: ev.WorkerDied, hung: ev.WorkerHung) -> ev.WorkerDied:
     """The death of a worker that was killed because it hung.
 
-    If a task took too long, that task and no other is to blame, as if it had crashed; if the
-    process was stopped, the kill came from outside.
+    If a task took too long, that task alone is to blame, as if it had crashed. If the process was
+    stopped, the kill counts as one from outside.
     """
     if hung.running is None:
         return event._replace(cause=hung.cause, killed=True)

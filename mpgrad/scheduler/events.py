@@ -1,10 +1,9 @@
-"""Events: everything that a core can be told. Past tense, immutable, validated by the codec.
+"""Events: all inputs of the cores. Past tense, immutable, validated by the codec.
 
-Those with a ``peer`` field came over the wire: the shell writes the sender's identity there, so
-that no message can speak for somebody else. A peer's name is unique per incarnation
-("w3.1" is the second process in worker slot 3), hence whatever a dead one still says is recognised
-by its name and dropped. NamedTuples, because msgspec writes and reads them as arrays in a third of
-the time that dataclasses take.
+Events with a ``peer`` field came over the wire. The shell writes the sender's identity there, so no
+message can claim another sender. A peer's name is unique per incarnation ("w3.1" is the second
+process in worker slot 3), so a late message of a dead incarnation is recognised and ignored.
+Events are NamedTuples because msgspec reads and writes them faster than dataclasses.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from mpgrad.scheduler.plan_tables import NodeTaskSpec
 
 
 class SessionOpened(NamedTuple):
-    """A calling thread of the client has connected."""
+    """A calling thread of the client connected."""
 
     peer: str
 
 
 class SessionClosed(NamedTuple):
-    """A calling thread has ended, or its process has died."""
+    """A calling thread ended, or its process died."""
 
     peer: str
 
@@ -41,7 +40,7 @@ class GraphSubmitted(NamedTuple):
     seeds: tuple[tuple[int, int, int, GradientRef], ...]
     capture_count: int
     is_whole: bool = True
-    #: So many of the first tasks the client has run itself; what they gave is among the seeds.
+    #: The number of first tasks that the client has already run; their outputs are among the seeds.
     done: int = 0
 
 
@@ -57,8 +56,8 @@ class GraphExtended(NamedTuple):
 class GraphCancelled(NamedTuple):
     """The caller no longer wants the result.
 
-    After ``grace_ms`` milliseconds workers that still have tasks of it are ended (Ctrl-C); None
-    lets these take as long as they take.
+    After ``grace_ms`` milliseconds, workers that still hold its tasks are killed (Ctrl-C). With
+    None, running tasks may take as long as they need.
     """
 
     peer: str
@@ -77,18 +76,18 @@ class BlocksReleased(NamedTuple):
 
 
 class WorkerJoined(NamedTuple):
-    """A worker process is ready for tasks: those of a GPU, or (ON_CPU) the others."""
+    """A worker process is ready for tasks: those of one GPU, or those of the CPU (ON_CPU)."""
 
     peer: str
     device: int = ON_CPU
-    #: Number of the memory that it exports, if it has a GPU.
+    #: The arena number of the memory that it exports, if it has a GPU.
     arena: int = -1
 
 
 class WorkerDied(NamedTuple):
-    """A worker process is dead; from now on nothing of it counts.
+    """A worker process died; none of its later messages counts.
 
-    ``running`` is the task that it was really executing (graph, task, attempt), if any.
+    ``running`` is the task that it was executing (graph, task, attempt), if any.
     ``killed`` is True for SIGKILL, which usually comes from outside.
     """
 
@@ -99,9 +98,9 @@ class WorkerDied(NamedTuple):
 
 
 class NodeTaskProgress(NamedTuple):
-    """A NodeTask still runs, and others may already have these of its outputs.
+    """A NodeTask published some of its outputs and still runs.
 
-    ``outputs`` are pairs of number and reference; the task changes none of them any more.
+    ``outputs`` are pairs of number and reference. The task does not change them any more.
     """
 
     peer: str
@@ -114,7 +113,7 @@ class NodeTaskProgress(NamedTuple):
 class NodeTaskDone(NamedTuple):
     """A NodeTask ran.
 
-    ``outputs`` follows the task's OutputSpecs; those that were published before do not count again.
+    ``outputs`` follows the task's OutputSpecs; entries of outputs published earlier are ignored.
     """
 
     peer: str
@@ -122,17 +121,17 @@ class NodeTaskDone(NamedTuple):
     task: int
     attempt: int
     outputs: tuple[GradientRef, ...]
-    #: Blocks among its inputs and outputs that user code still looks at.
+    #: Blocks among its inputs and outputs that user code still references.
     kept: tuple[Block, ...] = ()
     duration_us: int = 0
-    #: Bytes of outputs that had to be copied into their block.
+    #: The bytes of outputs that were copied into their block.
     copied_bytes: int = 0
-    #: If the program asked for it, when its Nodes started and ended; the scheduler never looks.
+    #: When its Nodes started and ended, if the program asks for it; the scheduler never reads it.
     times: bytes | None = None
 
 
 class NodeTaskFailed(NamedTuple):
-    """A NodeTask raised; ``error`` is opaque here, the client rebuilds the exception."""
+    """A NodeTask raised. ``error`` is opaque here; the client rebuilds the exception."""
 
     peer: str
     graph: int
@@ -140,12 +139,12 @@ class NodeTaskFailed(NamedTuple):
     attempt: int
     error: bytes
     kept: tuple[Block, ...] = ()
-    #: Which Node of the task it was.
+    #: The index of the Node within the task.
     step: int = 0
 
 
 class NodeTaskDropped(NamedTuple):
-    """A worker gave a task back unrun, because its graph was cancelled."""
+    """A worker returned a task unrun, because its graph was cancelled."""
 
     peer: str
     graph: int
@@ -154,7 +153,7 @@ class NodeTaskDropped(NamedTuple):
 
 
 class OutputEmitted(NamedTuple):
-    """Something printed, logged or warned while a task of ``graph`` ran."""
+    """A task of ``graph`` printed, logged or warned."""
 
     peer: str
     graph: int
@@ -166,16 +165,16 @@ class OutputEmitted(NamedTuple):
 
 
 class WorkerUnavailable(NamedTuple):
-    """The shell gave up starting workers; ``reason`` goes into the error."""
+    """The shell cannot start workers any more; ``reason`` goes into the error."""
 
     reason: str
 
 
 class WorkerHung(NamedTuple):
-    """The shell has seen a living worker make no progress for longer than is allowed.
+    """A living worker has made no progress for longer than is allowed.
 
-    ``running`` is the task that takes too long (graph, task, attempt), or None where the process
-    itself stands still (somebody stopped it) and no task is to blame.
+    ``running`` is the task that takes too long (graph, task, attempt). It is None if the process
+    itself is stopped, so that no task is to blame.
     """
 
     peer: str
@@ -184,12 +183,12 @@ class WorkerHung(NamedTuple):
 
 
 class DeadlinePassed(NamedTuple):
-    """The time is over that the shell was told by SetDeadline, for ``graph`` by our own number."""
+    """The time given in SetDeadline is over; ``graph`` is the coordinator's number."""
 
     graph: int
 
 
 class NodeTaskFinished(NamedTuple):
-    """A worker's (or the client's) shell has run the task that its core told it to run."""
+    """The shell of a worker or client has run the task that its core told it to run."""
 
     reply: NodeTaskDone | NodeTaskFailed

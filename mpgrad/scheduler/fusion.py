@@ -1,23 +1,28 @@
 """group(): which Nodes share a NodeTask.
 
-Most Nodes cost less than a message, so Nodes are fused into the task of their producer. A Node
-joins a group only if *all* its contributions come from that group; so a group is entered at its
-first Node alone, and the graph of groups cannot have a cycle: a path that leaves the group could
-come back only through that first Node, which would then depend on its own descendant.
+Most Nodes cost less than a message, so a Node is fused into the task of its producer. A Node joins
+a group only if *all* its contributions come from that group. So a group is entered at its first
+Node alone, and the graph of groups cannot have a cycle: a path that leaves the group could come
+back only through that first Node, which would then depend on its own descendant.
 (A -> B -> C with A -> C: C joins A's group only if B did.)
 
-Within that, a Node joins if it is cheap, or if nothing else waits for the group (a chain, where
-nothing could have run beside it; second halves of its Nodes get what they need on the way, see
-``progress``). Both have a bound: urgent work waits at most that long. An expensive Node also joins
-if only cheap branches begin beside it: they are told before it runs. A cheap
-Node that begins a long branch stays with the branch: there it costs no message more, and it runs
-beside the other branches instead of before them all.
+Within that rule, a Node joins in these cases:
+
+* It is cheap. But a cheap Node that begins a long branch stays with the branch: there it needs no
+  extra message and does not delay the other branches.
+* No other Node waits for the group: this is a chain, and nothing could have run beside it. (Second
+  halves of its Nodes get their inputs before the task ends, see ``progress``.)
+* It is expensive, and only cheap branches begin beside it: their inputs are published before it
+  runs.
+
+The first two cases have a limit of time, which is the longest that urgent work has to wait.
 
 A *trunk* is a chain of cheap Nodes at each of which a branch begins, such as the additions of
-``loss = loss + f(i)``. It is one task, which publishes what the branches wait for on its way:
-cut, its pieces would run one behind the other with a message between them.
+``loss = loss + f(i)``. It is one task, which publishes the inputs of the branches as it goes. Cut
+into pieces, it would run just as serially, with a message between the pieces.
 
-Nodes of the client stand alone, but for those whose saved tensors only have to be unpacked there.
+Each Node of the client is a group of its own, except Nodes that are there only because their saved
+tensors must be unpacked.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -32,13 +37,13 @@ from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec
 
 
 def chain_limit_us(spec: GraphSpec, workers: int, message_us: float) -> float:
-    """How long a chain may become before it is cut.
+    """The longest time of a chain before it is cut.
 
-    Cutting W of work into pieces of length b costs W / b messages; leaving them long costs, at the
-    end, about half a piece on a worker that has nothing else. The sum is least at sqrt(2 W m).
+    Cutting W of work into pieces of length b costs W / b messages. Long pieces leave, at the end,
+    about half a piece on one worker while the others are idle. The sum is least at sqrt(2 W m).
 
-    Two workers feel a cut as much as a whole backward, for all processes are asleep in between.
-    More have less work each, and what they have prefetched hides most of a message.
+    With two workers a cut costs as much as a whole backward, because all processes are asleep in
+    between. More workers have less work each, and their prefetched tasks hide most of a message.
     """
     work_us = sum(node.cost_us for node in spec.nodes)
     least_us = tuning.BACKWARD_MESSAGES * message_us
@@ -51,12 +56,12 @@ def chain_limit_us(spec: GraphSpec, workers: int, message_us: float) -> float:
 def workers_by_device(
     spec: GraphSpec, workers: int, gpu_workers: Mapping[int, int] | None
 ) -> dict[int, int]:
-    """How many workers each device of ``spec`` has, the CPU under ``ON_CPU``.
+    """The number of workers of each device of ``spec``, the CPU under ``ON_CPU``.
 
     Args:
         spec: the graph.
-        workers: those of the CPU.
-        gpu_workers: those of a GPU, by its number; 1 where it is not said.
+        workers: the number of CPU workers.
+        gpu_workers: the number of workers of each GPU; 1 for a GPU without an entry.
     """
     by_device = {ON_CPU: workers, **(gpu_workers or {})}
     devices = sorted({node.device for node in spec.nodes})
@@ -83,18 +88,18 @@ class Grouping:
 
     Args:
         spec: the graph.
-        workers: how many each of its devices has.
+        workers: the number of workers of each of its devices.
         message_us: what a message costs.
 
     Attributes:
-        group_of: for each node its group.
+        group_of: the group of each node.
         groups: the nodes of each group.
-        total_us: per group the cost of all its nodes.
-        producers: for each node those that feed it, once per edge.
-        second: second halves and parts of Nodes, which are there to run beside the first.
-        workers: how many each device of the graph has.
-        message_us: what a message costs.
-        chain_limit_us: for each device what ``chain_limit_us()`` says.
+        total_us: for each group the cost of all its nodes.
+        producers: for each node its producers, once per edge.
+        second: second halves and parts of Nodes, which run beside the first.
+        workers: the number of workers of each device of the graph.
+        message_us: the cost of a message.
+        chain_limit_us: for each device the result of ``chain_limit_us()``.
     """
 
     def __init__(self, spec: GraphSpec, workers: Mapping[int, int], message_us: float) -> None:
@@ -110,8 +115,8 @@ class Grouping:
                     self.producers[target[0]].append(index)
             for other in node.passes:
                 self.producers[other].append(index)
-        #: Nodes that follow a fork of which all other branches are cheap, and cheap ones that
-        #: follow another one and lead to the most work behind it.
+        #: Nodes behind a fork whose other branches are all cheap; and cheap Nodes that follow
+        #: another cheap Node and lead to the most expensive branch behind it.
         self._goes_on: set[int] = set()
         self._trunk: set[int] = set()
         self._branch_us = self._branches()
@@ -120,25 +125,25 @@ class Grouping:
         self.group_of = [-1] * len(spec.nodes)
         self.groups: list[list[int]] = []
         self.total_us: list[float] = []
-        #: Per group: cost of the cheap nodes that joined its first.
+        #: Per group: the cost of the cheap nodes that joined it beside its longest chain.
         self._joined_us: list[float] = []
         #: Per group: the last Node of its longest chain.
         self._tip: list[int] = []
-        #: Per group: whether the other half of one of its nodes is elsewhere.
+        #: Per group: whether another group has the other half of one of its nodes.
         self._passes: list[bool] = []
         #: The group of the client's latest Node.
         self._last_on_client = -1
-        #: Per group: edges to nodes that are not in it, those to sinks left out.
+        #: Per group: the number of edges to nodes outside it, without those to sinks.
         self._waiting: list[int] = []
 
     def _branches(self) -> list[float]:
         """For each node the cost of the branch that begins there, to its next fork or join.
 
-        Cheap branches make no fork: where all but one are, that one goes on.
+        Cheap branches do not count as a fork: if only one branch is expensive, it continues.
         """
         nodes = self._spec.nodes
         branch_us = [node.cost_us for node in nodes]
-        # Its most expensive node; and with all that only the node leads to.
+        # The cost of the branch's most expensive node; that of all nodes that depend on it alone.
         dearest_us, owned_us = branch_us.copy(), branch_us.copy()
         lone = self._lone_producers()
         for index in reversed(self._spec.order):
@@ -164,7 +169,7 @@ class Grouping:
         return branch_us
 
     def _lone_producers(self) -> list[int]:
-        """For each node the one that it gets all from; -1 where there are several, or hooks."""
+        """The only producer of each node; -1 if there are several, or if the node has hooks."""
         return [
             -1 if not feeds or node.on_client or feeds.count(feeds[0]) < len(feeds) else feeds[0]
             for node, feeds in zip(self._spec.nodes, self.producers, strict=True)
@@ -186,7 +191,7 @@ class Grouping:
         if nothing_waits or (index in self._goes_on and node.cost_us >= self.message_us):
             is_spine = node.passes or self._passes[home]
             limit_us = tuning.CHAIN_MAX_US if is_spine else self.chain_limit_us[node.device]
-            # What is not worth a message is no piece to cut off.
+            # Do not cut off a piece that costs less than one message.
             is_piece = self.total_us[home] >= self._worth_us
             if not is_piece or self.total_us[home] + node.cost_us <= limit_us:
                 return home
@@ -198,17 +203,17 @@ class Grouping:
         return home if joined_us <= self._worth_us else -1
 
     def _may_share(self, home: int, node: NodeSpec) -> bool:
-        """Whether ``node`` runs where group ``home`` does, and may run right behind it there."""
+        """Whether ``node`` runs on the device of group ``home`` and may run right after it."""
         first = self._spec.nodes[self.groups[home][0]]
         if first.device != node.device:
             return False
         if not (first.on_client or node.on_client):
             return True
-        # The client's Nodes run in serial order: none of another task may stand between.
+        # The client's Nodes run in serial order, so no Node of another task may come between.
         return first.unpacks and node.unpacks and home == self._last_on_client
 
     def place(self, index: int, home: int) -> None:
-        """Put node ``index`` into group ``home``, or into one of its own."""
+        """Put node ``index`` into group ``home``, or into a new group if ``home`` is -1."""
         node = self._spec.nodes[index]
         if home < 0:
             home = len(self.groups)

@@ -1,7 +1,7 @@
-"""GraphEndings: how a backward ends, and what it holds is let go.
+"""GraphEndings: how a backward ends and releases what it holds.
 
     running -> completed                when every task is done
-    running -> draining -> failed       when nothing of it is in flight any more
+    running -> draining -> failed       when no task of it is in flight
 
 Rules of this file: as in ``coordinator_state``.
 """
@@ -15,7 +15,7 @@ from mpgrad.scheduler.graph_task import GraphPhase, GraphTask
 
 
 class GraphEndings:
-    """Takes graphs out of the tables, with everything that is theirs."""
+    """Removes graphs from the tables, with everything that they hold."""
 
     def __init__(self, tables: CoordinatorTables) -> None:
         self._tables = tables
@@ -23,7 +23,7 @@ class GraphEndings:
         self._membership = tables.membership
 
     def drain(self, graph: GraphTask, kind: str, task: int, error: bytes) -> None:
-        """running -> draining: dispatch nothing more, call back what has not begun."""
+        """running -> draining: dispatch nothing more, recall the tasks that have not begun."""
         if graph.phase is GraphPhase.DRAINING:
             return
         graph.phase = GraphPhase.DRAINING
@@ -36,7 +36,7 @@ class GraphEndings:
                 self._out.append(do.CancelGraph(member.peer, graph.number))
 
     def end_if_stranded(self, graph: GraphTask) -> None:
-        """Once no more workers can be had: fail a graph that needs some of which none is left."""
+        """If workers cannot be started any more: fail a graph that needs a device without any."""
         reason = self._tables.unavailable
         if reason is None:
             return
@@ -64,7 +64,7 @@ class GraphEndings:
             self._out.append(do.FailGraph(graph.owner, graph.name, *graph.failure))
 
     def complete_if_done(self, graph: GraphTask) -> None:
-        """running -> completed; the captured blocks now belong to the session."""
+        """running -> completed; the session now holds the captured blocks."""
         if graph.remaining or graph.phase is not GraphPhase.RUNNING or not graph.is_complete:
             return
         self._tables.forget(graph)

@@ -16,43 +16,43 @@ from mpgrad.errors import InvariantViolated
 Target: TypeAlias = tuple[int, int]
 
 
-#: ``NodeSpec.device`` of what a CPU worker or the client runs.
+#: The value of ``NodeSpec.device`` for Nodes that run on a CPU worker or in the client.
 ON_CPU = -1
 
 
 class NodeSpec(NamedTuple):
-    """What scheduling needs to know of one Node."""
+    """What the scheduler knows about one Node."""
 
     name: str
     sequence_nr: int
-    #: For each output: the target it flows into, or None where nobody wants it.
+    #: For each output: the target it flows into, or None if its gradient is not needed.
     edges: tuple[Target | None, ...]
     #: For each input: bytes of the gradient that flows into it.
     input_nbytes: tuple[int, ...]
     #: Expected run time in microseconds.
     cost_us: float
-    #: True where only the client may run it (hooks, closures).
+    #: True if only the client may run it (hooks, closures).
     on_client: bool = False
-    #: True where no rule runs: its complete inputs are only captured (AccumulateGrad).
+    #: True if no rule runs: its complete inputs are only captured (AccumulateGrad).
     is_sink: bool = False
-    #: True where each output has a formula of its own, so that they can be computed apart.
+    #: True if each output has its own formula, so that the outputs can be computed separately.
     is_splittable: bool = False
-    #: True where it is on the client only because its saved tensors must be unpacked there: no user
-    #: code sees its gradients, so that they need no copy on the way to the next such Node.
+    #: True if it is on the client only because its saved tensors must be unpacked there. No user
+    #: code sees its gradients, so they need no copy on the way to the next such Node.
     unpacks: bool = False
-    #: Nodes that get its complete inputs, too (see ``split``).
+    #: Nodes that also get its complete inputs (see ``split``).
     passes: tuple[int, ...] = ()
-    #: Which part of ``cost_us`` falls to the outputs that go to sinks, if the Node is run in two.
+    #: The part of ``cost_us`` for the outputs that go to sinks, if the Node is run in two halves.
     second_half_share: float = 0.5
-    #: Number of the GPU that runs it, or ON_CPU.
+    #: The number of the GPU that runs it, or ON_CPU.
     device: int = ON_CPU
-    #: For each input whether its gradient lies on a GPU; empty where none does.
+    #: For each input whether its gradient lies on a GPU; empty if none does.
     device_inputs: tuple[bool, ...] = ()
 
-    #: Bytes of each part of output 0, where that can be computed in parts; else empty.
+    #: The bytes of each part of output 0, if it can be computed in parts; else empty.
     part_nbytes: tuple[int, ...] = ()
-    #: Of output 0 only these parts, from the first to before the second, once the Node is cut
-    #: (``split``); None: all of it.
+    #: A Node that was cut (``split``) computes only this half-open range of the parts of output
+    #: 0; None: all of it.
     parts: tuple[int, int] | None = None
 
     def is_on_device(self, input_nr: int) -> bool:
@@ -63,11 +63,11 @@ class NodeSpec(NamedTuple):
 class GraphSpec(NamedTuple):
     """A frozen backward graph.
 
-    ``captures[k]`` is the input whose complete gradient the caller wants as result ``k``.
+    ``captures[k]`` is the input whose complete gradient becomes result ``k``.
     """
 
     nodes: tuple[NodeSpec, ...]
-    #: Where each seed gradient flows.
+    #: The target of each seed gradient.
     seeds: tuple[Target, ...]
     captures: tuple[Target, ...]
     #: Node indices in the order in which the serial engine runs them.
@@ -135,7 +135,7 @@ def check_spec(spec: GraphSpec) -> None:
                 continue
             _check_target(spec, target, f"an edge of node {index}")
             if position[target[0]] <= position[index]:
-                raise InvariantViolated(f"node {target[0]} stands before its producer {index}")
+                raise InvariantViolated(f"node {target[0]} comes before its producer {index}")
     for target in spec.seeds + spec.captures:
         _check_target(spec, target, "a seed or capture")
 

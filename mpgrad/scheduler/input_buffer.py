@@ -1,7 +1,7 @@
 """InputBuffer: the contributions to one NodeTask's inputs, each in its fixed place.
 
-The coordinator keeps references only; the worker that runs the task adds them up from left to
-right. Places, not arrival, give the order, so the sum has the same bits every time.
+The coordinator keeps references only; the worker that runs the task adds them from left to right.
+The places give the order, not the arrival, so the sum has the same bits every time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InputBuffer:
 
     @classmethod
     def empty(cls, places: tuple[int, ...]) -> InputBuffer:
-        """Nothing has arrived for slots with so many places."""
+        """A buffer whose slots have this many places, all empty."""
         return cls([[MISSING] * count for count in places])
 
     def fill(self, slot: int, place: int, ref: GradientRef) -> None:
@@ -41,7 +41,7 @@ class InputBuffer:
         self.slots[slot][place] = ref
 
     def inputs(self) -> tuple[tuple[GradientRef, ...], ...]:
-        """All contributions in order, the undefined ones left out; every place must be filled."""
+        """All contributions in order without the undefined ones; every place must be filled."""
         for slot in self.slots:
             if MISSING in slot:
                 raise InvariantViolated("an InputBuffer was read before it was complete")
@@ -51,7 +51,7 @@ class InputBuffer:
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Every block that the buffer holds, once per place."""
+        """Every block that the buffer holds, once per place that it fills."""
         for slot in self.slots:
             for ref in slot:
                 if isinstance(ref, Block):

@@ -1,7 +1,7 @@
-"""Instructions: everything that a core asks its shell to do. Imperative.
+"""Instructions: all that a core asks its shell to do. Imperative.
 
-Those with a ``peer`` field are sent to that peer as they are: one core's instruction is the next
-core's event.
+Instructions with a ``peer`` field are sent to that peer unchanged: one core's instruction is the
+next core's event.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ class DispatchNodeTask(NamedTuple):
     graph: int
     task: int
     attempt: int
-    #: The number that the session which submitted the graph knows it by.
+    #: The number of the graph in the session that submitted it.
     name: int
     depth: int
     payload: tuple[int, int]
     inputs: tuple[tuple[GradientRef, ...], ...]
-    #: For each output the block to write it to, or None where it travels inside the message.
+    #: For each output the block to write it to, or None if it travels inside the message.
     blocks: tuple[Block | None, ...]
-    #: True where the reply before it may wait until it has run.
+    #: True if the reply to the task before may wait until this task has run.
     is_short: bool = False
-    #: Outputs that an earlier attempt has published: they are not wanted again, and have no block.
+    #: Outputs that an earlier attempt has published: they have no block and are not sent again.
     published: tuple[int, ...] = ()
 
 
 class CancelGraph(NamedTuple):
-    """Give back the tasks of this graph that have not begun."""
+    """Return the tasks of this graph that have not begun."""
 
     peer: str
     graph: int
 
 
 class ReleaseBlocks(NamedTuple):
-    """Nobody holds these blocks of your GPU any more: their memory is yours again."""
+    """Free these blocks of your GPU: they have no holder any more."""
 
     peer: str
     blocks: tuple[Block, ...]
@@ -63,7 +63,7 @@ class CompleteGraph(NamedTuple):
     peer: str
     graph: int
     captures: tuple[GradientRef, ...]
-    #: For each capture whether nobody but the session holds its block.
+    #: For each capture whether the session is the only holder of its block.
     exclusive: tuple[bool, ...]
     #: For each task that a worker ran: task, worker slot, microseconds, copied bytes, times.
     ran: tuple[tuple[int, int, int, int, bytes | None], ...]
@@ -73,9 +73,9 @@ class FailGraph(NamedTuple):
     """The graph ended without a result and holds nothing any more.
 
     ``kind`` is "error" (``error`` as in NodeTaskFailed), "lost", "hung" (a task took too long),
-    "memory" or "cancelled" (``error`` is UTF-8 text; for "memory": bytes asked for, used and
-    allowed). ``task`` is -1 where no single task is to blame; ``step`` is the Node of the task
-    whose rule raised.
+    "memory" or "cancelled" (``error`` is UTF-8 text; for "memory": the bytes requested, used and
+    allowed). ``task`` is -1 if no single task is to blame; ``step`` is the index of the Node in
+    the task whose rule raised.
     """
 
     peer: str
@@ -87,7 +87,7 @@ class FailGraph(NamedTuple):
 
 
 class ForwardOutput(NamedTuple):
-    """Show what a worker printed, logged or warned."""
+    """Show the output of a worker: printed text, a log record or a warning."""
 
     peer: str
     graph: int
@@ -95,7 +95,7 @@ class ForwardOutput(NamedTuple):
     data: bytes
 
 
-# ----------------------------------------------------------------------- to the own shell
+# ----------------------------------------------------------------------- to its own shell
 
 
 class StartWorker(NamedTuple):
@@ -105,21 +105,21 @@ class StartWorker(NamedTuple):
 
 
 class FenceWorker(NamedTuple):
-    """Kill this worker. Nothing that it holds is given to others before WorkerLost says it is dead,
-    because until then it may write."""
+    """Kill this worker. Nobody else gets what it holds before WorkerDied, because it may write
+    until it is dead."""
 
     peer: str
 
 
 class SetDeadline(NamedTuple):
-    """Tell by DeadlinePassed when so many milliseconds are over; ``graph`` is our own number."""
+    """Send DeadlinePassed after this many milliseconds; ``graph`` is the coordinator's number."""
 
     graph: int
     after_ms: int
 
 
 class ExecuteNodeTask(NamedTuple):
-    """Run a task in this very process; NodeTaskFinished follows."""
+    """Run a task in this process; NodeTaskFinished follows."""
 
     dispatch: DispatchNodeTask
 

@@ -1,8 +1,7 @@
 """check_invariants(): recount every table of the coordinator's core from scratch.
 
 The simulation calls this after every step, so it is written for speed: plain loops, and messages
-that are put together only when they are needed. It shares no counting code with the core on
-purpose.
+that are built only when they are needed. It deliberately shares no counting code with the core.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.input_buffer import MISSING
 from mpgrad.scheduler.membership import SHORT_CREDIT, WORKER_CREDIT, FlightKey, MemberRecord
 
-#: Plain names: they are asked for at every task of every graph after every event.
+#: Plain names: every task of every graph looks them up after every event.
 _DONE, _NOT_READY, _DISPATCHED = TaskState.DONE, TaskState.NOT_READY, TaskState.DISPATCHED
 
 
 def check_invariants(state: CoordinatorState) -> None:
-    """Raise InvariantViolated at the first table that does not add up."""
+    """Raise InvariantViolated at the first inconsistent table."""
     _check_leases(state)
     ready: list[tuple[int, int]] = []
     dispatched: list[tuple[int, int]] = []
@@ -64,9 +63,9 @@ def _check_leases(state: CoordinatorState) -> None:
 def _check_graph(
     graph: GraphTask, ready: list[tuple[int, int]], dispatched: list[tuple[int, int]]
 ) -> None:
-    """The tables of one graph; its ready tasks (while it runs) and its dispatched ones are added.
+    """Check the tables of one graph; add its ready tasks (while it runs) and its dispatched ones.
 
-    A draining graph's ready tasks are in no queue any more.
+    The ready tasks of a draining graph are in no queue.
     """
     number, name = graph.number, f"graph {graph.number}"
     is_running = graph.phase is GraphPhase.RUNNING
@@ -110,7 +109,7 @@ def _check_graph(
 
 
 def _check_published(graph: GraphTask, task: int) -> None:
-    """Of a task that is not done, all and only the published outputs have arrived."""
+    """All published outputs of a task that is not done have arrived, and no others."""
     published = graph.published.get(task, ())
     buffers, states, known = graph.buffers, graph.states, len(graph.specs)
     for number, (_, consumer, slot, place) in enumerate(graph.specs[task].outputs):
@@ -128,7 +127,7 @@ def _check_published(graph: GraphTask, task: int) -> None:
 
 
 def _missing_inputs(graph: GraphTask, task: int) -> int:
-    """How many contributions have not arrived."""
+    """The number of contributions that have not arrived."""
     places = graph.specs[task].places
     if task not in graph.buffers:
         return sum(places)
@@ -136,14 +135,14 @@ def _missing_inputs(graph: GraphTask, task: int) -> int:
     for slot, count in zip(buffer.slots, places, strict=True):
         if len(slot) != count:
             raise InvariantViolated(
-                f"graph {graph.number}: the buffer of task {task} has other places than its spec"
+                f"graph {graph.number}: the buffer of task {task} has places other than its spec"
             )
         missing += slot.count(MISSING)
     return missing
 
 
 def _check_queue(state: CoordinatorState, ready: list[tuple[int, int]]) -> None:
-    """The queue holds all and only the ready tasks of running graphs, each once."""
+    """The queue holds exactly the ready tasks of running graphs, each once."""
     queued = sorted((task.graph, task.task) for task in state.ready.tasks())
     if queued != sorted(ready):
         raise InvariantViolated(f"the ReadyQueue holds {queued}, not {sorted(ready)}")
@@ -169,19 +168,19 @@ def _check_flights(state: CoordinatorState, dispatched: list[tuple[int, int]]) -
 
 
 def _is_suspect(state: CoordinatorState, key: FlightKey) -> bool:
-    """Whether a worker has died in this task before it was dispatched."""
+    """Whether a worker has died while it ran this task."""
     return key.attempt > 1 and state.graphs[key.graph].deaths.get(key.task, 0) > 0
 
 
 def _check_counts(state: CoordinatorState, worker: MemberRecord) -> None:
-    """What a worker's record says of its flights is so, and nothing urgent has to wait there."""
+    """A worker's record agrees with its flights, and no urgent task waits there."""
     suspects = sum(flight.is_suspect for flight in worker.flights.values())
     specs = [state.graphs[key.graph].specs[key.task] for key in worker.flights]
     long = sum(not spec.is_short for spec in specs)
     behind = 0.0
     for spec in specs:
         if not spec.is_short and spec.priority < behind:
-            raise InvariantViolated(f"{worker.peer} was given a task that others should pass")
+            raise InvariantViolated(f"{worker.peer} has a task that others should overtake")
         behind = max(behind, spec.behind)
     load_us = sum([flight.cost_us for flight in worker.flights.values()])
     publishing = sum([flight.publications > 0 for flight in worker.flights.values()])

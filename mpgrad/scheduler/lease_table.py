@@ -1,7 +1,7 @@
-"""LeaseTable: who may not yet lose which block of the engine's arena, or of a GPU worker.
+"""LeaseTable: the holders of each block of the engine's arena and of the GPU workers.
 
-One count per block, kept in one process. Blocks of the client's arena are not counted: the client
-keeps them until the graph's last message.
+It has one count per block, in one process. Blocks of the client's arena are not counted: the client
+keeps them until the last message of the graph.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class BlockAllocator(Protocol):
 class LeaseTable:
     """Counts the holders of each block; the last release frees it."""
 
-    #: All and only live blocks; every count is at least 1.
+    #: Exactly the live blocks; every count is at least 1.
     holders: dict[Block, int] = field(default_factory=dict)
-    #: Blocks of GPU workers that nobody holds any more and their makers do not know it yet.
+    #: Blocks of GPU workers without a holder, before their makers have been told.
     freed: list[Block] = field(default_factory=list)
 
     def use(self, allocator: BlockAllocator) -> None:
-        """From now on ask ``allocator``, which knows the live blocks."""
+        """Use ``allocator`` from now on; it must know the live blocks."""
         self._allocator = allocator
 
     def allot(self, nbytes: int) -> Block:
-        """A new block, held once by its caller.
+        """A new block with one holder, the caller.
 
         Raises:
             SharedMemoryExhausted: the arena's limit is reached.
@@ -48,7 +48,7 @@ class LeaseTable:
         return block
 
     def adopt(self, block: Block) -> None:
-        """Count a block that a GPU worker has just made; it is held once by its caller."""
+        """Count a block that a GPU worker has just made; the caller is its one holder."""
         if block in self.holders:
             raise InvariantViolated(f"a block is made a second time: {block}")
         self.holders[block] = 1
@@ -61,15 +61,15 @@ class LeaseTable:
         return isinstance(ref, Block) and self.holders.get(ref) == 1
 
     def hold(self, ref: GradientRef) -> None:
-        """One more holder of ``ref`` if that is a counted block."""
+        """Add a holder to ``ref`` if it is a counted block."""
         count = self.holders.get(ref)  # type: ignore[arg-type]
         if count is not None:
             self.holders[ref] = count + 1  # type: ignore[index]
         elif is_counted(ref):
-            raise InvariantViolated(f"a freed block is held again: {ref}")
+            raise InvariantViolated(f"a freed block gets a holder again: {ref}")
 
     def release(self, ref: GradientRef) -> None:
-        """One holder less; after the last one the block is free, or its maker is to be told."""
+        """Remove a holder; without one the block is freed, or its maker will be told."""
         count = self.holders.get(ref)  # type: ignore[arg-type]
         if count is None:
             if is_counted(ref):

@@ -1,4 +1,4 @@
-"""Membership: the workers and sessions that can be given tasks, and what each holds."""
+"""Membership: the workers and sessions that can run tasks, and what each of them holds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.events import WorkerHung
 from mpgrad.scheduler.graph_spec import ON_CPU
 
-#: Tasks that a worker holds at most: one running, one prefetched, so that priority is decided here
-#: and not in its queue. Of short tasks it may hold more: a message costs more than such a task.
+#: The number of tasks that a worker holds at most: one running and one prefetched, so that the
+#: coordinator decides their priority. It may hold more short tasks, which cost less than a message.
 WORKER_CREDIT = 2
 SHORT_CREDIT = 16
 
 
 class FlightKey(NamedTuple):
-    """Names one dispatch for good: a retry has another attempt."""
+    """Identifies one dispatch; a retry has another attempt."""
 
     graph: int
     task: int
@@ -26,18 +26,18 @@ class FlightKey(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A task on its way: the blocks lent for its outputs, and what it reads."""
+    """A dispatched task: the blocks lent for its outputs, and the inputs that it reads."""
 
     blocks: tuple[Block | None, ...]
     inputs: tuple[tuple[GradientRef, ...], ...]
-    #: True while it runs alone, because workers died under it before.
+    #: True while it runs alone, because workers have died while they ran it.
     is_suspect: bool
     is_short: bool
-    #: The longest path behind the task (see ``NodeTaskSpec``).
+    #: The longest path behind the task (see ``NodeTaskSpec.behind``).
     behind: float = 0.0
     #: Expected run time in microseconds.
     cost_us: int = 0
-    #: How often it will still publish outputs before it ends.
+    #: The number of times it will still publish outputs before it ends.
     publications: int = 0
 
     def owned(self) -> frozenset[Block]:
@@ -52,18 +52,18 @@ class Flight(NamedTuple):
         outputs: Iterable[tuple[int, GradientRef]],
         kept: tuple[Block, ...],
     ) -> None:
-        """A reply may name only blocks that the task was lent or given.
+        """Check that a reply names only blocks that the task was lent or given.
 
-        The client may also publish blocks of its own arena, which nobody counts, and a GPU worker
-        those that it has just made in its own memory.
+        The client may also publish blocks of its own arena, which are not counted, and a GPU worker
+        the blocks that it has just made in its own memory.
 
         Args:
-            member: who replies.
-            outputs: by number.
-            kept: what user code still looks at.
+            member: the sender of the reply.
+            outputs: the outputs by number.
+            kept: the blocks that user code still references.
 
         Raises:
-            ProtocolError: it names another block.
+            ProtocolError: the reply names another block.
         """
         # Nearly every output lies in the very block that was lent for it.
         others = [
@@ -79,27 +79,27 @@ class Flight(NamedTuple):
 
 @dataclass
 class MemberRecord:
-    """One worker process or one client session, as long as that very incarnation lives."""
+    """One worker process or one client session, for the life of that incarnation."""
 
     peer: str
     is_worker: bool
-    #: Whose tasks it runs, and the memory that it makes blocks in (a worker with a GPU).
+    #: The device whose tasks it runs, and the arena of the blocks that it makes (GPU workers).
     device: int = ON_CPU
     arena: int = -1
-    #: Of the blocks that it has made there, the highest generation.
+    #: The highest generation of the blocks that it has made there.
     newest_generation: int = 0
-    #: Dispatched and not answered, in dispatch order. Changed by begin() and end() alone.
+    #: Tasks dispatched and not answered, in dispatch order. Only begin() and end() change it.
     flights: dict[FlightKey, Flight] = field(default_factory=dict)
-    #: How many of them are suspects, how many are not short, and the longest path behind one.
+    #: The number of suspects among them and of tasks that are not short; the longest path behind.
     suspects: int = 0
     long: int = 0
     behind: float = 0.0
-    #: Their expected run time in microseconds, and how many of them will still publish.
+    #: Their total expected run time in microseconds, and how many of them will still publish.
     load_us: int = 0
     publishing: int = 0
-    #: Blocks that its user code still looks at, with how often each was reported.
+    #: Blocks that its user code still references, with the number of reports of each.
     kept: dict[Block, int] = field(default_factory=dict)
-    #: It is being killed: it gets no tasks any more. Why, unless only a deadline has passed.
+    #: It is being killed and gets no tasks. The reason, unless only a deadline has passed.
     is_fenced: bool = False
     hung: WorkerHung | None = None
 
@@ -112,11 +112,11 @@ class MemberRecord:
         return self._slot
 
     def keep(self, block: Block) -> None:
-        """Its user code looks at ``block``, once more."""
+        """Its user code references ``block`` once more."""
         self.kept[block] = self.kept.get(block, 0) + 1
 
     def begin(self, key: FlightKey, flight: Flight) -> None:
-        """A task is on its way to this member."""
+        """A task is dispatched to this member."""
         self.flights[key] = flight
         self.suspects += flight.is_suspect
         self.long += not flight.is_short
@@ -125,7 +125,7 @@ class MemberRecord:
         self.behind = max(self.behind, flight.behind)
 
     def end(self, key: FlightKey) -> Flight:
-        """The task is answered or lost."""
+        """A task is answered or lost."""
         flight = self.flights.pop(key)
         self.suspects -= flight.is_suspect
         self.long -= not flight.is_short
@@ -136,23 +136,23 @@ class MemberRecord:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be given any task at all, and has none."""
+        """Whether it has no task and may be given one."""
         return not self.flights and not self.is_fenced
 
     def note_publication(self, key: FlightKey) -> None:
-        """The task has published something, and goes on."""
+        """The task has published outputs and goes on."""
         flight = self.flights[key]
         if flight.publications > 0:
             self.flights[key] = flight._replace(publications=flight.publications - 1)
             self.publishing -= flight.publications == 1
 
     def has_credit(self, *, for_suspect: bool, for_short: bool, priority: float) -> bool:
-        """Whether it may be given one more task; a suspect needs a worker to itself.
+        """Whether it may be given one more task; a suspect needs a worker of its own.
 
-        A long task does not wait at a worker where something more urgent will be ready when the
-        worker has done what it holds: the rest of a chain would have to wait for it, or move to
-        another worker's cache. And nothing waits behind a task that still publishes: what it
-        publishes is for the others.
+        A long task does not wait at a worker if something more urgent will be ready when the worker
+        has done what it holds: the rest of a chain would have to wait, or move to the cache of
+        another worker. No task waits behind one that still publishes, because other workers should
+        run what it publishes.
         """
         if self.is_fenced:
             return False
@@ -173,7 +173,7 @@ class Membership:
     members: dict[str, MemberRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        #: Those that are workers, by slot.
+        #: The workers among them, by slot.
         self._workers = [member for member in self.members.values() if member.is_worker]
         self._workers.sort(key=lambda worker: worker.slot)
 
@@ -197,11 +197,11 @@ class Membership:
         return self.members.get(peer)
 
     def workers(self) -> list[MemberRecord]:
-        """All workers by slot; not to be changed."""
+        """All workers by slot; do not change the list."""
         return self._workers
 
     def owner_of(self, arena: int) -> MemberRecord | None:
-        """The living worker that exports device memory under that number."""
+        """The living worker that exports device memory under the number ``arena``."""
         return next((worker for worker in self._workers if worker.arena == arena), None)
 
     def sessions(self) -> list[MemberRecord]:
@@ -212,9 +212,9 @@ class Membership:
     ) -> MemberRecord | None:
         """The least busy worker of ``device`` that may take a task.
 
-        Among idle ones that is ``near``, which has just answered: it was probably its answer that
-        made the task ready, so what the task reads is in its cache. Else the lowest slot, or the
-        one that has less to do before.
+        ``near``, the peer whose message is being handled, comes first if it is idle: its reply
+        probably made the task ready, so its cache holds the inputs. Then comes the worker with
+        fewer tasks, then the one with less work, then the lower slot.
         """
         nearest = self.members.get(near)
         if (
@@ -225,8 +225,8 @@ class Membership:
         ):
             return nearest
         best, fewest = None, SHORT_CREDIT if for_short else WORKER_CREDIT
-        # Once or twice per message, and over all workers: a plain loop, which sees at once that a
-        # worker has enough to do.
+        # This runs once or twice per message over all workers: a plain loop that stops at a worker
+        # that is idle.
         for worker in self._workers:
             held = len(worker.flights)
             if held > fewest or worker.device != device:

@@ -1,8 +1,7 @@
-"""plan(): turn a GraphSpec into NodeTasks, the unit that is dispatched, and wire them up.
+"""plan(): turn a GraphSpec into NodeTasks, the units of dispatch, and connect them.
 
-``fusion`` and ``bundling`` say which Nodes share a task, ``wiring`` gives every contribution its
-place, ``wide_sums`` says which sums are taken in pieces.
-
+``fusion`` and ``bundling`` decide which Nodes share a task, ``sum_places`` gives every contribution
+its place, ``wide_sums`` decides which sums are taken in pieces.
 Rules of this file: pure tables, as in ``graph_spec``.
 """
 
@@ -33,20 +32,19 @@ def plan(
     gpu_workers: Mapping[int, int] | None = None,
     message_us: float = tuning.MESSAGE_US,
 ) -> Plan:
-    """Group the nodes of ``spec`` into NodeTasks and wire them up.
+    """Group the nodes of ``spec`` into NodeTasks and connect them.
 
     Args:
         spec: the graph.
         fuse: False makes a task of every Node.
         bundles: False makes a task of every group that ``fusion`` finds.
-        workers: how many could run at once; where they are more than two, or the graph has too few
+        workers: the number of CPU workers. With more than two, or if the graph has too few
             branches for them, expensive Nodes are split.
-        gpu_workers: how many there are on a GPU, by its number; 1 where it is not said.
-        message_us: what a message costs.
+        gpu_workers: the number of workers of each GPU; 1 for a GPU without an entry.
+        message_us: the cost of a message.
     """
     halved, origin = split(spec, message_us=message_us)
-    # Many workers are glad of second halves in every graph: short work to fill the end with (64
-    # experts on 16 workers, one recording: 91 instead of 87 % of the bound).
+    # Many workers profit from second halves in every graph: they are short work for the end.
     if workers <= 2 and has_branches_for(spec, workers):
         halved, origin = spec, ()
     elif not has_branches_for(halved, workers):
@@ -68,9 +66,9 @@ def _plan(
     workers: int,
     message_us: float,
 ) -> Plan:
-    """The plan of ``spec``; where Nodes are halved, ``origin`` says which one each was part of.
+    """The plan of ``spec``. If Nodes are split, ``origin`` names the original of each one.
 
-    With several workers, others get outputs of a task before it ends, if that is worth a message.
+    With several workers, a task publishes outputs before it ends if that is worth a message.
     """
     wiring = SumPlaces(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
@@ -103,7 +101,7 @@ def _plan(
 
 
 def _originals(groups: list[list[Member]], origin: tuple[int, ...]) -> Iterator[list[Member]]:
-    """Members that name the Nodes they are halves of."""
+    """Members that name the original Nodes instead of their halves."""
     halved = set(origin[max(origin) + 1 :])
     for members in groups:
         nodes = [origin[member.node] for member in members]
@@ -116,10 +114,10 @@ def _originals(groups: list[list[Member]], origin: tuple[int, ...]) -> Iterator[
 def _opens_alone(
     tasks: list[NodeTaskSpec], costs: list[float], seeds: Sequence[Seed], message_us: float
 ) -> bool:
-    """Whether the client should run task 0 itself, before it submits the others.
+    """Whether the client should run task 0 itself before it submits the others.
 
-    Several tasks wait for it, nothing runs beside it, it takes less time than to hand it over, and
-    what it gives travels inside messages anyway.
+    This is so if several tasks wait for it, nothing can run beside it, it takes less time than
+    its hand-over, and its outputs travel inside messages anyway.
     """
     if not tasks or tasks[0].on_client or tasks[0].device != ON_CPU:
         return False
@@ -144,8 +142,8 @@ def _task_specs(
 ) -> list[NodeTaskSpec]:
     position = {node: at for at, node in enumerate(spec.order)}
     client_tasks = [g for g, nodes in enumerate(groups) if spec.nodes[nodes[0]].on_client]
-    # Hooks run in the order of the serial engine, whatever finishes first: a chain of control
-    # edges. It cannot deadlock, because that order is a topological one.
+    # Hooks run in the order of the serial engine, whichever task finishes first: a chain of
+    # control edges. It cannot deadlock, because that order is a topological one.
     successor = dict(pairwise(client_tasks))
     chained = set(successor.values())
     firsts = [position[nodes[0]] for nodes in groups]

@@ -1,8 +1,8 @@
-"""PlanCache: a training loop freezes the same graph again and again; its plan is made once.
+"""PlanCache: a training loop freezes the same graph again and again; it is planned once.
 
-A plan depends on the structure and on the costs. The structure is compared exactly; costs are
-learned and drift a little with each run, so a plan serves until they have changed in earnest, be it
-that the work moved from some Nodes to others. A plan that is no longer the best one is slower,
+A plan depends on the structure and on the costs. The structure is compared exactly. Costs are
+learned and drift a little with each run, so a plan is used until they have changed considerably, or
+until the work has moved from some Nodes to others. A plan that is no longer the best is slower,
 never wrong.
 
 Rules of this file: pure tables, as in ``graph_spec``.
@@ -18,7 +18,7 @@ from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import Plan
 
-#: Plans that are kept, those used last.
+#: The number of plans that are kept, the last used ones.
 PLANS_MAX = 64
 
 
@@ -28,11 +28,11 @@ MakePlan: TypeAlias = Callable[[GraphSpec], Plan]
 class PlanCache:
     """Plans by the structure of their graph. Not thread-safe by itself.
 
-    It serves graphs whose tables are made anew each time, because of hooks; the others keep their
-    plan beside their tables.
+    It serves graphs whose tables are made anew each time, because of hooks. Other graphs keep
+    their plan beside their tables.
 
     Args:
-        make_plan: makes one.
+        make_plan: the function that makes a plan.
     """
 
     def __init__(self, make_plan: MakePlan) -> None:
@@ -40,7 +40,7 @@ class PlanCache:
         self._plans: OrderedDict[Any, tuple[list[float], Plan]] = OrderedDict()
 
     def plan(self, spec: GraphSpec) -> Plan:
-        """The plan of ``spec``, made now or before."""
+        """The plan of ``spec``: a cached one or a new one."""
         key = structure(spec)
         found = self._plans.get(key)
         costs = costs_of(spec)
@@ -56,9 +56,9 @@ class PlanCache:
 
 
 def structure(spec: GraphSpec) -> Any:
-    """All of ``spec`` that decides how its tasks are wired: everything but names and costs.
+    """All of ``spec`` that decides how its tasks are connected: everything but names and costs.
 
-    (Sequence numbers are in the order.)
+    (The order contains the sequence numbers.)
     """
     nodes = tuple(
         [
@@ -82,7 +82,7 @@ def structure(spec: GraphSpec) -> Any:
 
 
 def costs_of(spec: GraphSpec) -> list[float]:
-    """What each Node costs, in both of its halves."""
+    """The costs of each Node, in both of its halves."""
     seconds = [node.cost_us * node.second_half_share for node in spec.nodes]
     return [
         node.cost_us - second for node, second in zip(spec.nodes, seconds, strict=True)
@@ -90,6 +90,6 @@ def costs_of(spec: GraphSpec) -> list[float]:
 
 
 def are_near(now_us: list[float], then_us: list[float]) -> bool:
-    """Whether a plan for the one costs serves the other ones, too."""
+    """Whether a plan for costs ``then_us`` also fits costs ``now_us``."""
     moved = sum([abs(now - then) for now, then in zip(now_us, then_us, strict=True)])
     return moved <= tuning.DRIFT_MAX * min(sum(now_us), sum(then_us))

@@ -1,4 +1,4 @@
-"""The tables that ``plan()`` makes: NodeTasks, and what each of them runs inside.
+"""The tables that ``plan()`` makes: the NodeTasks, and the Nodes inside each of them.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -9,21 +9,21 @@ from typing import NamedTuple, TypeAlias
 
 from mpgrad.scheduler.graph_spec import ON_CPU
 
-#: Where a seed flows: task, slot, place.
+#: The target of a seed: task, slot, place.
 Seed: TypeAlias = tuple[int, int, int]
 
-#: ``NodeTaskSpec.needed_from`` where no task in front needs it.
+#: The value of ``NodeTaskSpec.needed_from`` if no earlier task needs the task.
 NOBODY = 1 << 62
 
-#: ``OutputSpec.task`` of a result that goes to the caller.
+#: The value of ``OutputSpec.task`` for a result that goes to the caller.
 CAPTURE = -1
 
 
 class OutputSpec(NamedTuple):
-    """One gradient that leaves a NodeTask, and the one place where it goes."""
+    """One gradient that leaves a NodeTask, and its one destination."""
 
-    #: Bytes of the block it needs; 0 where it travels inside the message or stays on a GPU, whose
-    #: worker finds the place itself.
+    #: The bytes of the block it needs; 0 if it travels inside the message or stays on a GPU,
+    #: whose worker allots the memory itself.
     nbytes: int
     #: Consumer: task, slot, and place among that slot's contributions (task CAPTURE: the result
     #: number ``slot``).
@@ -33,83 +33,83 @@ class OutputSpec(NamedTuple):
 
 
 class NodeTaskSpec(NamedTuple):
-    """What the coordinator keeps of one NodeTask."""
+    """What the coordinator knows about one NodeTask."""
 
     on_client: bool
-    #: Length in microseconds of the longest path from here to the end: longer runs first.
+    #: The length in microseconds of the longest path from here to the end: longer runs first.
     priority: float
-    #: Serial position of the first Node: earlier runs first among equals.
+    #: The serial position of the first Node: among equals, earlier runs first.
     position: int
-    #: Arrivals to wait for: contributions and control edges.
+    #: The number of arrivals to wait for: contributions and control edges.
     dependencies: int
-    #: For each slot, how many contributions it sums (see ``Plan.slots``).
+    #: For each slot, the number of contributions that it sums (see ``Plan.slots``).
     places: tuple[int, ...]
     outputs: tuple[OutputSpec, ...]
-    #: Tasks that may not start before this one is done, though no gradient flows.
+    #: Tasks that may not start before this one is done, although no gradient flows.
     unlocks: tuple[int, ...] = ()
-    #: Where in the client's arena the task's program lies: offset and length in bytes.
+    #: The place of the task's program in the client's arena: offset and length in bytes.
     payload: tuple[int, int] = (0, 0)
-    #: True where a message costs more than the task.
+    #: True if a message costs more than the task.
     is_short: bool = False
-    #: Serial positions of the further Nodes: which of two errors is the first one.
+    #: The serial positions of the other Nodes; they decide which of two errors is the first one.
     inner_positions: tuple[int, ...] = ()
-    #: How often it publishes outputs before it ends.
+    #: The number of times it publishes outputs before it ends.
     publications: int = 0
     #: Expected run time in microseconds.
     cost_us: int = 0
-    #: Length in microseconds of the longest path behind its end: of all that it makes ready by
-    #: then, nothing is more urgent.
+    #: The length in microseconds of the longest path behind its end. When it ends, nothing that
+    #: it has made ready is more urgent.
     behind: float = 0.0
-    #: Number of the GPU whose workers run it, or ON_CPU.
+    #: The number of the GPU whose workers run it, or ON_CPU.
     device: int = ON_CPU
-    #: The smallest serial position of a task that cannot begin without it: a bundle may have Nodes
-    #: in front of what it waits for. What is needed in front of an error still runs after it.
+    #: The smallest serial position among this task and the tasks that depend on it. After an
+    #: error, a task with a smaller value than the error's position still has to run.
     needed_from: int = NOBODY
 
 
 class InnerTarget(NamedTuple):
-    """An input of a Node inside its group."""
+    """An input of a Node inside the same group."""
 
     member: int
     input_nr: int
 
 
 class Member(NamedTuple):
-    """One Node of a group: its outputs stay inside, leave as task output ``int``, or are lost."""
+    """One Node of a group: outputs stay inside, leave as task output ``int``, or are dropped."""
 
     node: int
     routes: tuple[InnerTarget | int | None, ...]
-    #: (input number, task output): complete gradients that leave as they are: the caller wants
-    #: them, or the other half of the Node.
+    #: (input number, task output): complete gradients that leave unchanged, for the caller or for
+    #: the other half of the Node.
     captures: tuple[tuple[int, int], ...]
     #: Set in a piece of a wide sum, which runs no rule: slot 0 of the task is part of this input
-    #: of the node, and is passed on.
+    #: of the node, and the sum is passed on.
     piece_of: int | None = None
-    #: True where another task runs the rule for the other outputs, or other parts of the same.
+    #: True if another task runs the rule for the other outputs, or for other parts of this one.
     is_half: bool = False
-    #: True where the task, before it runs this rule, tells the coordinator what has left it so far:
-    #: others wait for that, and the rule takes long.
+    #: True if the task publishes its outputs so far before it runs this rule: other tasks wait
+    #: for them, and the rule takes long.
     publishes: bool = False
-    #: Of output 0 only these parts, from the first to before the second; None: all of it.
+    #: It computes only this half-open range of the parts of output 0; None: all of it.
     parts: tuple[int, int] | None = None
 
 
 class Plan(NamedTuple):
-    """NodeTasks, what each runs inside (same index), and where the seeds flow."""
+    """The NodeTasks, the Nodes inside each of them (same index), and the targets of the seeds."""
 
     tasks: tuple[NodeTaskSpec, ...]
     groups: tuple[tuple[Member, ...], ...]
-    #: For each task its slots: the inputs that get something from outside. Contributions from
-    #: inside, if there are any, are added behind those.
+    #: For each task its slots: the inputs with contributions from outside. Contributions from
+    #: inside the task are added after those.
     slots: tuple[tuple[InnerTarget, ...], ...]
-    #: For each task those of its slots whose contributions are not added but joined, and how many
-    #: parts the gradient has: contribution k of n is ``split.parts_of(k, n, parts)``.
+    #: For each task the slots whose contributions are joined instead of added, and the number of
+    #: parts of the gradient: contribution k of n is ``split.parts_of(k, n, parts)``.
     joins: tuple[tuple[tuple[int, int], ...], ...]
-    #: For each node its task.
+    #: The task of each node.
     task_of: tuple[int, ...]
     seeds: tuple[Seed, ...]
     #: True where the client should run task 0 before it submits the others.
     opens_alone: bool
-    #: Serial cost, cost of the longest path: what any number of workers cannot beat.
+    #: The serial cost, and the cost of the longest path: a lower bound for any number of workers.
     work_us: float
     critical_path_us: float

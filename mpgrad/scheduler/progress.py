@@ -1,15 +1,13 @@
-"""publish_early(): which outputs of a long task others get before it ends.
+"""publish_early(): which outputs of a long task other tasks get before it ends.
 
-A chain of layers is one task on one worker; what runs beside it (the weight gradients of each
-layer) needs only the gradients that the chain has come to so far. So the worker publishes them on
-its way (NodeTaskProgress) and goes on without waiting for anybody. To publish costs the worker a
-message, so it does so only before a Node that takes longer than that, and only if something can
-begin then, or is more urgent than the rest of the task.
+A chain of layers is one task on one worker. The work that runs beside it (the weight gradients of
+each layer) needs only the gradients that the chain has computed so far. So the worker publishes
+them as it goes (NodeTaskProgress) and does not wait for anybody. A publication costs the worker a
+message. So it publishes only before a Node that takes longer than a message, and only if another
+task can then begin, or is more urgent than the rest of this task.
 
-A chain of cheap Nodes that begins a branch at each of them (a sum of many experts) has no such
-Node. While workers have nothing yet, it publishes all the same, as soon as that lets one begin.
-
-Rules of this file: pure tables, as in ``graph_spec``.
+A trunk (see ``fusion``) has no such Node. While workers are idle, it publishes as soon as that lets
+a task begin.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from mpgrad.scheduler.plan_tables import Member, OutputSpec
 
 
 class Wired(NamedTuple):
-    """The tasks of a plan, in a topological order; one entry each."""
+    """The tasks of a plan in a topological order, one entry each."""
 
     costs: list[float]
     members: list[list[Member]]
     outputs: list[list[OutputSpec]]
-    #: How many contributions each waits for, and how many of these are seeds.
+    #: The number of contributions that each task waits for, and how many of these are seeds.
     waits: list[int]
     seeded: Counter[int]
 
@@ -37,10 +35,10 @@ class Wired(NamedTuple):
 def publish_early(
     nodes: Sequence[NodeSpec], wired: Wired, workers: int, message_us: float
 ) -> list[list[float]]:
-    """Mark those members before which the outputs so far are published.
+    """Mark the members before which the outputs so far are published.
 
     Returns:
-        For each output of each task how long the task has run when others get it.
+        For each output of each task, how long the task has run when its consumer gets it.
     """
     at_end = [
         [cost] * len(outputs) for cost, outputs in zip(wired.costs, wired.outputs, strict=True)
@@ -61,7 +59,7 @@ def publish_early(
 
 
 def _runs_elsewhere(node: NodeSpec) -> bool:
-    """Whether it is no CPU worker's. (What a GPU is asked to do, it has soon been asked.)"""
+    """Whether no CPU worker runs it. (A GPU worker only starts kernels, which takes no time.)"""
     return node.on_client or node.device != ON_CPU
 
 
@@ -69,7 +67,7 @@ class _Publisher:
     """Visits the tasks in a topological order.
 
     Attributes:
-        idle: how many workers have nothing to do after the tasks visited so far.
+        idle: the number of workers without work after the tasks visited so far.
     """
 
     def __init__(
@@ -84,14 +82,14 @@ class _Publisher:
         self.idle = 0
 
     def visit(self, task: int, members: list[Member], left_us: list[float]) -> list[float]:
-        """Mark members of ``task``; changes ``left_us``, when its outputs leave it, in place."""
+        """Mark members of ``task``; update ``left_us``, the times when its outputs leave it."""
         outputs = self._wired.outputs[task]
         complete = _completing(outputs)
         if not complete:
             return left_us
         starts = {at for at, count in complete.items() if self._starts(outputs[at].task, count)}
         ran_us = told_us = 0.0
-        waiting: list[int] = []  # have left the task, and others wait for them
+        waiting: list[int] = []  # outputs that have been computed and that others wait for
         for at, member in enumerate(members):
             node_us = self._nodes[member.node].cost_us
             waiting += [output for _, output in member.captures if outputs[output].task >= 0]
@@ -120,13 +118,13 @@ class _Publisher:
         return left_us
 
     def _starts(self, consumer: int, count: int) -> bool:
-        """Whether ``consumer`` waits for so many contributions only, and is worth a message."""
+        """Whether ``consumer`` waits for only ``count`` contributions and is worth a message."""
         wired = self._wired
         return wired.waits[consumer] == count and wired.costs[consumer] >= self._message_us
 
 
 def _completing(outputs: Sequence[OutputSpec]) -> dict[int, int]:
-    """The last output for each consumer, with how many there are: what comes before is no use."""
+    """The last output for each consumer, with their number: earlier ones are not enough alone."""
     latest: dict[int, int] = {}
     counts: Counter[int] = Counter()
     for number, (_, consumer, _, _) in enumerate(outputs):

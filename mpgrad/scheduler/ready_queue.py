@@ -10,10 +10,10 @@ from mpgrad.scheduler.graph_spec import ON_CPU
 
 
 class ReadyTask(NamedTuple):
-    """Sorts as PyTorch's queue does, with the critical path before the recording order.
+    """Sorts as in PyTorch's queue, with the critical path before the recording order.
 
-    Deeper reentrant graphs first; then the longest remaining path; then the serial engine's order;
-    the graph's number breaks ties between concurrent backwards.
+    Deeper reentrant graphs come first, then the longest remaining path, then the serial engine's
+    order; the graph's number breaks ties between concurrent backwards.
     """
 
     negative_depth: int
@@ -21,15 +21,15 @@ class ReadyTask(NamedTuple):
     position: int
     graph: int
     task: int
-    #: The smallest serial position that needs it, its own included.
+    #: The smallest serial position of a task that needs it, its own included.
     needed_from: int = 0
 
 
 @dataclass(slots=True)
 class ReadyQueue:
-    """A heap of ReadyTasks per device, as in PyTorch: none waits behind another device's tasks."""
+    """A heap of ReadyTasks per device, as in PyTorch: no task waits behind another device's."""
 
-    #: All and only devices that ever had a task.
+    #: Exactly the devices that ever had a task.
     heaps: dict[int, list[ReadyTask]] = field(default_factory=lambda: {ON_CPU: []})
 
     def push(self, task: ReadyTask, device: int = ON_CPU) -> None:
@@ -43,14 +43,14 @@ class ReadyQueue:
         return heap[0] if heap else None
 
     def devices(self) -> list[int]:
-        """Those that have had tasks, in the order in which the first one came."""
+        """The devices that have had tasks, in the order of their first one."""
         return list(self.heaps)
 
     def drop_graph(self, graph: int, start: int = 0) -> int:
-        """Forget the tasks of a graph (it failed or was cancelled) needed from ``start`` on.
+        """Remove the tasks of a failed or cancelled graph that are needed from ``start`` on.
 
         Returns:
-            How many they were.
+            The number of removed tasks.
         """
         dropped = 0
         for device, heap in self.heaps.items():

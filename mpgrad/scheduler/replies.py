@@ -1,4 +1,4 @@
-"""Replies: what follows when a dispatched task is answered, given back, or lost.
+"""Replies: what follows when a dispatched task is answered, returned or lost.
 
 Rules of this file: as in ``coordinator_state``.
 """
@@ -19,7 +19,7 @@ from mpgrad.scheduler.task_dispatch import Dispatcher
 
 
 class Replies:
-    """What a flight publishes; and its end, once: done, failed, dropped, or abandoned."""
+    """What a flight publishes, and its one end: done, failed, dropped, or abandoned."""
 
     def __init__(
         self, tables: CoordinatorTables, endings: GraphEndings, dispatcher: Dispatcher
@@ -30,7 +30,7 @@ class Replies:
         self._endings, self._dispatcher = endings, dispatcher
 
     def on_node_task_progress(self, event: ev.NodeTaskProgress) -> None:
-        """Some outputs of a task that still runs: they go to their consumers now.
+        """Deliver outputs of a task that still runs to their consumers.
 
         Their blocks stay lent until the task ends, because it may read what it wrote.
         """
@@ -85,10 +85,10 @@ class Replies:
         flight: Flight,
         outputs: Iterable[GradientRef],
     ) -> Flight:
-        """The flight with the blocks that a GPU worker has made: it holds them while it lasts.
+        """Add the blocks that a GPU worker has made to its flight, which holds them until it ends.
 
         Raises:
-            ProtocolError: one of them was made before.
+            ProtocolError: the worker names a block that it made earlier.
         """
         if member.arena < 0:
             return flight
@@ -99,7 +99,7 @@ class Replies:
             if isinstance(ref, Block) and ref.arena == member.arena and ref not in owned
         )
         for block in made:
-            # A worker numbers its blocks upwards: an old number is a block that was made before.
+            # The generations of a worker's blocks rise, so an old one belongs to an earlier block.
             if block.generation <= member.newest_generation:
                 raise ProtocolError(f"{member.peer} names a block that is not its own: {block}")
         for block in made:
@@ -111,7 +111,7 @@ class Replies:
     def _deliver(
         self, graph: GraphTask, task: int, outputs: Iterable[tuple[int, GradientRef]]
     ) -> None:
-        """Bring outputs of a task, by number, where they belong."""
+        """Deliver outputs of a task, by number, to their consumers and captures."""
         specs = graph.specs[task].outputs
         for number, ref in outputs:
             output = specs[number]
@@ -154,7 +154,7 @@ class Replies:
         self._endings.close_if_drained(graph)
 
     def abandon(self, member: MemberRecord, key: FlightKey) -> None:
-        """A flight ends without a reply that counts: its task may be run again, elsewhere."""
+        """End a flight without a valid reply: its task may run again elsewhere."""
         flight = member.end(key)
         for block in flight.blocks:
             self._leases.release(block)
@@ -164,7 +164,7 @@ class Replies:
             self._dispatcher.enqueue(graph, [key.task])
 
     def _flight_of(self, event: Any) -> tuple[MemberRecord | None, FlightKey, Flight | None]:
-        """Who answers for what; None for a reply that no longer counts (late or duplicate)."""
+        """The flight that a reply belongs to; None if it no longer counts (late or duplicate)."""
         key = FlightKey(event.graph, event.task, event.attempt)
         member = self._membership.get(event.peer)
         return member, key, None if member is None else member.flights.get(key)
@@ -176,7 +176,7 @@ class Replies:
                 member.keep(block)
 
     def _release_flight(self, graph: GraphTask, task: int, flight: Flight) -> None:
-        """The task is over: the blocks lent to it and its inputs lose one holder each."""
+        """The task is over: release the blocks lent to it and its inputs once each."""
         for block in flight.blocks:
             self._leases.release(block)
         buffer = graph.buffers.pop(task, None)

@@ -1,14 +1,14 @@
 """split(): an expensive Node becomes several, so that a plain chain of layers can use many workers.
 
-The gradient of a layer's input is what the next layer waits for; the gradients of its weights go to
-leaves, and nobody waits for those. Where both come from formulas of their own, the second half
-is a Node of its own that receives the same gradient from the first ("passes") and may run beside
+The next layer waits for the gradient of a layer's input. The gradients of its weights go to leaves,
+and nothing waits for them. If both have formulas of their own, the second half becomes a Node of
+its own. It receives the same gradient from the first half (``NodeSpec.passes``) and may run beside
 all that follows.
 
-More than two workers get something of the first half, too, where that is a large product: it is
-*cut*, and each of them computes some of its parts, which are some columns of the gradient. What
-reads it joins them (``Plan.joins``). The parts depend on shapes alone, and so do the bits; who
-computes how many of them does not matter.
+With more than two workers, a large matrix product of the first half is *cut* by columns: each of
+several workers computes some parts of the gradient, and the consumer joins them (``Plan.joins``).
+The parts depend on shapes alone, and so do the bits; the number of workers that compute them does
+not matter.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -23,22 +23,24 @@ from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, Target
 
 
 def split_above_us(message_us: float) -> float:
-    """A Node of which both halves cost the same is split from here on: the second must be worth a
-    message and a gradient that is read by another core."""
+    """The least cost of a Node with two equal halves that is split.
+
+    The second half must be worth a message and a gradient that another core reads.
+    """
     return 2.0 * tuning.worth_us(message_us)
 
 
 def split(
     spec: GraphSpec, *, sharers: int = 1, message_us: float = tuning.MESSAGE_US
 ) -> tuple[GraphSpec, tuple[int, ...]]:
-    """``spec`` with its expensive Nodes divided, and for each of its Nodes which one it was.
+    """``spec`` with its expensive Nodes divided, and the original Node of each of its Nodes.
 
-    Nodes keep their numbers; what was part of them comes behind.
+    Nodes keep their numbers; the new ones follow at the end.
 
     Args:
         spec: the graph.
         sharers: how many workers may share a product; with 1, none is cut.
-        message_us: what a message costs.
+        message_us: the cost of a message.
     """
     nodes, origin = list(spec.nodes), list(range(len(spec.nodes)))
     lone = _lone_targets(spec) if sharers > 1 else frozenset()
@@ -59,7 +61,7 @@ def split(
 
 
 def has_branches_for(spec: GraphSpec, workers: int) -> bool:
-    """Whether so many could be busy anyway: the longest path is a small part of the work."""
+    """Whether this many workers are busy anyway: the longest path is a small part of the work."""
     behind_us = [0.0] * len(spec.nodes)
     for index in reversed(spec.order):
         node = spec.nodes[index]
@@ -72,17 +74,16 @@ def has_branches_for(spec: GraphSpec, workers: int) -> bool:
 
 
 def sharers_among(workers: int) -> int:
-    """How many workers may share one product.
+    """The number of workers that may share one product.
 
-    The others have second halves to run, which is about as much work; two workers have enough of
-    them (measured, see ``docs/profiles.md``; the rest by ``scripts/simulate``).
+    The others run second halves, which are about as much work; two workers have enough of them.
     """
     return workers // 2 + 1 if workers > 2 else 1
 
 
 def _is_worth_it(node: NodeSpec, is_rest: list[bool], above_us: float) -> bool:
-    """Whether both halves have something to do and no sum mixes them."""
-    # A GPU runs both halves one after the other anyway.
+    """Whether both halves have something to compute and no sum mixes them."""
+    # A GPU runs both halves one after the other.
     if not node.is_splittable or node.on_client or node.device != ON_CPU:
         return False
     if node.cost_us * node.second_half_share < above_us / 2:
@@ -101,7 +102,7 @@ def _half(node: NodeSpec, is_rest: list[bool], late: bool) -> NodeSpec:
 
 
 def _lone_targets(spec: GraphSpec) -> frozenset[Target]:
-    """Inputs of Nodes on CPU workers that one gradient flows into."""
+    """Inputs of Nodes on CPU workers that get exactly one gradient."""
     flows = Counter(spec.seeds)
     for node in spec.nodes:
         flows.update(target for target in node.edges if target is not None)
@@ -115,17 +116,17 @@ def _lone_targets(spec: GraphSpec) -> frozenset[Target]:
 
 
 def _can_be_cut(node: NodeSpec, lone: frozenset[Target]) -> bool:
-    """Whether its only output could be computed in parts, and nothing is added to that."""
+    """Whether its only output can be computed in parts, and nothing is added to that."""
     if not node.part_nbytes or node.on_client or node.device != ON_CPU:
         return False
     return node.edges[0] in lone and not any(node.edges[1:])
 
 
 def _cut(node: NodeSpec, sharers: int, above_us: float) -> list[NodeSpec]:
-    """``node`` as several, which compute some of its parts each; itself where that is no use."""
+    """``node`` as several Nodes that compute some of its parts each, if that is worth it."""
     count = len(node.part_nbytes)
     shares = min(sharers, count, int(node.cost_us / above_us))
-    # Others wait for the largest share: no more of them than its size asks for.
+    # The consumer waits for the largest share, so use no more shares than its size requires.
     shares = math.ceil(count / math.ceil(count / max(shares, 1)))
     if shares < 2:
         return [node]
@@ -137,5 +138,5 @@ def _cut(node: NodeSpec, sharers: int, above_us: float) -> list[NodeSpec]:
 
 
 def parts_of(share: int, shares: int, parts: int) -> tuple[int, int]:
-    """Which of a product's parts one of its shares is: from the first to before the second."""
+    """The half-open range of a product's parts that belongs to one of its shares."""
     return parts * share // shares, parts * (share + 1) // shares

@@ -1,4 +1,4 @@
-"""Wiring: gives each contribution to a gradient its place, whatever task it comes from.
+"""SumPlaces: gives each contribution to a gradient its place, whichever task it comes from.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -14,8 +14,8 @@ from mpgrad.scheduler.wide_sums import Piece, WideSum, width_for
 class SumPlaces:
     """Places for every contribution, in the order in which the serial engine would add them.
 
-    Walking producers in serial order, and their outputs in turn, hands out the places of each
-    input in exactly that order: this is what makes the sum independent of arrival.
+    It walks the producers in serial order, and their outputs in turn, and so gives out the places
+    of each input in exactly that order. This makes the sum independent of the order of arrival.
     """
 
     def __init__(self, spec: GraphSpec, group_of: list[int], groups: list[list[int]]) -> None:
@@ -31,7 +31,7 @@ class SumPlaces:
         for number, (node, input_nr) in enumerate(spec.captures):
             self._captures.setdefault(node, []).append((input_nr, number))
         self._bypassed = self._find_bypassed()
-        #: Place of each node among the members of its group.
+        #: The index of each node among the members of its group.
         self._member = {
             node: at
             for nodes in groups
@@ -43,16 +43,16 @@ class SumPlaces:
                 self._wire(node, self._captures.get(node, []))
 
     def split_wide_sums(self) -> list[tuple[int, int, Piece]]:
-        """Spread inputs with very many contributions over tasks of their own.
+        """Divide sums with very many contributions among additional tasks.
 
         Returns:
-            For each new task: whose input it is part of, the input's bytes, the piece.
+            For each new task: the group of its input, the bytes of the input, and the piece.
         """
         split: dict[tuple[int, int], WideSum] = {}
         added: list[tuple[int, int, Piece]] = []
         for (node, input_nr), slot in self._slot_of.items():
             if self._spec.nodes[node].is_on_device(input_nr):
-                continue  # a GPU is not kept waiting for memory that it has
+                continue  # gradients on a GPU take no memory of the arena
             task, nbytes = self._group_of[node], self._spec.nodes[node].input_nbytes[input_nr]
             count = self.places[task][slot]
             width = width_for(nbytes, count)
@@ -82,7 +82,7 @@ class SumPlaces:
     def _find_bypassed(self) -> dict[int, int]:
         """Sinks that one producer of their own group fills: node -> result number.
 
-        The producer's output leaves the task directly, so that it can be born in its block.
+        The producer's output leaves the task directly, so that it is written into its block.
         """
         contributions = [0] * len(self._spec.nodes)
         producer = [-1] * len(self._spec.nodes)

@@ -1,4 +1,4 @@
-"""Dispatcher: which ready task goes where, and with which blocks for its outputs.
+"""Dispatcher: which worker gets which ready task, with which blocks for its outputs.
 
 Rules of this file: as in ``coordinator_state``.
 """
@@ -16,7 +16,7 @@ from mpgrad.scheduler.ready_queue import ReadyTask
 
 
 class Dispatcher:
-    """The way of a task from ready to dispatched."""
+    """Moves tasks from ready to dispatched."""
 
     def __init__(self, tables: CoordinatorTables, endings: GraphEndings) -> None:
         self._graphs, self._ready, self._out = tables.graphs, tables.ready, tables.out
@@ -24,7 +24,7 @@ class Dispatcher:
         self._endings = endings
 
     def enqueue(self, graph: GraphTask, tasks: list[int]) -> None:
-        """Ready tasks go to the queue, those of the client straight to its session."""
+        """Put ready tasks into the queue, those of the client straight to its session."""
         for task in tasks:
             spec = graph.specs[task]
             if not graph.is_wanted(task):
@@ -45,7 +45,7 @@ class Dispatcher:
                 )
 
     def dispatch_ready(self, near: str) -> None:
-        """Hand out ready tasks, most urgent first, as long as a worker has credit for them.
+        """Dispatch ready tasks, most urgent first, as long as a worker has credit for them.
 
         ``near`` is the peer whose message made them ready.
         """
@@ -72,7 +72,7 @@ class Dispatcher:
                 return
 
     def send(self, graph: GraphTask, task: int, member: MemberRecord, *, is_suspect: bool) -> bool:
-        """ready -> dispatched; False if memory is short, so that the task has to wait."""
+        """ready -> dispatched; False if the task has to wait for memory."""
         spec = graph.specs[task]
         try:
             blocks = self._allot(graph, task)
@@ -102,9 +102,9 @@ class Dispatcher:
         return True
 
     def _allot(self, graph: GraphTask, task: int) -> tuple[Block | None, ...]:
-        """Blocks for the task's large outputs; all or none. The client uses its own arena.
+        """Allot the blocks of the task's large outputs: all or none. The client uses its own arena.
 
-        What a lost attempt has published stays as it is, since others may be reading it.
+        Outputs that a lost attempt has published keep their blocks: others may be reading them.
         """
         spec = graph.specs[task]
         published = graph.published.get(task, ())
@@ -113,7 +113,7 @@ class Dispatcher:
         blocks: list[Block | None] = []
         try:
             for number, output in enumerate(spec.outputs):
-                # One by one: what was allotted before an exception has to be given back.
+                # Each block is appended at once: after an exception all of them are released.
                 is_wanted = output.nbytes and number not in published
                 blocks.append(self._leases.allot(output.nbytes) if is_wanted else None)
         except SharedMemoryExhausted:
@@ -125,7 +125,7 @@ class Dispatcher:
     def _must_wait_for_memory(
         self, graph: GraphTask, task: int, full: SharedMemoryExhausted
     ) -> bool:
-        """Wait while something in flight may give memory back; else the graph fails."""
+        """Wait if a task in flight may release memory; else fail the graph."""
         if any(worker.flights for worker in self._membership.workers()):
             self.enqueue(graph, [task])
             return True

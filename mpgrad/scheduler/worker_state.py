@@ -1,7 +1,7 @@
-"""WorkerState: what a worker does next. One task runs at a time; the rest waits here.
+"""WorkerState: what a worker does next. One task runs at a time; the others wait here.
 
-Rules of this file: as in ``coordinator_state``. The shell drains its lanes between tasks, so that a
-cancellation or an urgent task overtakes what was prefetched.
+Rules of this file: as in ``coordinator_state``. The shell empties its lanes between tasks, so that
+a cancellation or an urgent task overtakes prefetched tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpgrad.scheduler import instructions as do
 
 
 class WorkerState:
-    """Prefetched tasks, deeper graphs first, else in order of arrival."""
+    """The prefetched tasks: deeper graphs first, then in order of arrival."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
@@ -26,7 +26,7 @@ class WorkerState:
         self.is_stopping = False
 
     def handle_event(self, event: Any) -> list[do.WorkerInstruction]:
-        """What to do about ``event``: replies to send, a task to run, or to stop."""
+        """The reaction to ``event``: replies to send, a task to run, or the end of the process."""
         out: list[do.WorkerInstruction] = []
         if isinstance(event, do.DispatchNodeTask):
             heappush(self.waiting, (-event.depth, self._arrivals, event))
@@ -56,7 +56,7 @@ class WorkerState:
         return reply
 
     def _give_back(self, graph: int) -> list[do.WorkerInstruction]:
-        """The tasks of a cancelled graph that have not begun."""
+        """Return the tasks of a cancelled graph that have not begun."""
         dropped = [entry for entry in self.waiting if entry[2].graph == graph]
         self.waiting = [entry for entry in self.waiting if entry[2].graph != graph]
         heapify(self.waiting)

@@ -1,13 +1,15 @@
-"""What forward has put on ctx: whether it may travel to a worker, and how.
+"""The attributes that forward has set on ctx: whether they may be sent to a worker, and how.
 
-It is sent as it is when the backward begins, so it may travel if nobody can change it from then on
-where a backward of this process would see the change, and if backward cannot tell a copy from it.
+They are sent unchanged when the backward begins. So a value may be sent if nothing can change it
+afterwards that a backward in this process would notice, and if backward cannot distinguish it from
+a copy.
 """
 
 from __future__ import annotations
 
 import gc
 import io
+import operator
 import pickle
 import sys
 import types
@@ -27,10 +29,10 @@ from mpgrad.tensors.tensor import Tensor
 
 
 def attributes_reason(attributes: dict[str, Any]) -> str:
-    """Why a ctx with these attributes should stay in the client; empty if it may travel.
+    """Why a ctx with these attributes should stay in the client; empty if it may be sent.
 
-    A copy of a list is as good as the list only where nobody else holds it: a list that the caller
-    shares could be changed by backward, which the caller would then miss.
+    A copy of a list is as good as the list only if nobody else holds it: backward could change a
+    list that the caller shares, and the caller would not see it.
     """
     for name in attributes:
         reason = _item_reason(attributes, name)
@@ -42,9 +44,9 @@ def attributes_reason(attributes: dict[str, Any]) -> str:
 def attributes_words(cls: type[Function], reason: str) -> str:
     """``attributes_reason`` as a sentence, with the remedy."""
     return (
-        f"in {cls.__qualname__}, {reason}. Put what backward needs of it on ctx as arrays, "
+        f"in {cls.__qualname__}, {reason}. Set the values that backward needs on ctx as arrays, "
         "numbers, tuples or a frozen dataclass; or set run_on = "
-        f'"worker" on {cls.__qualname__}, which promises that nobody changes it'
+        f'"worker" on {cls.__qualname__}, which promises that nothing changes it'
     )
 
 
@@ -53,12 +55,12 @@ def _references(container: Any, key: Any) -> int:
     return sys.getrefcount(value)
 
 
-#: What `_references` counts for a value that only its container holds (it differs by interpreter).
+#: The reference count of a value that only its container holds (it differs between interpreters).
 _PRIVATE = _references([[]], 0)
 
 
 def _item_reason(container: Any, key: Any) -> str:
-    """Why ``container[key]`` may not travel; ``container`` itself is known to be private."""
+    """Why ``container[key]`` may not be sent; ``container`` itself is known to be private."""
     kind = type(container[key])
     if kind not in (list, dict):
         return _value_reason(container[key])
@@ -102,7 +104,7 @@ def _is_namedtuple(kind: type) -> bool:
 
 
 def _is_frozen_dataclass(value: Any) -> bool:
-    """Whether it is an instance of one that has nothing but its fields."""
+    """Whether it is an instance of a frozen dataclass with nothing but its fields."""
     kind = type(value)
     parameters = vars(kind).get("__dataclass_params__")
     if parameters is None or not parameters.frozen or not hasattr(value, "__dict__"):
@@ -111,13 +113,52 @@ def _is_frozen_dataclass(value: Any) -> bool:
 
 
 def _mapping_reason(value: types.MappingProxyType[Any, Any]) -> str:
-    """A proxy is as constant as the dictionary behind it: nobody else may have that."""
+    """A proxy is constant only if nobody else has the dictionary behind it."""
     behind = gc.get_referents(value)
     if len(behind) != 1 or _references(behind, 0) > _PRIVATE + 1:
         return " of a dictionary that is also held elsewhere, which can change"
     if not is_constant(tuple(value)):
         return " with keys that may change"
     return next(filter(None, map(_value_reason, value.values())), "")
+
+
+# ---------------------------------------------------------------------- changed by backward
+
+
+def containers_in(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The lists and dictionaries among ``attributes``, in copies that keep what they hold now."""
+    return {name: _copied(value) for name, value in attributes.items() if type(value) in _CHANGED}
+
+
+def changed_containers(attributes: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The current content of the containers that backward has changed since ``containers_in``."""
+    return {
+        name: attributes[name]
+        for name, old in before.items()
+        if name in attributes and not _holds(attributes[name], old)
+    }
+
+
+_CHANGED = (list, dict)
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return value
+
+
+def _holds(value: Any, old: Any) -> bool:
+    """Whether ``value`` holds the same objects as ``old`` in the same order, by identity."""
+    if type(value) is not type(old) or type(value) not in _CHANGED:
+        return value is old
+    if len(value) != len(old):
+        return False
+    if type(value) is dict and not all(map(operator.is_, value, old)):
+        return False
+    return all(_holds(value[key], old[key]) for key in _keys(old))
 
 
 #: Those of SciPy's sparse formats that are a few arrays.
@@ -135,10 +176,10 @@ def _is_sparse(value: Any) -> bool:
 
 
 def classes_in(attributes: dict[str, Any]) -> tuple[type, ...]:
-    """The user's classes among the types of what may travel, each once, in a fixed order.
+    """The user's classes among the types of these attributes, each once, in a fixed order.
 
-    They travel with the Function, by value: so the very class that backward names is that of the
-    values on ctx.
+    They are sent with the Function, by value, so that the class that backward names is the class of
+    the values on ctx.
     """
     found: dict[type, None] = {}
     for value in attributes.values():
@@ -163,18 +204,18 @@ def _collect(value: Any, found: dict[type, None]) -> None:
         _collect(item, found)
 
 
-#: Most of what stands on a ctx.
+#: The types of most attributes of a ctx.
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, np.ndarray, Tensor})
 
 
 def pack_attributes(
     attributes: dict[str, Any], classes: tuple[type, ...], out_of_band: Callable[[Any], None]
 ) -> bytes:
-    """The attributes of a ctx, pickled; classes that travel with its Function stand as numbers.
+    """The attributes of a ctx, pickled; classes that are sent with its Function are numbers.
 
     Args:
-        attributes: what is on the ctx.
-        classes: what ``classes_in`` found.
+        attributes: the attributes.
+        classes: the result of ``classes_in``.
         out_of_band: gets the buffers of arrays.
     """
     if not attributes:
@@ -192,7 +233,7 @@ def pack_attributes(
     return stream.getvalue()
 
 
-#: Nothing in them needs cloudpickle, which takes five times as long.
+#: They do not need cloudpickle, which takes five times as long.
 _SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 

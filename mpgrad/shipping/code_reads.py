@@ -1,7 +1,7 @@
-"""What a code object reads and writes outside itself, found in its bytecode.
+"""code_reads(): what a code object reads and writes outside itself, found in its bytecode.
 
-Purely static: it knows names and attribute paths (``settings.scale``), not the objects behind them
-(see ``purity``). What it cannot follow it reports, so that the caller can be careful.
+The analysis is static: it knows names and attribute paths (``settings.scale``), not the objects
+behind them (see ``purity``). It reports what it cannot follow, so that the caller can be careful.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import NamedTuple
 
 
 class Access(NamedTuple):
-    """One use of something that is not local.
+    """One use of a variable that is not local.
 
     Attributes:
         source: ``"global"``, ``"free"`` (a closure's variable) or ``"import"``.
         name: the variable's name, or the module's (leading dots: a relative import).
         path: attributes looked up on it, in order.
         action: ``"load"``; ``"alias"``: only stored in a local variable, whose uses are reported
-            with the same source; ``"member"``: asked whether it holds something; ``"store"``:
-            assigned or deleted; ``"computed"``: an attribute whose name is computed at run time.
+            with the same source; ``"member"``: the right operand of ``in``; ``"identity"``: an
+            operand of ``is``; ``"store"``: assigned or deleted; ``"computed"``: an attribute whose
+            name is computed at run time.
         line: in the source file.
     """
 
@@ -34,13 +35,13 @@ class Access(NamedTuple):
 
 
 class CodeReads(NamedTuple):
-    """Everything that a code object and those inside it touch.
+    """Everything that a code object and those inside it use.
 
     Attributes:
         accesses: in the order of the code.
         attributes: names looked up on objects that could not be followed, with a line each.
-        stores: attributes assigned or deleted on such objects: (local variable, or "" where the
-            object is none, attribute, line).
+        stores: attributes assigned or deleted on such objects: (local variable or "", attribute,
+            line).
         sets: lines where a set is made whose order could matter.
     """
 
@@ -50,7 +51,7 @@ class CodeReads(NamedTuple):
     sets: tuple[int, ...]
 
 
-#: Where a value on top of the stack came from; a local variable can have several origins.
+#: The origins of the value on top of the stack; a local variable can have several.
 _Origin = tuple[str, str, tuple[str, ...]]
 
 #: Instructions that leave the top of the stack as it is.
@@ -64,7 +65,7 @@ _LOAD_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS
 _LOAD_FREE = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 
 
-#: Builtins that give the same in whatever order they get it.
+#: Builtins whose result does not depend on the order of their argument.
 _WITHOUT_ORDER = frozenset({"sorted", "len", "min", "max", "any", "all"})
 
 
@@ -83,12 +84,12 @@ def code_reads(code: CodeType) -> CodeReads:
     while pending:
         current, free = pending.pop()
         scan = _Scan(current, free)
-        scan.run()  # learns which local variables stand for something that is not local
+        scan.run()  # learns which local variables refer to values that are not local
         scan.run()
         accesses += scan.accesses
         attributes += scan.attributes
         sets += scan.sets
-        # An inner function's parameters say nothing about the outer one's.
+        # The parameters of an inner function do not describe the outer one's.
         stores += scan.stores if current is code else [("", *s[1:]) for s in scan.stores]
         nested = [constant for constant in current.co_consts if isinstance(constant, CodeType)]
         pending += [(inner, free & frozenset(inner.co_freevars)) for inner in nested]
@@ -96,7 +97,7 @@ def code_reads(code: CodeType) -> CodeReads:
 
 
 def _parts(op: str, value: object) -> list[tuple[str, object]]:
-    """The simple instructions that a fused one of newer interpreters stands for."""
+    """The simple instructions of a fused instruction of newer interpreters."""
     if isinstance(value, tuple) and "_FAST_" in op:
         names = re.findall(r"(?:LOAD|STORE)_FAST(?:_BORROW)?", op)
         if len(names) == len(value):
@@ -123,8 +124,10 @@ class _Scan:
         #: The local variable on top of the stack, if one is.
         self._local = ""
         self._top: list[_Origin] = []
+        #: The value below it on the stack.
+        self._below: list[_Origin] = []
         self._imported: _Origin | None = None
-        #: How far a `getattr(object, "name"[, constant])` has come: None outside of one.
+        #: The progress of a `getattr(object, "name"[, constant])`: None outside of one.
         self._getattr: str | None = None
         self._constants: list[object] = []
         self._previous = ""
@@ -165,7 +168,7 @@ class _Scan:
         self._previous = op
 
     def _follow_sets(self, op: str, value: object) -> None:
-        """Report sets, but for those of numbers, and where their order cannot matter."""
+        """Report sets, except those of numbers, and uses in which the order cannot matter."""
         if self._has_set and op != "CONTAINS_OP":
             self.sets.append(self._line)
         self._has_set = (op in ("BUILD_SET", "SET_ADD") and value != 0) or (
@@ -195,11 +198,12 @@ class _Scan:
             self.accesses.append(Access("global", "getattr", (), "computed", self._line))
 
     def _push(self, origins: list[_Origin]) -> None:
+        self._below = self._top
         self._finish("load")
         self._top = origins
 
     def _finish(self, action: str) -> None:
-        """The value on top goes where it cannot be followed: report it."""
+        """Report that the value on top is used where it cannot be followed."""
         for source, name, path in self._top:
             self.accesses.append(Access(source, name, path, action, self._line))
         self._top = []
@@ -251,6 +255,11 @@ class _Scan:
             stays = self._top if self._previous == "COPY" else []  # `(m := module).name`
             self._finish("alias")
             self._top = stays
+            return
+        if op == "IS_OP":
+            self._finish("identity")
+            self._top, self._below = self._below, []
+            self._finish("identity")
             return
         self._finish("member" if op == "CONTAINS_OP" else "load")
         if op in ("STORE_GLOBAL", "DELETE_GLOBAL"):

@@ -1,4 +1,4 @@
-"""Which values can never change, and whether two of them are the same to the last bit."""
+"""Values that can never change, and whether two of them are equal to the last bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpgrad.base.dtype import DType
 from mpgrad.base.hash_seed import fixed_hash_seed
 from mpgrad.base.size import Size
 
-#: Stands for a name that is not bound.
+#: The value of a name that is not bound.
 MISSING: Any = object()
 
 _IMMUTABLE_TYPES = frozenset(
@@ -43,12 +43,14 @@ _IMMUTABLE_TYPES = frozenset(
         Size,
     }
 )
+#: Each process has exactly one object for a constant of these types.
+_SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), DType, type(CPU)})
 #: Equal values of these types are interchangeable; a float needs its bits compared.
 _EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range, DType, Size})
 
 
 def is_constant(value: Any) -> bool:
-    """True where ``value`` and all that it holds is immutable, and nothing in it is user code."""
+    """True if ``value`` and everything in it is immutable, and nothing in it is user code."""
     kind = type(value)
     if kind in _IMMUTABLE_TYPES:
         return True
@@ -61,8 +63,15 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, np.dtype) and not value.hasobject
 
 
+def is_copied(value: Any) -> bool:
+    """Whether a worker gets a copy of ``value``, a constant, which ``is`` distinguishes from other
+    equal objects there."""
+    is_single = type(value) in _SINGLE or isinstance(value, np.dtype)
+    return not is_single and is_constant(value)
+
+
 def has_own_order(value: Any) -> bool:
-    """Whether a constant holds a set that another process could go through in another order."""
+    """Whether a constant contains a set, which may have another order in another process."""
     if type(value) is tuple:
         return any(map(has_own_order, value))
     if type(value) is not frozenset:
@@ -74,10 +83,10 @@ def has_own_order(value: Any) -> bool:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether a function that reads ``first`` could tell it from ``second``.
+    """Whether a function could not distinguish ``first`` from ``second``.
 
     Immutable values compare by type and bits (nan equals itself, 0.0 is not -0.0); all others by
-    identity. May say False for values that are the same, never the reverse.
+    identity. It may return False for equal values, never True for different ones.
     """
     if first is second:
         return True
@@ -98,7 +107,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def is_importable(value: Any) -> bool:
-    """True where another process finds this very object under its module and name."""
+    """True if another process finds this very object under its module and name."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if module is None or not isinstance(name, str):
@@ -110,7 +119,7 @@ def is_importable(value: Any) -> bool:
 
 
 def is_enum_member(value: Any) -> bool:
-    """True for a member of an Enum whose value is constant and which has nothing else."""
+    """True for a member of an Enum with a constant value and nothing else."""
     if not isinstance(value, Enum) or not is_constant(value._value_):
         return False
     return all(name.startswith("_") for name in vars(value))

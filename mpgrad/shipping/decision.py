@@ -1,10 +1,11 @@
 """Where a custom Function's backward may run, and how its code reaches a worker.
 
-``decide`` looks through the class once (see ``purity``) and afterwards only compares what was read
-with what is there now. ``loading`` is the worker's side. Knows neither graphs nor processes.
+``decide`` analyses the class once (see ``purity``) and afterwards only compares the values that the
+class reads with their current ones. ``loading`` is the worker's side. It knows neither graphs nor
+processes.
 
-Code travels by value: a worker that imported the user's module could find another version of it
-than the one that ran forward. Only installed classes travel by import path.
+Code is sent by value: a worker that imported the user's module could find another version than the
+one that ran forward. Only installed classes are sent by import path.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from typing import Any, Literal
 import cloudpickle
 
 from mpgrad.autograd.function import Function
+from mpgrad.shipping.constants import MISSING
 from mpgrad.shipping.findings import Survey
 from mpgrad.shipping.installed_state import is_installed_name
 from mpgrad.shipping.process_state import is_installed_namespace
 from mpgrad.shipping.purity import survey
 
-#: How many classes are remembered; a class that was dropped is only looked through again.
+#: The number of classes that are remembered; a dropped class is analysed again.
 CACHE_LIMIT = 1024
 
 _REMEDY = (
     "To run it on a worker, pass the value through ctx or make it an immutable constant; or set "
     'run_on = "worker" on the class, which promises that its result depends on nothing else '
-    '(run_on = "client" keeps it here without this warning)'
+    '(run_on = "client" keeps it in this process without this warning)'
 )
 
 _lock = threading.Lock()
@@ -51,13 +53,13 @@ class ShippedCode:
 
     code_id: str
     blob: bytes
-    #: Classes in it that a ctx holds instances of.
+    #: Classes in it of which a ctx holds instances.
     held: tuple[type, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where backward runs; ``reason`` says why not on a worker, ``code`` is what to send to it."""
+    """Where backward runs: ``reason`` why not on a worker, ``code`` to send to a worker."""
 
     run_on: Literal["worker", "client"]
     reason: str = ""
@@ -72,17 +74,17 @@ class _Entry:
 
 
 def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
-    """Where ``cls.backward`` runs, as things stand now.
+    """Where ``cls.backward`` runs now.
 
     Args:
         cls: the Function.
-        held: the user's classes of what its ctx holds, which travel with it.
+        held: the user's classes of values on its ctx, which are sent with it.
 
-    A class that was looked through before costs one comparison per value that it reads. One that
-    reads what can change unseen, and has ``run_on = "worker"`` all the same, is packed again.
+    A class that was analysed before costs one comparison per value that it reads. A class that
+    reads values which can change unseen, but has ``run_on = "worker"``, is packed again.
 
     Raises:
-        ValueError: ``run_on`` is none of None, ``"worker"`` and ``"client"``.
+        ValueError: ``run_on`` is not None, ``"worker"`` or ``"client"``.
         TypeError: ``run_on = "worker"``, but the class cannot be pickled.
     """
     asked = cls._checked_run_on()
@@ -104,16 +106,37 @@ def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
     return entry.decision
 
 
+def what_changed(cls: type[Function], held: tuple[type, ...] = ()) -> str:
+    """The name of one thing that the class reads and that has changed since the decision; empty if
+    nothing has changed."""
+    entry = _entries.get((cls, *held))
+    return "" if entry is None else entry.survey.what_changed()
+
+
+def names_read(cls: type[Function], held: tuple[type, ...] = ()) -> list[str]:
+    """The names that the class's backward reads besides its arguments; empty before a decision."""
+    entry = _entries.get((cls, *held))
+    if entry is None:
+        return []
+    found = dict.fromkeys(
+        name
+        for namespace, name, value in entry.survey.bindings
+        if isinstance(namespace, dict) and value is not MISSING
+    )
+    found.update(dict.fromkeys(f"{module}.{name}" for module, name in entry.survey.settings))
+    return list(found)
+
+
 # ---------------------------------------------------------------------- deciding
 
 
 def _decide(
     cls: type[Function], asked: str | None, held: tuple[type, ...], found: Survey | None
 ) -> _Entry:
-    """Pack ``cls``; ``found``: its survey, if that is current."""
+    """Pack ``cls``; ``found`` is its survey, if that is current."""
     try:
         found = found or survey(cls, held)
-    except Exception as error:  # a global may be an object that raises when it is looked at
+    except Exception as error:  # a global may be an object that raises when it is inspected
         if asked == "worker":
             raise
         why = f"its code cannot be looked through ({type(error).__name__}: {error})"
@@ -122,13 +145,13 @@ def _decide(
         return _Entry(asked, Decision("client", _reason(cls, found.problems[0])), found)
     try:
         blob = _dump(cls, held, found)
-    except Exception as error:  # pickling runs arbitrary user code, so anything may come
+    except Exception as error:  # pickling runs arbitrary user code, so anything may be raised
         why = f"its code cannot be pickled ({type(error).__name__}: {error})"
         if asked is None:
             return _Entry(asked, Decision("client", _reason(cls, why)), found)
         raise TypeError(
-            f'{cls.__qualname__} has run_on = "worker", but {why}. Keep what cannot be pickled '
-            'out of its globals and closures, or set run_on = "client".'
+            f'{cls.__qualname__} has run_on = "worker", but {why}. Remove values that cannot be '
+            'pickled from its globals and closures, or set run_on = "client".'
         ) from error
     if not found.is_current():  # another thread wrote between the survey and the dump
         why = "what it reads changes while it is being read"
@@ -146,9 +169,10 @@ def _reason(cls: type[Function], problem: str) -> str:
 
 
 def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
-    """The class, or that and the classes that its ctx holds; behind it the settings of installed
-    modules, if there are any."""
-    settings = pickle.dumps(found.settings, protocol=5) if found.settings else b""
+    """Pickle the class, with the classes that its ctx holds if there are any. The settings and the
+    aliases of installed modules follow in a second pickle if there are any."""
+    both = found.settings, found.aliases
+    settings = pickle.dumps(both, protocol=5) if any(both) else b""
     module = sys.modules.get(cls.__module__)
     if not held and module is not None and is_installed_namespace(vars(module)):
         return pickle.dumps(cls, protocol=5) + settings
@@ -160,7 +184,7 @@ def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
 
 @contextmanager
 def _travelling_by_value(modules: dict[str, types.ModuleType]) -> Iterator[None]:
-    """Registered with cloudpickle for the duration of one dump (the caller holds the lock)."""
+    """Register modules with cloudpickle for one dump (the caller holds the lock)."""
     already = cloudpickle.list_registry_pickle_by_value()
     added = [
         module
@@ -177,10 +201,10 @@ def _travelling_by_value(modules: dict[str, types.ModuleType]) -> Iterator[None]
 
 
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, with what backward cannot reach left out.
+    """cloudpickle without the parts that backward cannot reach.
 
-    Also without cloudpickle's class tracking: a worker that loads a second version of a class
-    would otherwise get the first one back, changed in place under those who still use it.
+    It also switches off cloudpickle's class tracking: a worker that loads a second version of a
+    class would otherwise get the first one back, changed in place.
     """
 
     def __init__(self, file: io.BytesIO, found: Survey) -> None:
@@ -193,7 +217,7 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
         if isinstance(obj, functools._lru_cache_wrapper) and not is_installed_name(obj):
-            # By itself it would travel by name.
+            # Without this it would be sent by name.
             parameters = obj.cache_parameters()
             return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
         reduced = super().reducer_override(obj)
@@ -211,12 +235,12 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(function)
         if isinstance(reduced, tuple) and len(reduced) == 6:
             attributes, slots = reduced[2]
-            # Annotations are for readers; they could drag whole libraries along.
+            # Annotations are for readers; they could refer to whole libraries.
             return (*reduced[:2], (attributes, {**slots, "__annotations__": {}}), *reduced[3:])
         return reduced
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        """A user's module travels as just those of its names that are read."""
+        """A user's module is sent with only the names that are read."""
         if is_installed_namespace(vars(module)):
             return importlib.import_module, (module.__name__,)
         if id(module) in self._found.whole_modules:
@@ -259,7 +283,7 @@ def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
 
 
 class _LeftOut:
-    """Stands in a worker for a function that backward was found not to use."""
+    """Replaces, in a worker, a function that backward was found not to use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -276,7 +300,7 @@ def _left_out(name: str) -> _LeftOut:
 
 
 def _forget_lock_in_child() -> None:
-    # A thread that does not exist in the child may have it.
+    # A thread that does not exist in the child may hold it.
     global _lock
     _lock = threading.Lock()
 

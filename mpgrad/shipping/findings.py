@@ -1,4 +1,4 @@
-"""Survey: what a Function's backward was found to read, and whether all of that is unchanged."""
+"""Survey: what a Function's backward reads, and whether all of that is unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpgrad.shipping.constants import MISSING, same
 
 @dataclass
 class Survey:
-    """What was found. The values are as they were; :meth:`is_current` compares them with now.
+    """What was found, with the values of that time; :meth:`is_current` compares them with now.
 
     Attributes:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
@@ -23,7 +23,9 @@ class Survey:
         forward_only: ids of functions that need not travel.
         bindings: (namespace, name, what it was bound to).
         functions: what could have been replaced in each function.
-        settings: constants that installed modules hold, by module and name: they are brought along.
+        settings: constants of installed modules, by module and name; they travel with the class.
+        aliases: functions that an installed module holds under another name than their own: their
+            own names, by module and name.
         cells: (a closure's variable, what it held).
         classes: (class, its bases, how many attributes it had).
     """
@@ -37,38 +39,45 @@ class Survey:
     bindings: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     functions: list[FunctionState] = field(default_factory=list)
     settings: dict[tuple[str, str], Any] = field(default_factory=dict)
+    aliases: dict[tuple[str, str], str] = field(default_factory=dict)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
 
     @property
     def can_change_unseen(self) -> bool:
-        """Whether there is more to what it reads than :meth:`is_current` compares."""
+        """Whether it reads more than :meth:`is_current` compares."""
         return len(self.problems) > self.is_inner
 
     def is_current(self) -> bool:
-        """Whether everything that was read still is what it was (microseconds)."""
+        """Whether everything that was read is unchanged. The call takes microseconds."""
+        return not self.what_changed()
+
+    def what_changed(self) -> str:
+        """The name of the first thing that has changed; empty if nothing has changed."""
         for namespace, name, value in self.bindings:
             now = namespace.get(name, MISSING)
             if now is not value and not same(now, value):
-                return False
+                return f"`{name}`"
         for function, code, defaults, kwdefaults, attributes in self.functions:
-            if function.__code__ is not code or len(vars(function)) != attributes:
-                return False
-            if not same(function.__defaults__, defaults):
-                return False
-            if not same(keyword_defaults(function), kwdefaults):
-                return False
+            if (
+                function.__code__ is not code
+                or len(vars(function)) != attributes
+                or not same(function.__defaults__, defaults)
+                or not same(keyword_defaults(function), kwdefaults)
+            ):
+                return f"{function.__qualname__}()"
         for cell, value in self.cells:
             now = cell_contents(cell)
             if now is not value and not same(now, value):
-                return False
-        return all(
-            cls.__bases__ == bases and len(vars(cls)) == size for cls, bases, size in self.classes
-        )
+                return "a variable of a closure"
+        for cls, bases, size in self.classes:
+            if cls.__bases__ != bases or len(vars(cls)) != size:
+                return cls.__qualname__
+        return ""
 
 
 class FunctionState(NamedTuple):
-    """What can be replaced in a function without replacing the function."""
+    """The parts of a function that can be replaced without replacing the function."""
 
     function: types.FunctionType
     code: types.CodeType
@@ -78,7 +87,7 @@ class FunctionState(NamedTuple):
 
     @classmethod
     def of(cls, function: types.FunctionType) -> FunctionState:
-        """As it is now."""
+        """The current state."""
         return cls(
             function,
             function.__code__,
@@ -89,7 +98,7 @@ class FunctionState(NamedTuple):
 
 
 def cell_contents(cell: types.CellType) -> Any:
-    """What a closure's variable holds, or MISSING."""
+    """The value of a closure's variable, or MISSING."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -102,7 +111,7 @@ def keyword_defaults(function: types.FunctionType) -> tuple[tuple[str, Any], ...
 
 
 def line_of(function: types.FunctionType, line: int) -> str:
-    """A line of a function, in words."""
+    """A line of a function, in words for a message."""
     return f"{function.__qualname__}() (line {line})"
 
 

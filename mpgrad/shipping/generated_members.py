@@ -1,4 +1,4 @@
-"""Members of a class that Python and its standard library have written, not the user."""
+"""Members of a class that were written by Python or its standard library, not by the user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-#: Class attributes that the interpreter keeps for itself or for type checkers.
+#: Class attributes for the interpreter or for type checkers.
 _BOOKKEEPING = (
     "__doc__ __module__ __qualname__ __dict__ __weakref__ __annotations__ __parameters__ "
     "__orig_bases__ __dataclass_fields__ __dataclass_params__ __abstractmethods__ _abc_impl "

@@ -1,9 +1,9 @@
-"""What installed code reads that can be set at run time: settings, caches, what was patched.
+"""State in installed code that can be set at run time: settings, caches, replaced functions.
 
-The code is the same in every process, the values of its globals may not be. NumPy, SciPy, the
-standard library and mpgrad are trusted: what of theirs belongs to one process is listed in
-``process_state``. Of other packages everything that a function reaches by name is looked through.
-What a C library keeps is not seen.
+The code is the same in every process, but the values of its globals may differ. NumPy, SciPy, the
+standard library and mpgrad are trusted: ``process_state`` lists their parts that belong to one
+process. In other packages, everything that a function reaches by name is analysed. The state of C
+libraries is not seen.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 
 from mpgrad.shipping.code_reads import Access, code_reads
 from mpgrad.shipping.constants import MISSING, is_constant, is_importable
-from mpgrad.shipping.process_state import is_installed_namespace
+from mpgrad.shipping.process_state import is_installed_module, is_installed_namespace
 
-#: The last is what pytest makes of ``assert``.
+#: The last one is pytest's replacement for ``assert``.
 _TRUSTED = frozenset({"numpy", "scipy", "mpgrad", "cupy", "_pytest"}) | sys.stdlib_module_names
-#: Functions and classes that are followed from one that user code names.
+#: The number of functions and classes that are followed from one that user code names.
 FOLLOWED_MAX = 400
 #: Methods that change the container that they belong to.
 _CHANGING = frozenset(
@@ -50,11 +50,18 @@ _CHANGING = frozenset(
         "update",
     }
 )
+_DESCRIPTORS = (
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
 _DRAWS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 class InstalledGlobal(NamedTuple):
-    """A global of an installed module: its namespace, its name and what it holds now."""
+    """A global of an installed module: its namespace, its name and its value."""
 
     module: str
     namespace: dict[str, Any]
@@ -63,7 +70,7 @@ class InstalledGlobal(NamedTuple):
 
 
 def is_installed_name(value: Any) -> bool:
-    """True where ``value`` is found under its name in an installed module.
+    """True if ``value`` is found under its name in an installed module.
 
     ``functools.wraps`` gives an installed function the name of the user's that it wraps; such a
     function is not one.
@@ -73,16 +80,34 @@ def is_installed_name(value: Any) -> bool:
     return named and is_importable(value)
 
 
+def is_installed_object(value: Any) -> bool:
+    """Whether every process has an equal object: a logger, a descriptor, or a callable made by
+    installed code."""
+    if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
+        return True
+    kind = type(value)
+    if kind.__module__ == "dataclasses" or kind.__name__ == "_tuplegetter":
+        return True  # the marker of a missing default; a field of a namedtuple
+    module = sys.modules.get(getattr(kind, "__module__", ""))
+    if module is None or not is_installed_namespace(vars(module)) or not callable(value):
+        return False
+    home = getattr(value, "__module__", None)
+    # numpy's ufuncs have no __module__, but pickle by name.
+    return kind.__name__ == "ufunc" or (
+        isinstance(home, str) and is_installed_module(home) and is_importable(value)
+    )
+
+
 def is_trusted(module: str | None) -> bool:
-    """Whether what this module keeps is known."""
+    """Whether the state of this module is known."""
     return (module or "").partition(".")[0] in _TRUSTED
 
 
 def settings_of(start: FunctionType | type) -> tuple[list[InstalledGlobal], list[str]]:
-    """What ``start``, of an installed package, and all that it reaches by name can read.
+    """The settings that ``start``, of an installed package, and all that it reaches can read.
 
     Returns:
-        Constants, which can be brought along, and why others cannot.
+        Constants, which can be sent along, and the reasons why others cannot.
     """
     settings: dict[tuple[int, str], InstalledGlobal] = {}
     problems: list[str] = []
@@ -107,13 +132,24 @@ def settings_of(start: FunctionType | type) -> tuple[list[InstalledGlobal], list
         for function in _functions_of(value):
             namespace = function.__globals__
             for access in code_reads(function.__code__).accesses:
-                if access.source == "global" and access.action != "computed":
-                    _read(namespace, access, function.__qualname__, read)
+                if access.source != "global" or access.action == "computed":
+                    continue
+                if access.action == "store":
+                    where = f"{namespace.get('__name__', '')}.{access.name}"
+                    problems.append(f"{function.__qualname__}() writes `{where}`")
+                _read(namespace, access, function.__qualname__, read)
     return list(settings.values()), problems
 
 
-def is_replaced(module: ModuleType, attribute: str, value: Any) -> bool:
-    """Whether user code has put ``value`` in the place of a function or class of ``module``."""
+def patchable_members(cls: type) -> list[tuple[str, FunctionType]]:
+    """The methods of an installed class that are written in Python; mpgrad's own are left out."""
+    if cls.__module__.partition(".")[0] == "mpgrad":
+        return []
+    return [(name, value) for name, value in vars(cls).items() if isinstance(value, FunctionType)]
+
+
+def is_replaced(module: ModuleType | type, attribute: str, value: Any) -> bool:
+    """Whether user code has replaced the attribute of a module or class by ``value``."""
     if value is MISSING or isinstance(value, ModuleType) or is_constant(value):
         return False
     if isinstance(value, FunctionType):
@@ -135,7 +171,7 @@ def _read(
     reader: str,
     read: Callable[[dict[str, Any], str, str], None],
 ) -> None:
-    """Follow ``a.b.c`` through modules, to the first that is none."""
+    """Follow ``a.b.c`` through modules, to the first object that is not a module."""
     name = access.name
     for attribute in access.path:
         module = namespace.get(name)
@@ -146,7 +182,7 @@ def _read(
 
 
 def _is_elsewhere(value: FunctionType | type) -> bool:
-    """Whether it belongs to trusted or to user code, which others look after."""
+    """Whether it belongs to trusted or user code, which is handled elsewhere."""
     module = sys.modules.get(value.__module__ or "")
     if module is None or is_trusted(module.__name__):
         return True
@@ -154,7 +190,7 @@ def _is_elsewhere(value: FunctionType | type) -> bool:
 
 
 def _functions_of(value: FunctionType | type) -> list[FunctionType]:
-    """Itself and what it wraps, or the methods of a class."""
+    """The function and those that it wraps, or the methods of a class."""
     found: list[Any] = [value]
     if isinstance(value, type):
         found = [getattr(member, "__func__", member) for member in vars(value).values()]
@@ -181,7 +217,7 @@ def _why_it_can_change(namespace: dict[str, Any], name: str, value: Any) -> str:
     writer, is_set = _writers(namespace).get(name, ("", False))
     if writer and (is_set or hasattr(kind, "__setitem__") or hasattr(kind, "add")):
         return f"a {noun} that {writer}() can change"
-    # An object with methods that change it, as configurations have.
+    # An object with methods that change it, such as a configuration.
     if not _is_elsewhere(kind):
         for function in _functions_of(kind):
             if function.__name__ not in ("__init__", "__new__") and any(
@@ -192,8 +228,8 @@ def _why_it_can_change(namespace: dict[str, Any], name: str, value: Any) -> str:
 
 
 def _writers(namespace: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    """For each global of a module that its own code may change, a function that does, and whether
-    that sets it: else it is changed in place, if it can be."""
+    """For each global of a module that its own code may change: a function that does, and whether
+    it assigns the name (otherwise it changes the object in place)."""
     found: dict[str, tuple[str, bool]] = {}
     for value in list(namespace.values()):
         if isinstance(value, FunctionType | type) and value.__module__ == namespace["__name__"]:
@@ -206,7 +242,7 @@ def _writers(namespace: dict[str, Any]) -> dict[str, tuple[str, bool]]:
 
 @lru_cache(maxsize=4096)
 def _written(code: CodeType) -> frozenset[tuple[str, bool]]:
-    """Names of globals that a function sets, or that it may change in place."""
+    """Names of globals that a function assigns, or that it may change in place."""
     changes_items = _changes_items(code)
     return frozenset(
         (access.name, access.action == "store")

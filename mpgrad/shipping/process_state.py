@@ -1,5 +1,5 @@
-"""Which code is the same in every process, and which parts of it are not: random numbers, the
-environment, identities. Tables and lookups only; knows no Function.
+"""Code that is the same in every process, and the parts of it whose state is not: random numbers,
+the environment, identities. Tables and lookups only; it knows no Function.
 """
 
 from __future__ import annotations
@@ -20,42 +20,89 @@ def _words(text: str) -> frozenset[str]:
 
 _EVERYTHING = frozenset({"*"})
 
+#: Modules of the standard library in which a result depends on the arguments alone.
+_PURE = _words(
+    "__future__ _collections_abc abc array base64 binascii bisect bz2 cmath collections colorsys "
+    "contextlib copy dataclasses datetime decimal difflib enum fractions functools graphlib "
+    "hashlib heapq hmac html itertools json keyword locale lzma math numbers operator pprint re "
+    "reprlib statistics string struct textwrap token types typing unicodedata uuid zlib"
+)
+#: Other modules of the standard library -> attributes for which the same holds, or whose effect the
+#: client shows. The rest of the standard library depends on the process: files, threads, signals,
+#: the time zone.
+_PURE_PARTS = {
+    "io": _words("BytesIO StringIO TextIOWrapper SEEK_SET SEEK_CUR SEEK_END"),
+    "logging": _words(
+        "getLogger debug info warning warn error critical exception log DEBUG INFO WARNING WARN "
+        "ERROR CRITICAL FATAL NOTSET Logger getLevelName"
+    ),
+    "os": _words(
+        "path sep linesep name fspath curdir pardir extsep altsep pathsep devnull fsencode "
+        "fsdecode PathLike strerror cpu_count"
+    ),
+    "posixpath": _words(
+        "join split splitext basename dirname normpath normcase isabs splitdrive commonpath "
+        "commonprefix sep curdir pardir extsep altsep pathsep"
+    ),
+    "sys": _words(
+        "float_info float_repr_style int_info hash_info maxsize maxunicode byteorder platform "
+        "version version_info hexversion implementation getsizeof exc_info exception exit intern "
+        "getrecursionlimit get_int_max_str_digits stdout stderr"
+    ),
+    "time": _words(
+        "sleep time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time "
+        "process_time_ns thread_time thread_time_ns gmtime struct_time"
+    ),
+    "warnings": _words("warn warn_explicit"),
+}
+
 #: Module -> attributes whose value or effect belongs to one process ("*": all but _HARMLESS).
 _BELONGS_TO_PROCESS = {
     "random": _EVERYTHING,
     "numpy.random": _EVERYTHING,
     "numpy.random.mtrand": _EVERYTHING,
-    "secrets": _EVERYTHING,
-    "threading": _EVERYTHING,
-    "multiprocessing": _EVERYTHING,
-    "inspect": _EVERYTHING,
-    "importlib": _EVERYTHING,
-    "gc": _EVERYTHING,
-    "contextvars": _EVERYTHING,
     "builtins": _EVERYTHING,
-    "uuid": frozenset({"uuid1", "uuid4"}),
-    "numpy": frozenset({"seterr", "seterrcall", "set_printoptions"}),
-    "os": _words(
-        "environ environb getenv getenvb putenv unsetenv getpid getppid getcwd chdir urandom"
+    "datetime.date": _words("today fromtimestamp"),
+    "datetime.datetime": _words("now today fromtimestamp"),
+    "decimal": _words("getcontext setcontext DefaultContext BasicContext ExtendedContext"),
+    "locale": _words("setlocale"),
+    "uuid": _words("uuid1 uuid4 getnode"),
+    "numpy": _words(
+        "seterr seterrcall geterrcall setbufsize set_printoptions set_string_function load save "
+        "savez savez_compressed loadtxt savetxt genfromtxt fromfile fromregex memmap DataSource"
     ),
-    "sys": _words(
-        "modules argv path stdin _getframe setrecursionlimit getrefcount gettrace settrace "
-        "getprofile setprofile"
+    "numpy.ctypeslib": _EVERYTHING,
+    "numpy.lib.format": _EVERYTHING,
+    # Functions that draw random numbers without a seed, and settings of C code.
+    "scipy.cluster.vq": _words("kmeans kmeans2"),
+    "scipy.fft": _words("set_global_backend set_workers register_backend"),
+    "scipy.integrate": _words("qmc_quad"),
+    "scipy.io": _EVERYTHING,
+    "scipy.linalg": _words("clarkson_woodruff_transform"),
+    "scipy.linalg.interpolative": _EVERYTHING,
+    "scipy.optimize": _words("basinhopping dual_annealing differential_evolution"),
+    "scipy.sparse": _words("rand random random_array load_npz save_npz"),
+    "scipy.sparse.linalg": _words("eigs eigsh svds onenormest expm expm_multiply use_solver"),
+    "scipy.special": _words("seterr geterr errstate"),
+    "scipy.stats": _words(
+        "bootstrap permutation_test monte_carlo_test power qmc multivariate_normal multivariate_t "
+        "ortho_group special_ortho_group unitary_group random_correlation random_table "
+        "uniform_direction"
     ),
 }
 
-#: These carry their own state, which the caller seeds.
+#: These have their own state, which the caller seeds.
 _HARMLESS = _words(
     "Random Generator RandomState SeedSequence BitGenerator PCG64 PCG64DXSM Philox MT19937 SFC64 "
     "default_rng"
 )
 
-#: mpgrad's own functions that draw from the process's generator.
+#: mpgrad's functions that use the process's random generator.
 _MPGRAD_RANDOM = _words(
     "rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial "
     "poisson dropout Dropout manual_seed seed get_rng_state set_rng_state"
 )
-#: Those that change what only the client has: the ``.grad`` of its leaves, its running backward.
+#: mpgrad's names for state that only the client has: ``.grad`` of its leaves, its running backward.
 _MPGRAD_CLIENT = _words(
     "backward queue_callback Variable detect_anomaly set_detect_anomaly register_multi_grad_hook "
     "current_autograd_node current_graph_task_id current_graph_task_keep_graph "
@@ -64,33 +111,60 @@ _MPGRAD_CLIENT = _words(
     "set_default_dtype get_default_dtype"
 )
 
-#: Attributes of objects that could not be followed, but that nearly always mean this:
-#: randomness, a look behind the scenes, or a change of what only the client has.
+#: Attributes of objects that could not be followed, and that nearly always mean randomness,
+#: introspection, or a change of state that only the client has.
 SUSPECT_ATTRIBUTES = _words(
     "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __dict__ __globals__ __class__ "
     "__code__ __closure__ __bases__ __mro__ __subclasses__ __builtins__ f_globals f_locals "
-    "f_back backward queue_callback next_functions grad_fn is_leaf metadata"
+    "f_back backward queue_callback next_functions grad_fn is_leaf metadata tofile dump "
+    "setLevel addHandler removeHandler addFilter isEnabledFor getEffectiveLevel astimezone "
+    "timestamp"
 )
 
-#: Attributes of arrays and tensors that code sets on what it has just made.
+#: Attributes that code sets on arrays and tensors that it has just made.
 HARMLESS_STORES = frozenset({"requires_grad", "grad", "shape", "writeable"})
 
-#: Builtins that reach what the survey cannot see, or whose result differs between processes.
+#: Builtins with effects that the analysis cannot see, or with results that depend on the process.
 DYNAMIC_BUILTINS = _words(
-    "globals locals vars eval exec compile __import__ setattr delattr dir id hash input breakpoint"
+    "globals locals vars eval exec compile __import__ setattr delattr dir id hash input breakpoint "
+    "open"
 )
 
 
 def process_state(module: str, attribute: str | None) -> bool:
-    """Whether ``module.attribute`` (None: the module itself) differs between processes."""
-    if module == "mpgrad" or module.startswith("mpgrad."):
+    """Whether ``module.attribute`` differs between processes, or changes something in one of them.
+
+    Args:
+        module: its name, or that of a class with the module's in front.
+        attribute: None: the module itself, as a value; "*": it is only imported.
+    """
+    module = _public(module)
+    root = module.partition(".")[0]
+    if root == "mpgrad":
         return attribute in _MPGRAD_RANDOM or attribute in _MPGRAD_CLIENT
     listed = _BELONGS_TO_PROCESS.get(module)
-    if listed is None:
-        return False
-    if listed is _EVERYTHING:
-        return attribute not in _HARMLESS
-    return attribute in listed
+    if listed is not None:
+        return attribute not in _HARMLESS if listed is _EVERYTHING else attribute in listed
+    pure = _PURE_PARTS.get(module)
+    if pure is not None:
+        return attribute not in pure and attribute not in (None, "*")
+    is_known = root in _PURE or root in _PURE_PARTS or root in _BELONGS_TO_PROCESS
+    return root in sys.stdlib_module_names and not is_known
+
+
+def is_mixed(module: str) -> bool:
+    """Whether some attributes of ``module`` depend on the process and others do not, so that the
+    answer depends on what the code reads from the module."""
+    return _public(module) in _PURE_PARTS
+
+
+def _public(module: str) -> str:
+    """The public module of a private one: `operator` for `_operator`, `scipy.io` for
+    `scipy.io._netcdf`."""
+    if module.startswith("_"):
+        public = module.lstrip("_")
+        return public if module not in _PURE and public in sys.stdlib_module_names else module
+    return "os" if module == "posix" else module.partition("._")[0]
 
 
 @lru_cache(maxsize=1)
@@ -98,7 +172,7 @@ def _installed_roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
-    # Not pathlib: it would take as long to load as all of this folder.
+    # Not pathlib, which would take as long to load as this whole folder.
     roots.append(os.path.dirname(str(sys.modules["mpgrad"].__file__)))
     return tuple(sorted({os.path.realpath(root) + os.sep for root in roots}))
 
@@ -124,7 +198,7 @@ def is_installed_namespace(namespace: Any) -> bool:
 
 
 def is_installed_module(name: str) -> bool:
-    """The same for a module's name, loaded or not; not where one of mpgrad's stands for it."""
+    """The same for a module's name, loaded or not; False for a module that mpgrad has replaced."""
     module = sys.modules.get(name)
     if module is not None:
         is_alias = module.__name__.startswith("mpgrad.") and not name.startswith("mpgrad.")

@@ -1,23 +1,20 @@
-"""Survey of a Function class: everything that its backward can read, and what could change there.
+"""survey(): everything that a Function's backward can read, and what of it could change.
 
-A wrong gradient from a stale global is the worst thing mpgrad could ship, so the survey is careful:
-what it cannot see counts as a problem. It follows functions, classes, closures, default arguments
-and ``module.NAME``. Installed code (site-packages, the standard library, mpgrad) is the same in
-every process and is not looked into.
+A wrong gradient from a stale global would be the worst fault, so the analysis is careful: what it
+cannot see counts as a problem. It follows functions, classes, closures, default arguments and
+``module.NAME``. Installed code (site-packages, the standard library, mpgrad) is the same in every
+process and is not analysed.
 """
 
 from __future__ import annotations
 
 import builtins
 import functools
-import logging
 import sys
 import types
 from collections import deque
 from enum import Enum
 from typing import Any
-
-import numpy as np
 
 from mpgrad.autograd.function import Function
 from mpgrad.base.hash_seed import fixed_hash_seed
@@ -26,28 +23,20 @@ from mpgrad.shipping.constants import (
     MISSING,
     has_own_order,
     is_constant,
+    is_copied,
     is_enum_member,
-    is_importable,
 )
-from mpgrad.shipping.findings import (
-    FunctionState,
-    Survey,
-    article,
-    cell_contents,
-    line_of,
-)
+from mpgrad.shipping.findings import FunctionState, Survey, article, cell_contents, line_of
 from mpgrad.shipping.generated_members import (
     IGNORED,
     OF_NAMEDTUPLE,
     generated_in,
     is_bookkeeping,
 )
+from mpgrad.shipping.installed_reads import InstalledReads
 from mpgrad.shipping.installed_state import (
-    InstalledGlobal,
     is_installed_name,
-    is_replaced,
-    is_trusted,
-    settings_of,
+    is_installed_object,
 )
 from mpgrad.shipping.process_state import (
     DYNAMIC_BUILTINS,
@@ -55,28 +44,24 @@ from mpgrad.shipping.process_state import (
     SUSPECT_ATTRIBUTES,
     is_installed_module,
     is_installed_namespace,
+    is_mixed,
     process_state,
 )
 
-#: Parts of a Function that backward does not need, unless it names them.
+#: Parts of a Function that backward does not need unless it names them.
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
-#: What helps against it.
+#: Methods of cached functions.
+_OF_CACHES = frozenset({"cache_info", "cache_clear"})
+#: The remedy for code that depends on the order of a set.
 _ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
-_DESCRIPTORS = (
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-)
 
 
 def survey(cls: type[Function], held: tuple[type, ...] = ()) -> Survey:
-    """Look through ``cls.backward`` and all that it can reach.
+    """Analyse ``cls.backward`` and everything that it can reach.
 
     Args:
         cls: the Function.
-        held: classes of values that its ctx holds.
+        held: the classes of values on its ctx.
     """
     return _Surveyor().run(cls, held)
 
@@ -85,17 +70,18 @@ class _Surveyor:
     def __init__(self) -> None:
         self._found = Survey()
         self._queue: deque[types.FunctionType | type] = deque()
-        #: By id; holds the objects, so that no id is used twice.
+        #: By id; it holds the objects, so that no id is used twice.
         self._seen: dict[int, Any] = {}
+        self._installed = InstalledReads(self._found, self._seen)
         self._names: set[str] = set()
-        #: Functions (by id) whose first parameter is an object of their own: self or ctx.
+        #: Functions (by id) whose first parameter is their own object: self or ctx.
         self._methods: set[int] = set()
-        #: Those (by id) that the standard library has written.
+        #: Functions (by id) that the standard library has generated.
         self._generated: set[int] = set()
-        #: Those of the methods (by id) that get a ctx.
+        #: Functions (by id) that are methods with a ctx.
         self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
-        #: The surveyed class with its bases, mixins included: what their forward is for.
+        #: The analysed class with its bases and mixins, whose forward is left out.
         self._lineage: tuple[type, ...] = ()
 
     def run(self, cls: type[Function], held: tuple[type, ...]) -> Survey:
@@ -134,7 +120,7 @@ class _Surveyor:
     # ------------------------------------------------------------------ values
 
     def _visit(self, value: Any, label: str) -> None:
-        """``label`` says who reads what: "f() reads `X`"."""
+        """Analyse a value; ``label`` is the reader in words: "f() reads `X`"."""
         if is_constant(value):
             if has_own_order(value):
                 self._problem(f"{label}, whose order differs in each process; {_ORDER}")
@@ -143,6 +129,8 @@ class _Surveyor:
             return
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType | type):
+            if isinstance(value, type) and is_installed_name(value):
+                self._installed.check(value, label)
             self._queue.append(value)
         elif isinstance(value, staticmethod | classmethod):
             self._visit(value.__func__, label)
@@ -172,11 +160,11 @@ class _Surveyor:
             self._visit(item, label)
 
     def _cached(self, cached: functools._lru_cache_wrapper[Any], label: str) -> None:
-        """What the cache has kept must be what a worker computes, whose cache is empty."""
+        """A cached result must be what a worker computes, whose cache is empty."""
         self._visit(cached.__wrapped__, label)
         inner = _Surveyor()
         caches = [seen for seen in self._seen.values() if type(seen) is type(cached)]
-        inner._seen = {id(seen): seen for seen in caches}  # they may call one another
+        inner._seen.update((id(seen), seen) for seen in caches)  # they may call one another
         inner._visit(cached.__wrapped__, label)
         inner._drain()
         bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
@@ -184,22 +172,22 @@ class _Surveyor:
         for name, value in bound:
             if is_constant(value):
                 self._problem(
-                    f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so what it "
-                    "has kept may be older than that; pass it as an argument"
+                    f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so its "
+                    "cached results may be older than that; pass it as an argument"
                 )
                 return
 
     def _module(self, module: types.ModuleType, label: str) -> None:
-        """A module used as a value: what is read from it cannot be seen."""
+        """A module used as a value: the names that are read from it are unknown."""
         if is_installed_namespace(vars(module)):
-            if process_state(module.__name__, None):
+            if process_state(module.__name__, None) or is_mixed(module.__name__):
                 self._problem(f"{label}, whose state belongs to one process")
         else:
             self._found.whole_modules.add(id(module))
             self._problem(f"{label}, a module, in a way that hides which of its names are used")
 
     def _is_harmless_object(self, value: Any, label: str) -> bool:
-        """Installed functions written in C, loggers and descriptors."""
+        """Whether ``value`` is a method, a function in C, or an object made by installed code."""
         if isinstance(value, types.BuiltinFunctionType | types.MethodType):
             owner = value.__self__
             if owner is not None and not isinstance(owner, types.ModuleType | type):
@@ -208,33 +196,22 @@ class _Surveyor:
                 self._visit(value.__func__, label)
                 self._visit(owner, label)
             else:
-                self._check_installed(value, label)
+                self._installed.check(value, label)
             return True
-        if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
-            return True
-        if type(value).__module__ == "dataclasses" or type(value).__name__ == "_tuplegetter":
-            return True  # stands for a default that is missing; a field of a namedtuple
-        module = sys.modules.get(getattr(type(value), "__module__", ""))
-        if module is None or not is_installed_namespace(vars(module)) or not callable(value):
-            return False
-        home = getattr(value, "__module__", None)
-        # numpy's ufuncs have no __module__, but pickle by name.
-        return type(value).__name__ == "ufunc" or (
-            isinstance(home, str) and is_installed_module(home) and is_importable(value)
-        )
+        return is_installed_object(value)
 
     # ------------------------------------------------------------------ functions
 
     def _function(self, function: types.FunctionType) -> None:
         if is_installed_name(function):
-            self._check_installed(function, f"it calls {function.__qualname__}()")
-            self._installed(function)
+            self._installed.check(function, f"it calls {function.__qualname__}()")
+            self._installed.visit(function)
             return
         free = self._function_state(function)
         if id(function) in self._generated:
             return
         if is_installed_namespace(function.__globals__):
-            return  # a decorator's inner function: only what it wraps is the user's
+            return  # a decorator's inner function: only the wrapped function is the user's
         self._by_value(function.__module__)
         reads = code_reads(function.__code__)
         for access in reads.accesses:
@@ -262,7 +239,7 @@ class _Surveyor:
                 )
 
     def _function_state(self, function: types.FunctionType) -> dict[str, Any]:
-        """Visit what the function carries along; return the variables of its closure."""
+        """Analyse the state of the function; return the variables of its closure."""
         found, code, name = self._found, function.__code__, function.__qualname__
         kwdefaults = function.__kwdefaults__ or {}
         found.functions.append(FunctionState.of(function))
@@ -285,12 +262,6 @@ class _Surveyor:
                 self._visit(content, f"{name}() reads the closure variable `{variable}`")
         return free
 
-    def _check_installed(self, function: Any, label: str) -> None:
-        """``from mpgrad import randn``: the same as ``mpgrad.randn``."""
-        module = getattr(function, "__module__", None) or ""
-        if process_state("os" if module == "posix" else module, function.__name__):
-            self._problem(f"{label}, whose state belongs to one process")
-
     def _by_value(self, module_name: str | None) -> None:
         module = sys.modules.get(module_name or "")
         if module is not None and not is_installed_namespace(vars(module)):
@@ -302,6 +273,8 @@ class _Surveyor:
         full_name = ".".join((access.name, *access.path))
         if access.action == "store":
             self._problem(f"{where} writes `{full_name}`")
+        elif not _OF_CACHES.isdisjoint(access.path):
+            self._problem(f"{where} uses `{full_name}`, and each process has a cache of its own")
         elif access.action == "computed":
             self._problem(f"{where} calls getattr() with a name computed at run time")
         elif access.source == "import":
@@ -317,6 +290,11 @@ class _Surveyor:
             elif access.name in DYNAMIC_BUILTINS and hasattr(builtins, access.name):
                 self._problem(f"{where} calls {access.name}(), whose effect cannot be foreseen")
 
+    def _identity(self, name: str, where: str) -> None:
+        self._problem(
+            f"{where} compares {name} by `is`, which is another object on a worker; write `==`"
+        )
+
     def _import(self, access: Access, where: str) -> None:
         if access.name.startswith(".") or not is_installed_module(access.name):
             self._problem(
@@ -331,72 +309,30 @@ class _Surveyor:
             self._follow(module, access, f"{where} imports")
 
     def _follow(self, value: Any, access: Access, label: str) -> None:
-        """Walk ``a.b.c`` as far as modules, classes and functions go, and visit what is there."""
+        """Follow ``a.b.c`` through modules, classes and functions, and analyse the value there."""
         name = access.name
         for position, attribute in enumerate(access.path):
             if isinstance(value, types.ModuleType):
                 if is_installed_namespace(vars(value)):
-                    self._follow_installed(value, access.path[position:], f"{label} `{name}")
+                    found = self._installed.follow(
+                        value, access.path[position:], f"{label} `{name}"
+                    )
+                    if access.action == "identity" and is_copied(found):
+                        full = ".".join((access.name, *access.path))
+                        self._identity(f"`{full}`", label.rpartition(" reads")[0] or label)
                     return
                 value = self._module_attribute(value, attribute, f"{label} `{name}.{attribute}`")
             else:
-                break  # functions and classes are visited with all their attributes
+                break  # functions and classes are analysed with all their attributes
             name = f"{name}.{attribute}"
             if value is MISSING:
                 return
         if access.action == "member" and is_constant(value):
             return
+        if access.action == "identity" and is_copied(value):
+            self._identity(f"`{name}`", label.rpartition(" reads")[0] or label)
         if not (isinstance(value, types.ModuleType) and access.action == "alias"):
             self._visit(value, f"{label} `{name}`")
-
-    def _follow_installed(
-        self, module: types.ModuleType, path: tuple[str, ...], label: str
-    ) -> None:
-        """Only look for what belongs to one process: ``np.random.rand``, ``os.environ``."""
-        name: str = module.__name__
-        for attribute in path:
-            if process_state(name, attribute):
-                break
-            loaded = sys.modules.get(name)
-            value = vars(loaded).get(attribute, MISSING) if loaded is not None else MISSING
-            if loaded is not None:
-                self._found_installed(loaded, attribute, value, f"{label}.{'.'.join(path)}`")
-            # A lazy package may not have loaded its submodule yet.
-            name = value.__name__ if isinstance(value, types.ModuleType) else f"{name}.{attribute}"
-        else:
-            if not process_state(name, None):
-                return
-        self._problem(f"{label}.{'.'.join(path)}`, whose state belongs to one process")
-
-    def _found_installed(
-        self, module: types.ModuleType, attribute: str, value: Any, label: str
-    ) -> None:
-        """What user code reads of an installed module by name."""
-        self._found.bindings.append((vars(module), attribute, value))
-        if is_replaced(module, attribute, value):
-            name = getattr(value, "__qualname__", type(value).__qualname__)
-            self._problem(f"{label}, which was replaced here by {name}")
-        elif isinstance(value, types.FunctionType | type):
-            if id(value) not in self._seen:
-                self._seen[id(value)] = value
-                self._installed(value)
-        elif is_constant(value):
-            self._setting(InstalledGlobal(module.__name__, vars(module), attribute, value))
-        elif not is_trusted(module.__name__) and isinstance(value, list | dict | set | np.ndarray):
-            self._problem(f"{label}, {article(type(value).__name__)}, which can change")
-
-    def _installed(self, value: types.FunctionType | type) -> None:
-        """A function or class of an installed package, which reads settings of that."""
-        if not is_trusted(value.__module__):
-            settings, problems = settings_of(value)
-            for text in problems:
-                self._problem(text)
-            for setting in settings:
-                self._setting(setting)
-
-    def _setting(self, setting: InstalledGlobal) -> None:
-        self._found.bindings.append((setting.namespace, setting.name, setting.value))
-        self._found.settings[setting.module, setting.name] = setting.value
 
     def _module_attribute(self, module: types.ModuleType, attribute: str, label: str) -> Any:
         namespace = vars(module)
@@ -417,7 +353,7 @@ class _Surveyor:
     def _class(self, cls: type) -> None:
         module = sys.modules.get(cls.__module__)
         if module is not None and is_installed_namespace(vars(module)):
-            self._installed(cls)
+            self._installed.visit(cls)
             return
         self._by_value(cls.__module__)
         self._found.classes.append((cls, cls.__bases__, len(vars(cls))))

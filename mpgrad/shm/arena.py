@@ -24,17 +24,17 @@ from mpgrad.shm.segment import Segment
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: A sparse mapping costs nothing, so it may be far larger than what is ever alive at once: every
-#: size class keeps its own blocks.
+#: Address space of an arena. A sparse mapping costs nothing, so it may be far larger than the
+#: blocks alive at once: every size class keeps its own blocks.
 SMALLEST_CAPACITY_BYTES = 1 << 40
 LARGEST_CAPACITY_BYTES = 1 << 44
 
-#: The part of the memory that an arena takes by default; the rest is for heaps and other programs.
+#: The part of the memory that an arena may take by default; the rest is for other uses.
 DEFAULT_SHARE = 0.8
 
 
 def default_limit_bytes() -> int:
-    """``MPGRAD_SHM_LIMIT`` where it is set, else 0.8 of the memory that this process may use.
+    """``MPGRAD_SHM_LIMIT`` if it is set, else 0.8 of the memory that this process may use.
 
     Raises:
         ValueError: ``MPGRAD_SHM_LIMIT`` is not a size.
@@ -56,7 +56,7 @@ class Arena(MappedArena):
     Args:
         limit_bytes: of live blocks; None takes ``default_limit_bytes()``.
         name: for error messages and ``/proc/PID/maps``.
-        number: what handles into it carry.
+        number: the arena number in its handles.
         capacity_bytes: of address space; None takes far more than the limit.
     """
 
@@ -71,17 +71,17 @@ class Arena(MappedArena):
         limit = default_limit_bytes() if limit_bytes is None else limit_bytes
         super().__init__(_create_segment(limit, capacity_bytes, name), number)
         self._free_list = FreeList.within(self.segment.nbytes, limit, name, mmap.PAGESIZE)
-        #: Whether this process may map less than it may hold.
+        #: Whether this process may map less than the limit of live blocks.
         self.is_cramped = capacity_bytes is None and self.segment.nbytes < limit
         self._backing = Backing(self.segment, self._free_list)
-        # Re-entrant, so that a thread that enters twice is noticed instead of waiting for itself.
+        # Re-entrant, so that a thread that enters twice gets an error instead of a deadlock.
         self._lock = threading.RLock()
         self._busy = False
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Array:
         """An uninitialised writable array, C-contiguous, 64-byte aligned.
 
-        Its block is free again when the last view of it has died.
+        Its block is free again when the last view of it dies.
 
         Args:
             shape: in elements.
@@ -92,7 +92,7 @@ class Arena(MappedArena):
             TypeError: the dtype holds Python objects.
             ValueError: a dimension is negative.
         """
-        # All that could fail is checked first: a block that no view owns would be lost.
+        # All that could fail is checked first: a block without a view would be lost.
         dtype = np.dtype(dtype)
         if dtype.hasobject:
             raise TypeError(f"can't put arrays of {dtype} into shared memory: it holds objects")
@@ -101,8 +101,8 @@ class Arena(MappedArena):
         try:
             block = self.allocate(math.prod(shape) * dtype.itemsize)
         except _Reentered:
-            # A finaliser or signal handler makes an array while this thread is allotting one. One
-            # on the heap serves: it is only copied when it is handed over.
+            # A finaliser or signal handler makes an array while this thread is allotting one. It
+            # gets one on the heap, which is copied when it is handed over.
             return np.empty(shape, dtype)
         return self.open(block, shape, dtype, writeable=True, track=True)
 
@@ -121,7 +121,7 @@ class Arena(MappedArena):
         return Block(self.number, offset, nbytes, generation)
 
     def free(self, block: Block) -> None:
-        """Give a block of ``allocate`` back, whose views nobody uses any more.
+        """Free a block of ``allocate`` that has no views in use any more.
 
         Raises:
             InvariantViolated: it is not allocated.
@@ -129,30 +129,29 @@ class Arena(MappedArena):
         self._exclusively(self._release, block.offset)
 
     def trim(self, idle_limit: int | None = None) -> int:
-        """Give the pages of idle blocks back to the kernel; the bytes given back.
+        """Return the pages of idle blocks to the kernel; return the number of bytes.
 
-        Happens by itself when idle blocks pile up.
+        This also happens by itself when there are too many idle bytes.
 
         Args:
-            idle_limit: the idle bytes that keep their pages; None keeps what the recent past
-                suggests will be needed again.
+            idle_limit: the idle bytes that keep their pages; None keeps the recent peak.
         """
         return self._exclusively(self._backing.trim, idle_limit)
 
     def statistics(self) -> FreeListStatistics:
-        """The figures of this moment."""
+        """The current figures."""
         return self._exclusively(self._free_list.statistics)
 
     def check(self) -> None:
-        """Recompute the book of blocks from scratch.
+        """Recompute the tables of blocks from scratch.
 
         Raises:
-            InvariantViolated: it contradicts itself.
+            InvariantViolated: the tables contradict each other.
         """
         self._exclusively(self._free_list.check)
 
     def _exclusively(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``action`` on the book of blocks, after what the last views gave back."""
+        """Run ``action`` on the tables of blocks, after the blocks of dead views are freed."""
         with self._lock:
             if self._busy:
                 raise _Reentered(f"arena {self.segment.name} was entered twice by one thread")
@@ -198,7 +197,7 @@ def client_arena() -> Arena:
 
 
 def _forget_in_child() -> None:
-    # The lock may be held by a thread that does not exist in the child.
+    # A thread that does not exist in the child may hold the lock.
     global _client_arena, _client_arena_lock
     _client_arena, _client_arena_lock = None, threading.Lock()
 

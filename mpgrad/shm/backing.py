@@ -1,6 +1,6 @@
-"""Sees to it that every live block has physical pages, and that idle ones give theirs back.
+"""Backing: gives every live block physical pages, and returns those of idle blocks.
 
-It joins a FreeList (which block) to a Segment (which pages); loads no NumPy.
+It joins a FreeList (which block) to a Segment (which pages). It does not load NumPy.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from mpgrad.shm.segment import Segment
 
 _MIB = 1 << 20
 
-#: Fresh pages are made at least this many bytes at a time. Measured (64 MiB, 2-core virtual
-#: machine): 40 ms by touching them, 32 ms by reserving and mapping them first; steps of 1 MiB cost
-#: as much as one of 64 MiB, and longer ones only make single allocations slow.
+#: Fresh pages are made at least this many bytes at a time. Longer steps are not faster per byte,
+#: and make single allocations slow.
 STEP_BYTES = 1 * _MIB
 
 KEPT_BYTES = 256 * _MIB
 
-#: Allocations after which the memory of an earlier peak fades (twice this at most).
+#: The number of allocations after which an earlier peak is forgotten (at most twice this).
 PEAK_WINDOW = 4096
 
 
@@ -28,8 +27,8 @@ class Backing:
     """The pages under the blocks of one arena.
 
     Args:
-        map_here: whether this process is the one that writes the blocks; then fresh pages are
-            mapped into it in one go as well.
+        map_here: whether this process writes the blocks; then fresh pages are also mapped into it
+            at once.
         kept_bytes: free pages that are always worth keeping.
     """
 
@@ -49,7 +48,7 @@ class Backing:
         self._allocations_left = PEAK_WINDOW
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
-        """``FreeList.allocate``, of a block whose pages are there.
+        """``FreeList.allocate``, of a block with pages.
 
         Raises:
             SharedMemoryExhausted: the limit is reached, or the kernel has no pages left.
@@ -62,7 +61,7 @@ class Backing:
                 self._grow(offset + size)
             if self._punched and size >= SMALLEST_PUNCHED_BYTES:
                 self._refill(offset)
-        except BaseException as error:  # Ctrl-C as well: a gigabyte takes half a second
+        except BaseException as error:  # also Ctrl-C: a gigabyte takes half a second
             free_list.free(offset)
             if not isinstance(error, SharedMemoryExhausted):
                 raise
@@ -84,16 +83,17 @@ class Backing:
         return self._free_list.statistics()
 
     def trim(self, idle_limit: int | None = None) -> int:
-        """Give idle pages back until at most ``idle_limit`` bytes are idle; the bytes given back.
+        """Return idle pages until at most ``idle_limit`` bytes are idle; return the number of
+        bytes.
 
-        None keeps what a repetition of the recent past would need: its peak and ``kept_bytes``.
+        None keeps the recent peak and ``kept_bytes``, for a repetition of the recent past.
         """
         if idle_limit is None:
             held_limit = min(self._recent_peak() + self._kept, self._free_list.limit_bytes)
             idle_limit = max(0, held_limit - self._free_list.used_bytes)
         given_back = 0
         for start, nbytes in self._free_list.take_idle(idle_limit):
-            # Noted first: a block that is thought empty is merely refilled in vain.
+            # Recorded first: to refill a block that still has its pages is harmless.
             self._punched[start] = nbytes
             self._segment.punch(start, nbytes)
             given_back += nbytes
@@ -116,10 +116,10 @@ class Backing:
         del self._punched[start]
 
     def _trim_overgrown(self) -> None:
-        """Trim where idle pages have piled up, or fresh ones would pass the limit.
+        """Trim if there are too many idle pages, or if fresh ones would exceed the limit.
 
-        A training step uses gigabytes and frees them all, so what is used *now* is no measure of
-        what will be needed: the recent peak is. The margin of 1/4 keeps trims rare.
+        A training step uses gigabytes and frees them all, so the next need is estimated by the
+        recent peak, not by the bytes in use now. The margin of 1/4 makes trims rare.
         """
         held = self._free_list.used_bytes + self._free_list.idle_bytes
         wanted = self._recent_peak() * 5 // 4 + self._kept

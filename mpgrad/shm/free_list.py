@@ -1,4 +1,4 @@
-"""Decides where blocks lie in an arena, and which idle ones should give their pages back.
+"""FreeList: where blocks lie in an arena, and which idle ones should return their pages.
 
 Pure bookkeeping on integers: it never touches memory, so the coordinator, the client and the
 simulator run the same code.
@@ -20,7 +20,7 @@ from mpgrad.errors import InvariantViolated, SharedMemoryExhausted
 #: Bytes before each payload that belong to its header; also the alignment of every payload.
 HEADER_BYTES = 64
 
-#: Idle blocks smaller than this keep their pages: giving them back costs more than it frees.
+#: Idle blocks smaller than this keep their pages: returning them costs more than it saves.
 SMALLEST_PUNCHED_BYTES = 64 * 1024
 
 
@@ -36,7 +36,7 @@ def size_class(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FreeListStatistics:
-    """All in bytes of size classes, headers not counted.
+    """Bytes of size classes, without headers.
 
     ``idle_bytes`` are free blocks that still hold pages; ``peak_bytes`` is the most that
     ``used_bytes`` ever was.
@@ -75,12 +75,13 @@ class FreeList:
         # Per size class the free blocks, least recently freed first. Warm ones hold pages.
         self._warm: dict[int, deque[int]] = {}
         self._cold: dict[int, list[int]] = {}
-        # Warm blocks that are worth punching, over all classes, least recently freed first.
+        # Warm blocks that are large enough to be punched, of all classes, least recently freed
+        # first.
         self._aging: dict[int, int] = {}
 
     @classmethod
     def within(cls, capacity: int, limit: int, name: str, page_bytes: int = 4096) -> FreeList:
-        """A list whose limit is what was asked for, or less where the process may not map it."""
+        """A list with this limit, or a lower one if the process may not map that much."""
         if capacity < limit:
             limit, name = capacity, f"{name} (kept small by `ulimit -v` or `ulimit -f`)"
         return cls(capacity, limit, name, page_bytes)
@@ -144,8 +145,8 @@ class FreeList:
     def take_idle(self, idle_limit: int) -> list[tuple[int, int]]:
         """Choose idle blocks to be emptied until at most ``idle_limit`` idle bytes hold pages.
 
-        The blocks idle for longest go first, and count as without pages from now on: the caller
-        gives the pages back, and reserves them again before such a block is used.
+        The blocks idle for longest come first, and count as blocks without pages from now on: the
+        caller returns the pages, and reserves them again before such a block is used.
 
         Returns:
             (offset, bytes) of whole pages inside one idle payload each; never a header's page.
@@ -185,7 +186,7 @@ class FreeList:
         return self._limit
 
     def statistics(self) -> FreeListStatistics:
-        """The figures of this moment."""
+        """The current figures."""
         return FreeListStatistics(self._used, self._idle, len(self._live), self._peak, self._limit)
 
     def check(self) -> None:
@@ -221,9 +222,8 @@ class FreeList:
         return self._take_larger(nbytes, size)
 
     def _take_larger(self, nbytes: int, size: int) -> tuple[int, int]:
-        # Only reached when the whole address space has been handed out once. Wasteful, so never
-        # the first choice: a large block that is lent to small requests is missing when its own
-        # class needs it.
+        # Only reached when the whole address space is used. It is the last choice, because a large
+        # block that is lent to small requests is missing when its own class needs it.
         larger = [
             candidate
             for pool in (self._warm, self._cold)

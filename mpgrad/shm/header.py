@@ -1,6 +1,6 @@
-"""The 64 bytes before every block, by which a reader tells whether it was given a stale handle.
+"""The 64 bytes before every block, which show a reader whether its handle is stale.
 
-Loads no NumPy.
+This module does not load NumPy.
 """
 
 from __future__ import annotations

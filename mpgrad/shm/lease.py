@@ -1,4 +1,4 @@
-"""Arrays over shared memory, and the small object that notices when the last of them dies."""
+"""Arrays over shared memory, and the Lease that notices when the last one dies."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mpgrad.shm.segment import Segment
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-#: What names one use of a block: (offset of its payload, generation).
+#: Identifies one use of a block: (offset of its payload, generation).
 Token: TypeAlias = tuple[int, int]
 
 
 class Lease:
-    """The owner of a stretch of a segment, as NumPy sees it; lives as long as any view of it.
+    """The owner of a range of a segment for NumPy; it lives as long as any view of it.
 
     Attributes:
-        segment: kept, so that the mapping outlives every array over it.
-        start, stop: the stretch, as offsets into the segment.
+        segment: referenced, so that the mapping outlives every array over it.
+        start, stop: the range, as offsets into the segment.
         token: appended to the ``released`` deque when the last view dies.
     """
 
@@ -49,8 +49,8 @@ class Lease:
         }
 
     def __del__(self) -> None:
-        # Runs in any thread, inside the garbage collector, and while the interpreter shuts down:
-        # it may not lock, allocate from an arena, or look a global up. An append is atomic.
+        # Runs in any thread, inside the garbage collector, and during interpreter shutdown: it must
+        # not lock, allocate from an arena, or look up a global. An append is atomic.
         if self._release is not None:
             self._release(self.token)
 
@@ -67,7 +67,7 @@ def view(
     token: Token,
     bounds: tuple[int, int] | None = None,
 ) -> Array:
-    """An array over ``segment``, whose first element lies ``offset`` bytes from its start.
+    """An array over ``segment`` whose first element lies ``offset`` bytes from its start.
 
     Args:
         segment: the memory.
@@ -76,9 +76,9 @@ def view(
         dtype: of the elements; Python objects cannot lie in shared memory.
         strides: in bytes, of any sign; None means C order.
         writeable: False yields an array that can never be made writable.
-        released: gets ``token`` when the last view of the result dies; None: nobody is told.
+        released: gets ``token`` when the last view of the result dies; None: no notice.
         token: names the block for ``released`` and for ``locate``.
-        bounds: the offsets [start, stop) that no element may leave; None: the whole segment.
+        bounds: the range [start, stop) that the elements must not leave; None: the segment.
 
     Raises:
         ProtocolError: any element would lie outside, or the dtype is refused.

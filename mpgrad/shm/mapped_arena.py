@@ -1,6 +1,6 @@
-"""Arrays over the blocks of a segment, whoever allots them, and the way back to a block's handle.
+"""MappedArena: arrays over the blocks of a segment, and the block of an array.
 
-Knows arrays and handles, not tensors.
+It knows arrays and handles, not tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpgrad.shm.segment import Segment
 
 
 class MappedArena:
-    """What an arena offers whoever allots its blocks: arrays over blocks, and the way back.
+    """The part of an arena that does not depend on which process allots the blocks.
 
     Attributes:
         segment: the memory.
@@ -44,12 +44,12 @@ class MappedArena:
         """A C-contiguous array at the start of ``block``.
 
         Args:
-            block: where.
+            block: the block.
             shape: in elements.
             dtype: of the elements.
             writeable: whether this process may write into the block.
-            is_written: whether the block was filled before, so that its header must hold its
-                generation; by default unless it is ``writeable``.
+            is_written: whether the block was filled before, so that its header must have its
+                generation; by default the opposite of ``writeable``.
             track: append to ``released`` when the last view of the result dies.
 
         Raises:
@@ -98,7 +98,7 @@ class MappedArena:
         )
 
     def write_header(self, block: Block) -> None:
-        """Mark ``block`` as being in the use that its generation names, so that it may be read.
+        """Write the header of ``block`` with its generation, so that others may read it.
 
         Raises:
             ProtocolError: the block does not lie in the segment.
@@ -114,7 +114,7 @@ class MappedArena:
         lease = lease_of(array, self.segment)
         if lease is None:
             return None
-        # A plain view of all bytes of the lease, which as_strided's results are not.
+        # A plain view of all bytes of the lease; results of as_strided are none.
         memory = array.base
         owner: Any = memory.base if type(memory) is np.ndarray else None
         if owner is lease and array.nbytes == lease.stop - lease.start and array.flags.c_contiguous:
@@ -124,13 +124,13 @@ class MappedArena:
             low, high = offset, offset + array.nbytes
         else:
             low, high = byte_bounds(offset, array.shape, array.itemsize, array.strides)
-        # as_strided can make an array that reaches beyond the memory of its base.
+        # as_strided can make an array that leaves the memory of its base.
         if low < lease.start or high > lease.stop:
             return None
         return (offset, *lease.token)
 
     def close(self) -> None:
-        """Close the descriptor. Arrays stay valid; the mapping goes with the last of them."""
+        """Close the descriptor. Arrays stay valid; the last of them ends the mapping."""
         self.segment.close()
 
 
@@ -138,9 +138,9 @@ class ForeignArena(MappedArena):
     """An arena whose blocks another process allots.
 
     Args:
-        fd: of its segment, inherited or received; it belongs to the arena from now on.
+        fd: the descriptor of its segment, which the arena owns from now on.
         name: for error messages.
-        number: what handles into it carry.
+        number: the arena number in its handles.
 
     Raises:
         ProtocolError: the descriptor is not a sealed segment.

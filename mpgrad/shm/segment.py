@@ -1,7 +1,7 @@
-"""One stretch of anonymous shared memory: a sealed memfd, mapped once per process.
+"""Segment: anonymous shared memory in a sealed memfd, mapped once per process.
 
-It has no name anywhere, so the kernel frees it with its last process, however that dies. Knows no
-blocks and loads no NumPy.
+It has no name, so the kernel frees it when its last process ends, for any reason. This module knows
+no blocks and does not load NumPy.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from mpgrad.base import machine
 from mpgrad.base.standard_streams import occupy_standard_streams
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
 
-#: A segment may never change its size: a shrunk one would kill its readers with SIGBUS.
+#: A segment never changes its size: a smaller one would kill its readers with SIGBUS.
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
-#: Linux 5.14; not yet named by the standard library.
+#: Linux 5.14; the standard library has no name for it yet.
 _MADV_POPULATE_WRITE = 23
 
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
-# The kernel undoes an interrupted fallocate, so one call must be over before the next signal of
-# a profiler's timer: 8 MiB take two milliseconds.
+# The kernel undoes an interrupted fallocate, so one call must end before the next signal of a
+# profiler's timer: 8 MiB take two milliseconds.
 _RESERVE_STEP_BYTES = 8 << 20
 
 _live_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
 class Segment:
-    """A mapped memfd, which core dumps leave out.
+    """A mapped memfd, excluded from core dumps.
 
-    The mapping is never undone by hand: it goes when the segment, every array over it and every
+    The mapping is never removed explicitly: it ends when the segment, every array over it and every
     slice of ``buffer`` are gone. Unmapping under a NumPy array would be a segmentation fault.
 
     Attributes:
@@ -52,7 +52,7 @@ class Segment:
 
     def __init__(self, fd: int, nbytes: int, name: str) -> None:
         self._mapping = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
-        # After a crash the kernel would make every page of a sparse terabyte to write it down.
+        # In a core dump the kernel would otherwise create every page of a sparse terabyte.
         with contextlib.suppress(OSError):
             self._mapping.madvise(mmap.MADV_DONTDUMP)
         self.fd, self.nbytes, self.name = fd, nbytes, name
@@ -92,7 +92,7 @@ class Segment:
             try:
                 return cls.create(nbytes, name)
             except OSError as error:
-                # Many sparse terabytes fill 47 bits of addresses.
+                # Many sparse terabytes fill the 47 bits of addresses.
                 if error.errno != errno.ENOMEM or nbytes <= mmap.PAGESIZE:
                     raise
                 nbytes //= 2
@@ -106,7 +106,7 @@ class Segment:
         """
         try:
             nbytes = _verified_size(fd)
-            # A program that user code starts is not to inherit it, and keep the memory alive.
+            # Programs that user code starts must not inherit it and keep the memory alive.
             os.set_inheritable(fd, False)
             return cls(fd, nbytes, name)
         except BaseException:
@@ -115,7 +115,7 @@ class Segment:
             raise
 
     def require_open(self) -> None:
-        """Make sure that ``fd`` is still this segment's: another process is to be given it.
+        """Check that ``fd`` is still this segment's descriptor, before it is passed on.
 
         Raises:
             OSError: other code has closed it.
@@ -135,7 +135,7 @@ class Segment:
     def reserve(self, offset: int, nbytes: int) -> None:
         """Give the range physical pages now, so that no later access can run out of memory.
 
-        Without this, memory that runs out shows as SIGBUS at the first access, which kills.
+        Otherwise the first access without memory raises SIGBUS, which kills the process.
 
         Raises:
             SharedMemoryExhausted: the kernel has no pages left.
@@ -152,18 +152,18 @@ class Segment:
                 raise SharedMemoryExhausted(nbytes, offset, self.nbytes, self.name) from error
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """``reserve`` the range and map its pages here, in one go instead of one fault a page."""
+        """``reserve`` the range and map its pages here, at once instead of by page faults."""
         self.reserve(offset, nbytes)
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        # The pages exist by now: where the kernel is too old, touching them maps them later.
+        # The pages exist now: if the kernel is too old, the first access maps them.
         with contextlib.suppress(OSError):
             self._mapping.madvise(_MADV_POPULATE_WRITE, start, offset + nbytes - start)
 
     def punch(self, offset: int, nbytes: int) -> None:
-        """Give the pages of the range back to the kernel; it reads as zeros afterwards.
+        """Return the pages of the range to the kernel; the range then reads as zeros.
 
         Both must be multiples of the page size. A kernel that cannot take pages back (gVisor's)
-        leaves them, and what is in them, where they are.
+        keeps them with their content.
 
         Raises:
             ValueError: the range leaves the segment, or is not made of whole pages.
@@ -180,22 +180,22 @@ class Segment:
                 raise
 
     def close(self, _close: Callable[[int], None] = os.close) -> None:
-        """Close the descriptor; the mapping stays for as long as something refers to it."""
+        """Close the descriptor; the mapping stays as long as something refers to it."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             _close(fd)
 
     def __del__(self) -> None:
-        # May run after this module's globals are gone, hence close's bound argument.
+        # May run after the globals of this module are gone, hence the bound argument.
         if getattr(self, "fd", -1) >= 0:
             self.close()
 
     def make_private(self) -> None:
-        """Map the same bytes copy-on-write, at the same address, and give the descriptor up.
+        """Map the same bytes copy-on-write at the same address, and close the descriptor.
 
-        For the child of a fork: it may go on using its tensors, and nothing that it writes
-        reaches the parent. As with any private mapping of a file, a page that the child has not
-        written may still show what the parent writes there later.
+        This is for the child of a fork: it may go on using its tensors, and its writes do not reach
+        the parent. As with any private mapping of a file, a page that the child has not written may
+        still show later writes of the parent.
         """
         self.is_private = True
         libc = ctypes.CDLL(None, use_errno=True)
@@ -209,7 +209,7 @@ class Segment:
             libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
             libc.madvise(self.address, self.nbytes, mmap.MADV_DONTDUMP)
         if mapped == _MAP_FAILED:
-            # No descriptor any more, or strict overcommit: then the child may only read.
+            # There is no descriptor, or strict overcommit: then the child may only read.
             libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
             libc.mprotect(self.address, self.nbytes, mmap.PROT_READ)
         self.close()

@@ -1,8 +1,8 @@
-"""StatusBoard: a shared page where each worker says which task it is really executing.
+"""StatusBoard: a shared page where each worker shows which task it is executing.
 
-The coordinator reads a dead worker's row, and so knows which one of the tasks in flight there is
-suspect. One writer per row; a torn row can only come from a worker killed while writing, and then
-names a task that is not in flight. Loads no NumPy.
+The coordinator reads the row of a dead worker, and so knows which of its tasks in flight is
+suspect. Each row has one writer. A torn row can only come from a worker that was killed while
+writing; it then names a task that is not in flight. This module does not load NumPy.
 """
 
 from __future__ import annotations

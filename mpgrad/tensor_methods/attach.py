@@ -1,7 +1,6 @@
-"""Attaches to Tensor what needs the operators: arithmetic, methods, properties.
+"""Attaches the parts of Tensor that need the operators: arithmetic, methods, properties.
 
-Importing this module is what makes Tensor complete; ``mpgrad`` does so before it hands out any
-operator or Tensor.
+Importing this module completes Tensor; ``mpgrad`` does so before it returns any operator or Tensor.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ _OPERANDS = (Tensor, int, float, complex, np.ndarray, np.generic)
 
 
 def _infix(function: Callable[..., Tensor], *, reflected: bool = False) -> Callable[..., Tensor]:
-    """``function`` as a special method: an operand that it does not know is left to the other."""
+    """``function`` as a special method: it returns NotImplemented for an unknown operand."""
 
     def method(self: Tensor, other: Any) -> Tensor:
         if not isinstance(other, _OPERANDS):
@@ -122,13 +121,13 @@ def backward(
     """Add the derivative of this tensor to ``.grad`` of the leaves that it depends on.
 
     Args:
-        gradient: of something with respect to this tensor; may be left out for a single element.
+        gradient: of a result with respect to this tensor; optional for a single element.
         retain_graph: keep saved tensors for another backward (default: ``create_graph``).
         create_graph: record the backward itself, for higher derivatives.
         inputs: accumulate into these only, instead of all leaves.
 
     Raises:
-        RuntimeError: the tensor does not require grad, or the graph's saved tensors are gone.
+        RuntimeError: the tensor does not require grad, or the saved tensors were freed.
     """
     from mpgrad.autograd.backward import backward as run
 
@@ -142,10 +141,10 @@ def backward(
 
 
 def call_node(self: Node, *grads: Any) -> Any:
-    """Run this Node alone, here and now, and return the gradients of the forward inputs.
+    """Run this Node alone, in this process, and return the gradients of the forward inputs.
 
-    No hook is called, and what the Node saved stays; the computation is recorded unless
-    recording is off.
+    No hook is called, and the saved tensors of the Node are kept; the computation is recorded
+    unless recording is off.
 
     Args:
         grads: for each forward output a Tensor or None.
@@ -154,8 +153,8 @@ def call_node(self: Node, *grads: Any) -> Any:
         A Tensor or None if there is one forward input, else a tuple of them.
 
     Raises:
-        TypeError: too many or too few gradients, or one that is no Tensor.
-        RuntimeError: what the Node saved was released.
+        TypeError: too many or too few gradients, or one that is not a Tensor.
+        RuntimeError: the saved tensors of the Node were freed.
     """
     from mpgrad.autograd.higher_order.direct_call import call_directly
 
@@ -163,11 +162,11 @@ def call_node(self: Node, *grads: Any) -> Any:
 
 
 def _load_engine() -> None:
-    """The default engine sits in the slot as soon as it is loaded."""
+    """Load the default engine, which installs itself in the slot."""
     from mpgrad.engine import engine  # noqa: F401
 
 
-# ------------------------------------------------------------------------ arguments in other places
+# ------------------------------------------------------------------------ other argument orders
 
 
 def _where(self: Tensor, condition: Any, other: Any) -> Tensor:
@@ -200,7 +199,7 @@ def _matrices_transposed(self: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------ attaching
 
-#: Families whose functions are methods too, and those of them that are not.
+#: Modules whose functions are also methods, and their functions that are not.
 _FAMILIES: tuple[tuple[Any, str], ...] = (
     (arithmetic, ""),
     (choices, "where"),
@@ -264,6 +263,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__getitem__": indexing.getitem,
     "__hash__": object.__hash__,
     "__repr__": display.represent,
+    "_repr_html_": display.represent_html,
     "__dir__": display.attributes,
 }
 

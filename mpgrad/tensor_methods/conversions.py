@@ -1,4 +1,4 @@
-"""The same numbers in another dtype or on another device: ``to`` and its short forms."""
+"""The same values in another dtype or on another device: ``to`` and its short forms."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ def to(
     copy: bool = False,
     memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
-    """In another dtype or on another device: ``to(dtype)``, ``to(device)``, ``to(other)``.
+    """The tensor in another dtype or on another device: ``to(dtype)``, ``to(device)``,
+    ``to(other)``.
 
-    Differentiable; the tensor itself where nothing changes and ``copy`` is False.
+    It is differentiable. It returns the tensor itself if nothing changes and ``copy`` is False.
 
     Args:
         self: the tensor.
         args: a dtype, a device (its name, or the number of a GPU), or a tensor for both.
         dtype: of the result.
         device: of the result.
-        non_blocking: kept for PyTorch's callers; copies to a GPU do not block anyway.
-        copy: also where nothing changes.
+        non_blocking: accepted for PyTorch's callers; copies to a GPU never block.
+        copy: copy even if nothing changes.
         memory_format: of a copy.
 
     Raises:
@@ -74,7 +75,7 @@ def cpu(self: Tensor) -> Tensor:
 
 
 def cuda(self: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
-    """On a GPU: that one, or the thread's current one.
+    """The tensor on a GPU: the given one, or the thread's current one.
 
     Raises:
         RuntimeError: there is none.
@@ -83,21 +84,21 @@ def cuda(self: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor
 
 
 def type_as(self: Tensor, other: Tensor) -> Tensor:
-    """In the dtype of ``other``."""
+    """The tensor in the dtype of ``other``."""
     return cast(self, other.dtype)
 
 
 def pin_memory(self: Tensor, device: Any = None) -> Tensor:
-    """The tensor itself: copies to a GPU go through pinned memory anyway."""
+    """The tensor itself: copies to a GPU use pinned memory anyway."""
     return self
 
 
 def is_pinned(self: Tensor, device: Any = None) -> bool:
-    """False: no tensor is."""
+    """False for all tensors."""
     return False
 
 
-#: The names of the types of PyTorch's old classes (``FloatTensor``) by NumPy's names of dtypes.
+#: The type names of PyTorch's old classes (``FloatTensor``) by NumPy's names of dtypes.
 _TYPE_NAMES = {
     "float16": "Half",
     "float32": "Float",
@@ -117,7 +118,7 @@ _TYPE_NAMES = {
 
 
 def type_(self: Tensor, dtype: Any = None) -> Any:
-    """In ``dtype``; without it, the name of the tensor's type: ``"mpgrad.FloatTensor"``.
+    """The tensor in ``dtype``; without it, the name of its type: ``"mpgrad.FloatTensor"``.
 
     Args:
         self: the tensor.
@@ -133,7 +134,7 @@ def type_(self: Tensor, dtype: Any = None) -> Any:
         name = dtype.rpartition(".")[2].removesuffix("Tensor")
         found = next((known for known, named in _TYPE_NAMES.items() if named == name), None)
         if found is None:
-            raise ValueError(f"invalid type: {dtype!r}; one is 'mpgrad.FloatTensor'")
+            raise ValueError(f"invalid type: {dtype!r}; a valid one is 'mpgrad.FloatTensor'")
         dtype = found
     return cast(self, dtype)
 

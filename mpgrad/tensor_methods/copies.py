@@ -1,4 +1,4 @@
-"""How Tensors are copied and pickled, here and on their way to another process."""
+"""How Tensors are copied and pickled, in this process and for others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def _made(kind: type[Tensor], array: Array, requires_grad: bool) -> Tensor:
-    """A leaf of class ``kind`` over ``array``; the class's own constructor is not asked."""
+    """A leaf of class ``kind`` over ``array``, without a call of the class's constructor."""
     made = kind.__new__(kind)
     Tensor.__init__(made, array, requires_grad=requires_grad)
     return made
@@ -51,7 +51,7 @@ def _deepcopy(self: Tensor, memo: dict[int, Any]) -> Tensor:
 
 
 def _copied(array: Array) -> Array:
-    """A copy born in our memory, in the same layout where that is dense."""
+    """A copy in mpgrad's memory, in the same layout if that is dense."""
     if not array.flags.c_contiguous and storage.is_dense(array):
         return storage.adopt_in_layout(array, array)
     return storage.adopt(array)
@@ -61,13 +61,13 @@ def _copied(array: Array) -> Array:
 
 
 def _reduce(self: Tensor, protocol: int) -> tuple[Any, ...]:
-    """Values, ``requires_grad`` and the user's attributes; a computed tensor comes back a leaf."""
+    """Values, ``requires_grad`` and the user's attributes; a computed tensor becomes a leaf."""
     _check_may_travel(self)
     for hook in _hooks_on(self):
         warnings.warn(
             f"backward hook {hook!r} on tensor will not be serialized.", UserWarning, stacklevel=2
         )
-    arguments = (type(self), on_host(self._array), self.requires_grad, str(self.device))
+    arguments = (type(self), np.asarray(on_host(self._array)), self.requires_grad, str(self.device))
     return (_rebuild, arguments, (self.__dict__ or None, None))
 
 
@@ -80,7 +80,7 @@ def _hooks_on(tensor: Tensor) -> Iterable[Any]:
 
 
 def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, device: str = "cpu") -> Tensor:
-    """A GPU's tensor comes back on its device, or where ``map_location`` of ``mg.load`` says.
+    """Put a GPU's tensor on its device, or on the one that ``map_location`` of ``mg.load`` names.
 
     Raises:
         RuntimeError: there is no such device here.
@@ -97,7 +97,7 @@ def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, device: str 
 
 
 class _Locations(PerThread):
-    """What ``map_location`` says while this thread loads a file."""
+    """The ``map_location`` while this thread loads a file."""
 
     chosen: Any = None
 
@@ -114,7 +114,7 @@ _locations = _Locations()
 
 @contextmanager
 def mapped_locations(chosen: Any) -> Iterator[None]:
-    """Tensors unpickled inside come to ``chosen``: a device, or by device's name another one."""
+    """Put tensors unpickled inside on ``chosen``: a device, or a dictionary of devices by name."""
     before, _locations.chosen = _locations.chosen, chosen
     try:
         yield
@@ -138,7 +138,7 @@ def _check_may_travel(tensor: Tensor) -> None:
 def _is_for_another_process() -> bool:
     """Whether multiprocessing pickles it for a queue or a pipe.
 
-    To register with its pickler would mean to load it, which takes as long as all operators.
+    Registering with its pickler would load it, which takes as long as all operators.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:

@@ -1,23 +1,25 @@
-"""How a Tensor prints: as PyTorch prints it."""
+"""How a Tensor prints: as in PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import numpy as np
 
 from mpgrad.base.dtype import DEFAULTS, DTYPES
+from mpgrad.base.html_text import preformatted
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.tensors.tensor import Tensor
 
-#: PyTorch's defaults: above this many elements the middle is left out, this many kept at each end.
+#: PyTorch's defaults: with more elements the middle is omitted; elements kept at each end.
 _THRESHOLD, _EDGE_ITEMS, _DIGITS, _LINE_WIDTH = 1000, 3, 4, 80
 
 
 def represent(tensor: Tensor) -> str:
     """``tensor([1., 2.], requires_grad=True)``."""
-    array = on_host(tensor._array)
+    array = np.asarray(on_host(tensor._array))
     prefix = f"{_name(tensor)}("
     if array.size:
         text = np.array2string(
@@ -35,7 +37,7 @@ def represent(tensor: Tensor) -> str:
     else:
         text = "[]" if array.shape == (0,) else f"[], size={array.shape}"
     notes = [f"device='{tensor.device}'"] if tensor.device.type != "cpu" else []
-    if array.dtype not in DEFAULTS:  # a reader expects those
+    if array.dtype not in DEFAULTS:  # a reader expects the default dtypes
         notes.append(f"dtype={DTYPES[array.dtype]}")
     history = _history(tensor)
     if history:
@@ -43,10 +45,21 @@ def represent(tensor: Tensor) -> str:
     return prefix + ", ".join([text, *notes]) + ")"
 
 
+def represent_html(tensor: Tensor) -> str:
+    """For notebooks: what it is, above its values."""
+    facts = [
+        str(DTYPES[tensor._array.dtype]),
+        f"shape {tuple(tensor.shape)}",
+        str(tensor.device),
+        *filter(None, [_history(tensor)]),
+    ]
+    return f"<p><b>{_name(tensor)}</b> {escape(', '.join(facts))}</p>{preformatted(repr(tensor))}"
+
+
 def _history(tensor: Tensor) -> str:
     try:
         node = tensor.grad_fn
-    except RuntimeError:  # a view that cannot follow a change of its base
+    except RuntimeError:  # a view whose history cannot be updated
         return "grad_fn=<Invalid>"
     if node is not None:
         return f"grad_fn=<{type(node).__name__}>"
@@ -54,7 +67,7 @@ def _history(tensor: Tensor) -> str:
 
 
 def attributes(tensor: Tensor) -> list[str]:
-    """What ``dir(tensor)`` gives: all but what only warns."""
+    """The result of ``dir(tensor)``: all attributes without those that only warn."""
     return sorted({*object.__dir__(tensor)} - {"volatile"})
 
 
@@ -100,7 +113,7 @@ def _complex_format(array: np.ndarray[Any, Any]) -> Callable[[Any], str]:
 
 
 def _ends(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What is left of ``array`` when the middle of each dimension is left out."""
+    """``array`` without the middle of each dimension."""
     for axis, length in enumerate(array.shape):
         if length > 2 * _EDGE_ITEMS:
             kept = [*range(_EDGE_ITEMS), *range(length - _EDGE_ITEMS, length)]

@@ -12,7 +12,7 @@ def detach(self: Tensor) -> Tensor:
 
 
 def detach_(self: Tensor) -> Tensor:
-    """Cut this tensor off from its history and return it; it no longer requires grad.
+    """Remove the history of this tensor and return it; it no longer requires grad.
 
     Raises:
         RuntimeError: it is a view.
@@ -25,7 +25,7 @@ def detach_(self: Tensor) -> Tensor:
 
 
 def get_data(self: Tensor) -> Tensor:
-    """The same array without history; changes through it are not noticed by saved tensors."""
+    """The same array without history; saved tensors do not notice changes through it."""
     return Tensor(self._array, version_counter=INFERENCE if self.is_inference() else None)
 
 

@@ -1,7 +1,7 @@
-"""In-place forms of functions that are made of several operators: the result is copied in.
+"""In-place forms of functions that consist of several operators: the result is copied in.
 
-What is overwritten is an input of what is copied, so that recording ``copy_`` records all of it.
-Where a formula may ask for the overwritten values, the function gets a copy of them.
+The overwritten tensor is an input of the copied result, so recording ``copy_`` records everything.
+If a formula may use the overwritten values, the function gets a copy of them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FORMS = (
     (selection, "tril triu"),
     (signs, "addbmm addmv addr"),
 )
-#: Those whose formulas ask for values, and comparisons, which give none to the old ones.
+#: Functions whose formulas use values; and comparisons, which give the old values no gradient.
 _FORMS_OF_VALUES = (
     (arithmetic, "true_divide"),
     (comparison, "eq ne gt ge lt le logical_and logical_not logical_or logical_xor"),

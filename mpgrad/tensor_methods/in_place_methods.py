@@ -1,6 +1,6 @@
-"""In-place methods of Tensor: ``add_``, ``zero_``, ``+=``, ``x[key] = value`` and their like.
+"""In-place methods of Tensor: ``add_``, ``zero_``, ``+=``, ``x[key] = value`` and so on.
 
-Each is recorded as its out-of-place form is (see ``autograd.views.in_place``); this file checks the
+Each is recorded like its out-of-place form (see ``dispatch.in_place``); this file checks the
 operands and names the NumPy function that can write without a copy.
 """
 
@@ -40,7 +40,7 @@ Array = np.ndarray[Any, Any]
 
 
 def _operand(tensor: Tensor, other: Any) -> Any:
-    """``other`` as the operator takes it, checked to fit into ``tensor``.
+    """``other`` as the operator accepts it, after checking that it fits into ``tensor``.
 
     Raises:
         RuntimeError: its category of dtype is higher, or its shape would enlarge ``tensor``.
@@ -61,7 +61,7 @@ def _operand(tensor: Tensor, other: Any) -> Any:
 
 
 def _into(ufunc: Any) -> Any:
-    """A function that writes what ``ufunc`` makes of arrays into the first of them."""
+    """A function that writes the result of ``ufunc`` for arrays into the first of them."""
     if ufunc is None:
         return None
     return lambda array, *others: ufunc(array, *others, out=array, casting="unsafe")
@@ -130,7 +130,7 @@ def abs_(self: Tensor) -> Tensor:
     """``abs`` in place; recorded like it.
 
     Raises:
-        RuntimeError: the tensor is complex: its absolute values are not.
+        RuntimeError: the tensor is complex, but absolute values are real.
     """
     if self._array.dtype.kind == "c":
         raise RuntimeError("In-place abs is not supported for complex tensors.")
@@ -258,7 +258,7 @@ def masked_fill_(self: Tensor, mask: Tensor, value: Any) -> Tensor:
 def index_put_(self: Tensor, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
     """``self[indices] = values`` for a tuple of index tensors; returns self.
 
-    With ``accumulate`` the values are added to what is there, also where an index is repeated.
+    With ``accumulate`` the values are added to the old ones, also at repeated indices.
     """
     if accumulate:
         return copy_(self, overwriting.index_put(self, indices, values, accumulate=True))
@@ -298,7 +298,7 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
 
 
 def _held(tensor: Tensor, number: Any) -> Tensor:
-    """``number`` without dimensions, as ``tensor`` holds it."""
+    """``number`` without dimensions, in the dtype of ``tensor``."""
     return beside(tensor, np.asarray(stored(number, tensor._array.dtype), tensor._array.dtype))
 
 
@@ -309,7 +309,7 @@ def _shape_of_part(tensor: Tensor, key: tuple[Any, ...], indices: list[Tensor]) 
 
 
 def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
-    """``value`` with at most ``ndim`` dimensions, if those too many in front have length 1."""
+    """``value`` with at most ``ndim`` dimensions, if the extra leading ones have length 1."""
     extra = value.ndim - ndim
     if extra > 0 and value.shape[:extra] == (1,) * extra:
         return reshape(value, value.shape[extra:])

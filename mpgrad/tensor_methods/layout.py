@@ -1,4 +1,4 @@
-"""How a Tensor lies in memory: size, strides, address, device."""
+"""The layout of a Tensor in memory: size, strides, address, device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def element_size(self: Tensor) -> int:
 
 
 def is_contiguous(self: Tensor) -> bool:
-    """Whether the elements lie in order without gaps."""
+    """Whether the elements are in order without gaps."""
     return self._array.flags.c_contiguous
 
 

@@ -1,4 +1,4 @@
-"""``x.new_zeros(...)`` and its like: new tensors of the dtype and on the device of another."""
+"""``x.new_zeros(...)`` and so on: new tensors with the dtype and device of another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpgrad.tensors.tensor import Tensor
 
 
 def new(self: Tensor, *args: Any) -> Tensor:
-    """Uninitialised for a shape (``x.new(2, 3)``, ``x.new(y.size())``), else with given data."""
+    """Uninitialised for a shape (``x.new(2, 3)``, ``x.new(y.size())``), else with data."""
     return from_data_or_size(args, self.dtype, self.device)
 
 

@@ -1,7 +1,7 @@
 """NumPy functions on Tensors (``np.exp(x)``, ``np.sum(x)``, ``array * x``): NEP 13 and NEP 18.
 
-Functions in the tables below become operators and are recorded; any other gets the arrays, which
-raises, as ``x.numpy()`` does, where a Tensor requires grad.
+Functions in the tables below become operators and are recorded. Any other function gets the arrays,
+which raises an error if a Tensor requires grad, as ``x.numpy()`` does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mpgrad.tensors.tensor import Tensor
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``function``, which takes tensors alone, of what NumPy takes."""
+    """``function``, which takes only tensors, for all arguments that NumPy takes."""
 
     @functools.wraps(function)
     def public(*operands: Any) -> Tensor:
@@ -138,13 +138,13 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def _truth(condition: Any) -> Tensor:
-    """Where ``condition`` is not zero, which NumPy takes for a condition."""
+    """Whether each element of ``condition`` is nonzero, as NumPy converts it."""
     condition = as_tensor_operand(condition)
     return condition if condition.dtype.kind == "b" else comparison.ne(condition, 0)
 
 
 def _dot(a: Any, b: Any) -> Tensor:
-    """``np.dot``: of stacks of matrices the products of all pairs, where ``matmul`` pairs them."""
+    """``np.dot``: for stacks of matrices the products of all pairs, unlike ``matmul``."""
     a, b = as_tensor_operand(a), as_tensor_operand(b)
     if a.ndim == 0 or b.ndim == 0:
         return arithmetic.mul(a, b)
@@ -154,7 +154,7 @@ def _dot(a: Any, b: Any) -> Tensor:
 
 
 def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """NEP 13: a ufunc met a Tensor among its inputs or outputs."""
+    """NEP 13: a ufunc has a Tensor among its inputs or outputs."""
     if any(isinstance(out, Tensor) for out in kwargs.get("out", ())):
         raise TypeError(
             f"np.{ufunc.__name__}: a Tensor cannot be the `out` of a NumPy function; use the "
@@ -176,7 +176,7 @@ def array_function(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """NEP 18: a NumPy function met a Tensor among its arguments."""
+    """NEP 18: a NumPy function has a Tensor among its arguments."""
     function = _FUNCTIONS.get(func)
     if function is not None:
         return function(*args, **kwargs)
@@ -184,7 +184,7 @@ def array_function(
 
 
 def _arrays(value: Any) -> Any:
-    """``value`` with its Tensors replaced by their arrays, inside tuples and lists too."""
+    """``value`` with its Tensors replaced by their arrays, also inside tuples and lists."""
     if isinstance(value, Tensor):
         return as_numpy(value)
     if isinstance(value, tuple | list):
@@ -193,7 +193,7 @@ def _arrays(value: Any) -> Any:
 
 
 def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
-    """The array itself: no copy, each sees the other's changes.
+    """The array itself, without a copy: each sees the other's changes.
 
     Args:
         force: detach first, and copy to the CPU.
@@ -201,7 +201,7 @@ def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
     Raises:
         TypeError: the tensor lies on a GPU.
         RuntimeError: the tensor requires grad and recording is on (inside ``Function.forward`` and
-            ``no_grad()`` it is off), so that changes would escape the record.
+            ``no_grad()`` it is off), so that changes would not be recorded.
     """
     if self.requires_grad and not force and is_grad_enabled():
         raise RuntimeError(
@@ -212,11 +212,12 @@ def as_numpy(self: Tensor, *, force: bool = False) -> np.ndarray[Any, Any]:
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
             "the tensor to host memory first."
         )
-    return on_host(self._array)
+    array = on_host(self._array)
+    return array if type(array) is np.ndarray else np.asarray(array)  # a traced one is read so
 
 
 def as_array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-    """What ``np.asarray(tensor)`` gives."""
+    """The result of ``np.asarray(tensor)``."""
     array = as_numpy(self)
     if dtype is not None and array.dtype != dtype:
         if copy is False:

@@ -1,4 +1,4 @@
-"""In-place methods of Tensor that draw: ``uniform_``, ``normal_``, ``random_`` and their like."""
+"""In-place methods of Tensor that draw random numbers: ``uniform_``, ``normal_`` and so on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bernoulli_(self: Tensor, p: Any = 0.5) -> Tensor:
     """Overwrite with 1 with probability ``p`` (a number or a Tensor), else with 0.
 
     Raises:
-        RuntimeError: ``p`` is no probability.
+        RuntimeError: ``p`` is not a probability.
     """
     draws = storage.empty(self.shape, self.dtype, self.device)
     random.fill_bernoulli(draws, on_host(p._array) if isinstance(p, Tensor) else p)
@@ -41,8 +41,8 @@ def bernoulli_(self: Tensor, p: Any = 0.5) -> Tensor:
 def random_(self: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
     """Overwrite with integers from [``from_``, ``to``), or [0, ``from_``) as ``random_(to)``.
 
-    Without bounds they are from 0 to the largest that the dtype has, of floating dtypes to the
-    largest up to which it has all.
+    Without bounds they range from 0 to the largest integer of the dtype; for a floating dtype, to
+    the largest one up to which it represents all integers.
 
     Raises:
         RuntimeError: there is no such integer, or the dtype cannot hold one of them.
@@ -55,7 +55,7 @@ def random_(self: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
 
 
 def exponential_(self: Tensor, lambd: float = 1.0) -> Tensor:
-    """Overwrite with draws from the exponential distribution of the rate ``lambd``.
+    """Overwrite with draws from the exponential distribution with rate ``lambd``.
 
     Raises:
         RuntimeError: ``lambd`` is not positive.

@@ -1,7 +1,7 @@
-"""In-place changes of a shape: ``transpose_``, ``squeeze_``, ``resize_``, ``set_`` and their like.
+"""In-place changes of a shape: ``transpose_``, ``squeeze_``, ``resize_``, ``set_`` and so on.
 
-No element changes, only how the tensor looks at its memory. The graph gets what the out-of-place
-form would have got; the version counts all the same, as in PyTorch.
+No element changes, only the tensor's view of its memory. The graph is that of the out-of-place
+form; the version still counts the change, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def _become(tensor: Tensor, view: Tensor) -> None:
 
 
 def resize_(self: Tensor, *size: Any) -> Tensor:
-    """Another shape with any number of elements: the first ones stay, new ones are uninitialised.
+    """Change the shape to any number of elements: the first ones stay, new ones are uninitialised.
 
     Raises:
-        RuntimeError: the tensor requires grad, is a view, or was made in inference mode and this is
-            outside of it.
+        RuntimeError: the tensor requires grad, is a view, or was made in inference mode, which is
+            off now.
     """
     wanted = shape_from(size)
     if self.requires_grad and not is_inference_mode_enabled():
@@ -85,7 +85,7 @@ def resize_as_(self: Tensor, other: Tensor) -> Tensor:
 
 
 def set_(self: Tensor, source: Tensor) -> Tensor:
-    """Lie in the memory of ``source`` from now on, with its shape.
+    """Use the memory of ``source`` from now on, with its shape.
 
     Raises:
         RuntimeError: the tensor requires grad and recording is on, or the dtypes differ.
@@ -98,7 +98,7 @@ def set_(self: Tensor, source: Tensor) -> Tensor:
             f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}"
         )
     self._array, self._view = source._array, None
-    self._accumulator = None  # graphs that used it lead to another leaf now
+    self._accumulator = None  # earlier graphs lead to another leaf now
     self._was_reshaped = True
     self._version_counter.count()
     return self

@@ -51,7 +51,7 @@ def _scalar(self: Tensor) -> Any:
 
 
 def _warn_of_lost_history(tensor: Tensor) -> None:
-    """Warn, once per process, of a number that looks as if it could be differentiated."""
+    """Warn, once per process, about a number that has lost its history."""
     global _has_warned_of_scalar
     if _has_warned_of_scalar or not tensor.requires_grad:
         return

@@ -1,1 +1,1 @@
-"""Tensor, its memory and versions, its views, and what Nodes keep of it."""
+"""Tensor, its memory and versions, its views, and saved tensors."""

@@ -28,7 +28,7 @@ _has_warned_of_layout = False
 def grad_lock() -> AbstractContextManager[object]:
     """Held while a thread checks leaves and adds to their ``.grad``; never while user code runs.
 
-    One lock for all leaves: so the commit of one backward does not mix with another thread's.
+    One lock serves all leaves, so that the commits of two threads do not mix.
     """
     return _grad_lock
 
@@ -43,14 +43,14 @@ os.register_at_fork(after_in_child=_forget_lock_in_child)
 
 
 class AccumulateGrad(Node):
-    """Owns the leaf; the leaf holds it weakly, so that it lives as long as a graph that uses it."""
+    """Owns the leaf; the leaf refers to it weakly, so that it lives as long as its graphs."""
 
     __slots__ = ("variable",)
 
     prefix = NATIVE
 
     def __init__(self, variable: Tensor, gradient: InputMetadata) -> None:
-        # Once for each leaf in every step of a training loop: by itself, without Node.__init__.
+        # Made for each leaf in every step of a training loop: it does not call Node.__init__.
         self.next_edges = ()
         self.input_metadata = (gradient,)
         self.sequence_nr = SEQUENCE_NR_MAX
@@ -61,13 +61,13 @@ class AccumulateGrad(Node):
             self.own_hooks().tensor[0] = variable._leaf_hooks
 
     def accumulate(self, grad: Any, *, exclusive: bool) -> None:
-        """Add ``grad`` to ``variable.grad``, keeping the identity of a ``.grad`` that exists.
+        """Add ``grad`` to ``variable.grad``; an existing ``.grad`` stays the same object.
 
         The caller holds ``grad_lock()``.
 
         Args:
             grad: C-contiguous, of the variable's shape and gradient dtype.
-            exclusive: nobody else holds the array, so that ``.grad`` may adopt it as it is.
+            exclusive: nobody else holds the array, so that ``.grad`` may adopt it.
         """
         variable = self.variable
         if not variable._requires_grad:
@@ -83,7 +83,7 @@ class AccumulateGrad(Node):
             _check_layout(existing._array, variable._array)
 
     def check(self) -> None:
-        """Raise if the gradient could not be added now (a commit is all or none).
+        """Raise if the gradient could not be added (a commit is all or none).
 
         Raises:
             RuntimeError: the leaf became part of a graph, or its ``.grad`` cannot be written.
@@ -127,7 +127,7 @@ class AccumulateGrad(Node):
 def first_grad(grad: Any, leaf: Any, *, exclusive: bool) -> Any:
     """The array of a leaf's first ``.grad``: in the leaf's layout if that is dense, else C order.
 
-    So an optimizer walks through both in the same order. ``grad`` itself where it may be adopted.
+    So an optimizer reads both in the same order. It is ``grad`` itself if that may be adopted.
     """
     if not leaf.flags.c_contiguous and leaf.shape == grad.shape and is_dense(leaf):
         return adopt_in_layout(grad, leaf)

@@ -1,4 +1,4 @@
-"""What may be assigned to ``.grad`` and to ``.grad_dtype``: the rules and words of PyTorch 2.13."""
+"""The rules for assignments to ``.grad`` and ``.grad_dtype``, with the messages of PyTorch 2.13."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def check_assigned_grad(owner: Any, value: Any, kind: type[Any]) -> None:
 
     Args:
         owner: the Tensor whose ``.grad`` is set.
-        value: what was assigned; not None.
+        value: the assigned value; not None.
         kind: Tensor.
 
     Raises:
-        TypeError: ``value`` is no Tensor.
+        TypeError: ``value`` is not a Tensor.
         RuntimeError: it is ``owner`` itself, or has another shape or dtype.
     """
     if not isinstance(value, kind):
@@ -61,7 +61,7 @@ def checked_grad_dtype(value: Any, existing: Any) -> np.dtype[Any] | None:
     """``value`` as a ``grad_dtype`` for a leaf whose ``.grad`` is ``existing``.
 
     Raises:
-        RuntimeError: it is no dtype that a gradient can have, or not the existing one.
+        RuntimeError: it is no dtype that a gradient can have, or differs from the existing one.
     """
     if value is None:
         return None

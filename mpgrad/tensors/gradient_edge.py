@@ -1,4 +1,4 @@
-"""GradientEdge: a place in the graph that users can hold without holding a tensor."""
+"""GradientEdge: a place in the graph that users can keep without keeping a tensor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mpgrad.tensors.tensor import Tensor, gradient_edge
 class GradientEdge(NamedTuple):
     """Where a tensor's gradient flows: input ``output_nr`` of ``node``.
 
-    ``backward()`` and ``grad()`` take it as a root and as an input. It remembers the place: what
-    happens to the tensor later (an in-place operation, its death) does not move it.
+    ``backward()`` and ``grad()`` take it as a root and as an input. It keeps the place even if the
+    tensor is later changed in place or deleted.
 
     Attributes:
         node: the tensor's grad_fn, or its AccumulateGrad if it is a leaf.
-        output_nr: which output of the recorded operation the tensor was.
+        output_nr: the number of the tensor among the outputs of the recorded operation.
         ownership_token: None. In PyTorch it keeps the Node of a custom Function alive; here
             ``node`` does so itself.
     """

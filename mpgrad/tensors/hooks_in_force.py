@@ -1,4 +1,4 @@
-"""Which saved-tensor hooks are in force on which thread (see ``saved_tensors_hooks``)."""
+"""The saved-tensor hooks in force on each thread (see ``saved_tensors_hooks``)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class HookPair(NamedTuple):
-    """What ``saved_tensors_hooks`` was given."""
+    """The arguments of ``saved_tensors_hooks``."""
 
     pack: Callable[[Tensor], Any]
     unpack: Callable[[Any], Tensor]
 
 
 class HookState(NamedTuple):
-    """The pairs that a thread has entered, innermost last, and why it may enter no more."""
+    """The pairs that a thread has entered, innermost last, and why it may not enter more."""
 
     pairs: tuple[HookPair, ...] = ()
     forbidden: str | None = None
@@ -34,8 +34,8 @@ class SavedTensorsHooks:
     """The saved-tensor hooks of every thread.
 
     Attributes:
-        entered: one None for each pair that is in force, on all threads together. While it is
-            empty, and that is nearly always, saving a tensor need not ask which thread it is on.
+        entered: one None for each pair in force on all threads together. It is nearly always
+            empty, and then saving a tensor need not look up its thread.
     """
 
     __slots__ = ("_threads", "entered")
@@ -46,7 +46,7 @@ class SavedTensorsHooks:
 
     @property
     def state(self) -> HookState:
-        """This thread's hooks. Another thread that goes on with its work adopts them."""
+        """This thread's hooks. A thread that continues its work takes them over."""
         return self._threads.state
 
     @state.setter
@@ -54,7 +54,7 @@ class SavedTensorsHooks:
         self._threads.state = state
 
     def innermost(self) -> HookPair | None:
-        """The pair that packs what this thread saves."""
+        """The pair that packs the tensors saved by this thread."""
         pairs = self._threads.state.pairs
         return pairs[-1] if pairs else None
 
@@ -68,7 +68,7 @@ class SavedTensorsHooks:
         if state.forbidden is not None:
             raise RuntimeError(state.forbidden)
         self._threads.state = state._replace(pairs=(*state.pairs, pair))
-        self.entered.append(None)  # how many is what counts
+        self.entered.append(None)  # only the number of entries matters
 
     def pop(self) -> None:
         """Leave the innermost pair.
@@ -83,7 +83,7 @@ class SavedTensorsHooks:
         self.entered.pop()
 
     def restore(self, before: HookState) -> None:
-        """Go back to what was in force on this thread ``before``."""
+        """Restore the hooks that were in force on this thread ``before``."""
         change = len(before.pairs) - len(self._threads.state.pairs)
         self.entered += [None] * change
         if change < 0:
@@ -92,7 +92,7 @@ class SavedTensorsHooks:
 
     @contextmanager
     def only_if(self, condition: bool) -> Iterator[None]:
-        """Without hooks unless ``condition``: what is recorded inside is not the user's."""
+        """Without hooks unless ``condition``: the tensors recorded inside are not the user's."""
         before = self.state
         if not condition:
             self.state = HookState()

@@ -1,7 +1,7 @@
-"""Between the engine and user code: what one of them keeps is never written by the other.
+"""Gradients between the engine and user code: neither of them writes memory that the other keeps.
 
-``lend`` says what a Function's backward gets, ``own`` what the engine takes from user code. Both
-copy only where somebody else holds the memory.
+``lend`` makes the arguments of a Function's backward, ``own`` the arrays that the engine takes from
+user code. Both copy only memory that somebody else holds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.devices.device_arrays import copied, is_on_gpu
 from mpgrad.shm.lease import Lease
 from mpgrad.tensors.storage import is_exclusive
@@ -25,13 +26,13 @@ def _counted() -> int:
     return sys.getrefcount(arrays[0]) - 1
 
 
-#: What ``sys.getrefcount(holder.array)`` adds to what there is (it differs by interpreter).
+#: The references of ``sys.getrefcount(holder.array)`` itself (they differ between interpreters).
 _COUNTED = _counted()
 
 
 class _Loan:
-    """What NumPy takes for the owner of a lent array: every view of that refers to it, and to no
-    array behind it."""
+    """The owner of a lent array for NumPy: every view refers to it, and not to an array behind
+    it."""
 
     __slots__ = ("__array_interface__", "array")
 
@@ -42,17 +43,20 @@ class _Loan:
 
 
 def lend(grads: list[Any]) -> list[Tensor | None]:
-    """The gradients (arrays or None) as tensors for a rule of the user's; ``grads`` is emptied.
+    """The gradients (arrays or None) as tensors for a user's rule; ``grads`` is emptied.
 
-    What nobody else holds is the rule's to change. Anything else is read-only, until it is changed
-    in place (see ``become_own``).
+    The rule may change a gradient that nobody else holds. Any other one is read-only, until it is
+    changed in place (see ``become_own``).
     """
     lent: list[Tensor | None] = []
     for nr in range(len(grads)):
-        # Taken out, so that this is the only reference if nobody else has one.
+        # Taken out of the list, so that this is the only reference if nobody else has one.
         array, grads[nr] = grads[nr], None
         if array is None or is_on_gpu(array):
             lent.append(None if array is None else Tensor(array))
+            continue
+        if type(array) is ArrayProxy:  # a copy: in another run something else may hold the array
+            lent.append(Tensor(array.copy()))
             continue
         array = np.asarray(array)
         if is_exclusive(array):
@@ -68,22 +72,22 @@ def lend(grads: list[Any]) -> list[Tensor | None]:
 
 
 def take_back(lent: list[Tensor | None]) -> list[tuple[Array, Array]]:
-    """Of what ``lend`` gave and user code could not change: the array that it saw, and the one
-    behind that."""
+    """The lent gradients that user code could not change: the array that it saw, and the original
+    array."""
     found = []
     for tensor in lent:
         if tensor is not None and "_lent" in vars(tensor):
             found.append((tensor._array, tensor._lent))  # type: ignore[attr-defined]
-            # User code may keep the tensor, which is not to keep the gradient.
+            # User code may keep the tensor, which must not keep the gradient.
             tensor._lent = None  # type: ignore[attr-defined]
     return found
 
 
 def become_own(tensor: Tensor) -> bool:
-    """Give a lent gradient memory of its own, because it is about to be changed in place.
+    """Copy a lent gradient to its own memory, because it is about to be changed in place.
 
     Returns:
-        Whether it has; False for any other tensor, and where a view would be left behind.
+        Whether it did; False for any other tensor, and if a view would keep the old memory.
     """
     if "_lent" not in vars(tensor):
         return False
@@ -106,13 +110,13 @@ def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> 
     """Copy those of the first ``count`` of ``arrays`` that user code could still write to.
 
     Args:
-        arrays: what user code gave (arrays or None), and behind that what it had got; nothing
-            else of the engine's refers to these.
-        count: how many it gave.
-        untouched: what it got and could not write to: (that array, what takes its place).
+        arrays: the results of user code (arrays or None), followed by its arguments, to which
+            nothing else in the engine refers.
+        count: the number of results.
+        untouched: arguments that user code could not write: (that array, its replacement).
     """
     for at in range(count):
-        # No variable stands for the array: its references are counted.
+        # No variable refers to the array, because its references are counted.
         if arrays[at] is None or _is_fresh(arrays, at):
             continue
         for seen, original in untouched:
@@ -127,7 +131,7 @@ def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> 
 
 
 def _is_fresh(arrays: list[Any], at: int) -> bool:
-    """Whether it is an array of its own that nobody else has, as most are."""
+    """Whether it owns its memory and nobody else has it, which is the usual case."""
     return arrays[at].base is None and sys.getrefcount(arrays[at]) - _COUNTED == 1
 
 
@@ -140,7 +144,7 @@ def _is_view_for_reading(array: Any, of: Any) -> bool:
 
 
 def _is_only_in(arrays: list[Any], at: int) -> bool:
-    """Whether ``arrays`` are the only way to ``arrays[at]`` and to its memory."""
+    """Whether ``arrays`` has the only reference to ``arrays[at]`` and to its memory."""
     if sys.getrefcount(arrays[at]) - _COUNTED > sum([other is arrays[at] for other in arrays]):
         return False
     if type(arrays[at]) is not np.ndarray or arrays[at].base is None:

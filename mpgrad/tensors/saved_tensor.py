@@ -1,8 +1,8 @@
-"""SavedTensor: what forward keeps for backward, with the version it had then.
+"""SavedTensor: a value that forward keeps for backward, with its version at that time.
 
-A saved input keeps the Tensor itself; a saved output keeps only its array, because the Node would
-otherwise own its own output and form a cycle. Where a pair of hooks is in force, only what its pack
-hook returns is kept (:class:`PackedTensor`).
+A saved input keeps the Tensor itself. A saved output keeps only its array, because the Node would
+otherwise own its own output and form a cycle. If a pair of hooks is in force, only the result of
+its pack hook is kept (:class:`PackedTensor`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class SavedTensor:
     """One tensor that a Node saved (compare ``torch::autograd::SavedVariable``).
 
     Attributes:
-        packed: what a pack hook made of it; None without hooks.
+        packed: the result of a pack hook; None without hooks.
     """
 
-    # `_tensor` and `_was_leaf` are those of an input, the other ones but `_version` of an output.
+    # `_tensor` and `_was_leaf` belong to an input, the others except `_version` to an output.
     __slots__ = (
         "_array",
         "_counter",
@@ -72,12 +72,12 @@ class SavedTensor:
 
     @property
     def holds_input(self) -> bool:
-        """Whether the tensor itself is kept: an input, and no hook packed it."""
+        """Whether the tensor itself is kept: an input that no hook has packed."""
         return self._tensor is not None
 
     @property
     def counter(self) -> VersionCounter:
-        """Counts the changes of the saved memory (not of what a hook packed)."""
+        """Counts the changes of the saved memory (not of a hook's result)."""
         return self._counter if self._tensor is None else self._tensor._version_counter
 
     @property
@@ -105,12 +105,12 @@ class SavedTensor:
             array, counter = self._array, self._counter
         else:
             array, counter = original._array, original._version_counter
-        # Not the tensor itself: what the hook returns must not keep this graph alive.
+        # Not the tensor itself: the result of the hook must not keep this graph alive.
         seen = Tensor(array, version_counter=counter)
         self._pack(HookPair(pack, unpack), seen, original, original is None)
 
     def _pack(self, pair: HookPair, seen: Tensor, original: Tensor | None, is_output: bool) -> None:
-        """Show ``seen`` to the pack hook and keep only what it returns."""
+        """Call the pack hook with ``seen`` and keep only its result."""
         counter = seen._version_counter
         before = counter.value
         with no_grad():
@@ -135,7 +135,7 @@ class SavedTensor:
         """The saved array.
 
         Args:
-            owner: the Node that saved it; None if something else did, and then it is an input.
+            owner: the Node that saved it; None if something else saved it as an input.
 
         Raises:
             RuntimeError: the tensor was changed in place since it was saved.
@@ -161,11 +161,11 @@ class SavedTensor:
         return tensor._array
 
     def tensor(self, owner: Node | None) -> Tensor:
-        """The saved tensor; an output, and what a hook unpacked, with its history re-attached.
+        """The saved tensor; outputs and unpacked tensors get their history back.
 
         Raises:
             RuntimeError: as :meth:`array`.
-            TypeError: the unpack hook returned no tensor.
+            TypeError: the unpack hook did not return a Tensor.
         """
         if self.packed is not None:
             return self.packed.tensor(owner)
@@ -195,9 +195,9 @@ class SavedTensor:
 
 
 class PackedTensor:
-    """What a pack hook returned, and the place in the graph of the tensor that it was given.
+    """The result of a pack hook, and the place in the graph of the packed tensor.
 
-    Versions are not checked here: what the hook keeps is its own affair.
+    Versions are not checked: the hook is responsible for what it keeps.
     """
 
     __slots__ = ("_accumulator", "_edge", "_output_nr", "_unpack", "_value", "requires_grad")
@@ -212,10 +212,10 @@ class PackedTensor:
     ) -> None:
         self._unpack, self._value = unpack, value
         self.requires_grad = requires_grad
-        #: Where the gradient of an input that is no leaf flows.
+        #: The target of the gradient of an input that is no leaf.
         self._edge = edge
         self._output_nr = output_nr
-        #: The AccumulateGrad of a leaf, which owns the leaf: held weakly, or packing frees nothing.
+        #: The AccumulateGrad of a leaf, which owns it: a strong reference would keep the memory.
         self._accumulator: weakref.ref[AccumulateGrad] | None = None
 
     @classmethod
@@ -231,10 +231,10 @@ class PackedTensor:
         return packed
 
     def unpacked(self) -> Tensor:
-        """What the unpack hook makes of it.
+        """The result of the unpack hook.
 
         Raises:
-            TypeError: that is no Tensor.
+            TypeError: it is not a Tensor.
         """
         value = self._unpack(self._value)
         if not isinstance(value, Tensor):
@@ -245,7 +245,7 @@ class PackedTensor:
         return value
 
     def tensor(self, owner: Node | None) -> Tensor:
-        """The unpacked tensor in the place of the one that was packed."""
+        """The unpacked tensor with the history of the packed one."""
         value = self.unpacked()
         if not self.requires_grad and not value._requires_grad:
             return value

@@ -1,4 +1,4 @@
-"""allow_mutation_on_saved_tensors(): what backward needs is cloned before it is overwritten."""
+"""allow_mutation_on_saved_tensors(): clones saved tensors just before they are overwritten."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from mpgrad.tensors.hooks_in_force import HOOKS, HookPair
 from mpgrad.tensors.storage import VersionCounter
 from mpgrad.tensors.tensor import Tensor
 
-#: Memory, layout and version of a saved tensor: what is saved twice need be cloned only once.
+#: Memory, layout and version of a saved tensor: equal ones need only one clone.
 _Key: TypeAlias = tuple[Any, ...]
 
 
 class _SavedMemory:
-    """A saved tensor, its own memory or a clone of it."""
+    """A saved tensor: its own memory or a clone of it."""
 
     __slots__ = ("__weakref__", "counter", "is_cloned", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
-        # Without its history, or an output would keep the Node that saved it.
+        # Without its history: otherwise an output would keep the Node that saved it.
         self.tensor = Tensor(tensor._array, version_counter=tensor._version_counter)
         self.counter: VersionCounter = tensor._version_counter
         self.is_cloned = False
 
 
 class SavedTensorClones:
-    """What one :func:`allow_mutation_on_saved_tensors` has saved and cloned."""
+    """The saved tensors and clones of one :func:`allow_mutation_on_saved_tensors`."""
 
     def __init__(self) -> None:
         self._kept: WeakValueDictionary[_Key, _SavedMemory] = WeakValueDictionary()
-        #: By the identity of its version counter, which all views of one memory share.
+        #: By the identity of the version counter, which all views of one memory share.
         self._by_memory: dict[int, WeakSet[_SavedMemory]] = {}
 
     @property
     def cloned(self) -> dict[int, Tensor]:
-        """The clones that are still needed, by the identity of what is saved."""
+        """The clones that are still needed, by the identity of the saved memory."""
         return {id(kept): kept.tensor for kept in list(self._kept.values()) if kept.is_cloned}
 
     @property
     def tid_to_weakhandle(self) -> dict[_Key, _SavedMemory]:
-        """All that is saved and still needed, cloned or not (PyTorch's name of it)."""
+        """All that is saved and still needed, cloned or not (the name is PyTorch's)."""
         return dict(self._kept)
 
     def pack(self, tensor: Tensor) -> _SavedMemory:
@@ -65,18 +65,18 @@ class SavedTensorClones:
         return kept.tensor
 
     def forget(self) -> None:
-        """Nobody may unpack any more."""
+        """From now on nothing can be unpacked."""
         self._kept.clear()
         self._by_memory.clear()
 
     def before_write(self, tensor: Tensor) -> None:
-        """``tensor``'s memory is about to change: clone what was saved of it."""
+        """The memory of ``tensor`` is about to change: clone the tensors saved in it."""
         for kept in self._by_memory.get(id(tensor._version_counter), ()):
             if kept.counter is tensor._version_counter and not kept.is_cloned:
                 kept.tensor, kept.is_cloned = Tensor(copied(kept.tensor._array)), True
 
 
-#: Whoever overwrites a tensor tells this one first; None outside of the context.
+#: Called before every change of a tensor; None outside of the context.
 active: SavedTensorClones | None = None
 
 
@@ -84,11 +84,11 @@ active: SavedTensorClones | None = None
 def allow_mutation_on_saved_tensors() -> Iterator[SavedTensorClones]:
     """Inside, a tensor that is saved for backward may be changed in place.
 
-    Its old values are cloned just before the change, so that backward still finds them. Forward and
+    Its old values are cloned just before the change, so that backward still has them. Forward and
     backward must both be inside. Nodes that save tensors here run in the calling process.
 
     Raises:
-        RuntimeError: it is used inside itself.
+        RuntimeError: contexts are nested.
         AssertionError: (in backward) the context was left before.
     """
     global active

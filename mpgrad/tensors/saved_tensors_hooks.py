@@ -1,8 +1,7 @@
-"""Context managers that change how tensors are saved for backward: packed, on the CPU, not at all.
+"""Context managers that change how tensors are saved for backward: packed, on the CPU, or not.
 
-Public as ``mg.autograd.graph.saved_tensors_hooks`` and so on. What they put in force lives in
-``hooks_in_force.HOOKS``; Nodes that have packed something run in the calling process (see
-``engine.placement``).
+They are public as ``mg.autograd.graph.saved_tensors_hooks`` and so on. ``hooks_in_force.HOOKS`` has
+the pairs in force. Nodes with packed tensors run in the calling process (see ``engine.placement``).
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ class saved_tensors_hooks:
             y = model(x)
 
     Of nested pairs only the innermost packs. ``unpack_hook`` runs in the calling process, on the
-    thread that called ``backward()``, each time that the tensor is needed; which tensor comes first
-    is not specified. Versions are not checked: a hook that keeps a tensor which is changed in place
-    later unpacks the changed values.
+    thread that called ``backward()``, each time the tensor is needed; the order of the tensors is
+    not specified. Versions are not checked: if a hook keeps a tensor that is later changed in
+    place, it unpacks the changed values.
 
     Args:
-        pack_hook: gets the tensor that is to be saved, with recording off, and returns anything. It
-            may not change the tensor, and should not keep it: a Node's own output that is kept
-            keeps its Node alive (keep ``x.detach()``).
-        unpack_hook: gets what ``pack_hook`` returned and returns a Tensor with the same values.
+        pack_hook: gets the tensor to be saved, with recording off, and returns any object. It may
+            not change the tensor, and should not keep it: a Node's own output that is kept keeps
+            its Node alive (keep ``x.detach()``).
+        unpack_hook: gets the result of ``pack_hook`` and returns a Tensor with the same values.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class saved_tensors_hooks:
 
 
 class save_on_cpu(saved_tensors_hooks):
-    """Keep what is saved inside in the CPU's memory, and bring it back to its device for backward.
+    """Keep tensors saved inside in the CPU's memory, and copy them back for backward.
 
     A tensor that is on the CPU already is kept as it is, without a copy.
 

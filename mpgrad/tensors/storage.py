@@ -1,7 +1,7 @@
-"""Where the client's arrays are born: in its shared arena where that pays, else on the heap.
+"""The memory of the client's arrays: its shared arena for large ones, else the heap.
 
-An array that lies in the arena is handed to a worker as an offset; any other is copied at each
-hand-over. An array of a GPU is born in the memory of the CUDA driver. Knows arenas, not tensors.
+An array in the arena is handed to a worker as an offset; any other is copied at each hand-over. An
+array on a GPU lies in memory of the CUDA driver. This file knows arenas, not tensors.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.array_program import TRACING
 from mpgrad.backends.cpu import LARGE_BYTES
 from mpgrad.base.device import CPU, Device
 from mpgrad.devices import device_arrays
@@ -32,30 +31,38 @@ class VersionCounter:
         self.value = 0
 
     def count(self) -> None:
-        """Note a change."""
+        """Count a change."""
         self.value += 1
         for changed in _watchers:
             changed.append(self)
 
 
-#: Lists that get the counter of everything that is changed.
+#: Lists that get the counter of every changed tensor.
 _watchers: list[list[VersionCounter]] = []
 
 
-@contextmanager
-def watched() -> Iterator[list[VersionCounter]]:
-    """The counters of what any thread changes in place inside the block."""
-    changed: list[VersionCounter] = []
-    _watchers.append(changed)
-    try:
-        yield changed
-    finally:
+class watched:
+    """The counters of the tensors that any thread changes in place inside the block."""
+
+    __slots__ = ("_changed",)
+
+    def __enter__(self) -> list[VersionCounter]:
+        self._changed: list[VersionCounter] = []
+        _watchers.append(self._changed)
+        return self._changed
+
+    def __exit__(self, *_: object) -> None:
         # By identity: lists are equal if their elements are.
-        _watchers[:] = [other for other in _watchers if other is not changed]
+        _watchers[:] = [other for other in _watchers if other is not self._changed]
+
+
+def is_watched() -> bool:
+    """Whether a ``watched`` block is active in any thread."""
+    return bool(_watchers)
 
 
 class _InferenceVersion(VersionCounter):
-    """The counter of all tensors made in inference mode: it counts nothing."""
+    """The counter of all tensors made in inference mode: it does not count."""
 
     __slots__ = ()
 
@@ -83,6 +90,10 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     """
     if device.index is not None:
         return device_arrays.empty(shape, dtype, device)
+    if TRACING.entered:
+        program = TRACING.program()
+        if program is not None and not program.is_given_up:
+            return program.empty(shape, dtype)
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE_BYTES:
@@ -93,11 +104,11 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     except SharedMemoryExhausted:
         if not arena.is_cramped:
             raise
-        return np.empty(shape, dtype)  # as any other: copied when it is handed over
+        return np.empty(shape, dtype)  # on the heap: it is copied when it is handed over
 
 
 def adopt(array: Any, device: Device | None = None) -> Any:
-    """A copy of ``array`` born here (C-contiguous), on ``device`` or where ``array`` lies."""
+    """A copy of ``array`` in this memory (C-contiguous), on ``device`` or that of ``array``."""
     here = device_arrays.device_of(array)
     if device is not None and device != here:
         array = device_arrays.moved(array, device)
@@ -110,11 +121,11 @@ def adopt(array: Any, device: Device | None = None) -> Any:
 
 
 def adopt_in_layout(array: Any, pattern: Any) -> Any:
-    """A copy of ``array`` born here, its dimensions in memory in the order of ``pattern``'s.
+    """A copy of ``array`` in this memory, with the dimensions in the order of ``pattern``.
 
     Args:
         array: what to copy.
-        pattern: of the same number of dimensions.
+        pattern: an array with the same number of dimensions.
     """
     device = device_arrays.device_of(array)
     order = sorted(range(array.ndim), key=lambda axis: (-pattern.strides[axis], axis))
@@ -126,7 +137,7 @@ def adopt_in_layout(array: Any, pattern: Any) -> Any:
 
 
 def is_dense(array: Any) -> bool:
-    """Whether the elements fill a piece of memory without gap or overlap, in whatever order."""
+    """Whether the elements fill a range of memory without gap or overlap, in any order."""
     expected = array.itemsize
     for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
         if length > 1:
@@ -137,9 +148,9 @@ def is_dense(array: Any) -> bool:
 
 
 def is_exclusive(array: Any) -> bool:
-    """Whether the caller's variable is the only way to ``array`` and its memory."""
+    """Whether the caller's variable is the only reference to ``array`` and its memory."""
     if not isinstance(array, np.ndarray):
-        # What was reshaped has a base, of which every view of the same memory is one, too.
+        # A reshaped array has a base, and so has every view of the same memory.
         base = array.base
         return (
             sys.getrefcount(array) <= _SOLE
@@ -150,8 +161,8 @@ def is_exclusive(array: Any) -> bool:
         return False
     if array.flags.owndata:
         return True
-    # An array in the arena lies over an array of bytes that the Lease owns. NumPy makes that one
-    # the base of every further view, so its references tell whether there is any.
+    # An array in the arena lies over an array of bytes that the Lease owns. NumPy makes that the
+    # base of every further view, so its reference count shows whether there is any.
     memory = array.base
     return (
         type(memory) is np.ndarray
@@ -170,7 +181,7 @@ def _sole_references() -> int:
     return _references(array)
 
 
-#: What ``is_exclusive`` counts for an array that only its caller holds (it differs by interpreter).
+#: The count in ``is_exclusive`` for an array that only its caller holds (differs by interpreter).
 _SOLE = _sole_references()
 
 

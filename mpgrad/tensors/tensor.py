@@ -1,7 +1,7 @@
 """Tensor: an array, its place in the backward graph, and its ``.grad``.
 
-Only state and the properties over it live here; arithmetic and the other methods are attached by
-``tensor_methods``, which knows the operators.
+It has only state and the properties over it; ``tensor_methods``, which knows the operators,
+attaches arithmetic and the other methods.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ else:
     TensorMembers = object
 
 
-#: Kinds of gradients that are remembered.
+#: The number of gradient metadata that are cached.
 METADATA_MAX = 4096
 
 
 class Tensor(TensorMembers):
     """An n-dimensional array that can record how it was computed.
 
-    Made by ``mg.tensor``, ``mg.zeros`` and their like, or by an operation on Tensors; the
-    constructor wraps an array as it is, without a copy.
+    ``mg.tensor``, ``mg.zeros`` and so on make it, and so do operations on Tensors; the constructor
+    wraps an array without a copy.
     """
 
-    #: Where users find it: files with tensors do not depend on the place of this file.
+    #: The public module: pickled tensors do not depend on the place of this file.
     __module__ = "mpgrad"
 
     __slots__ = (
@@ -74,10 +74,10 @@ class Tensor(TensorMembers):
         "_was_reshaped",
     )
 
-    #: Set where the shape was changed in place, so that views which were made before cannot follow.
+    #: Set when the shape was changed in place, so that earlier views cannot be updated.
     _was_reshaped: bool
 
-    #: NumPy must leave ``array * tensor`` to Tensor.
+    #: Makes NumPy leave ``array * tensor`` to Tensor.
     __array_priority__ = 1000
 
     def __init__(
@@ -99,11 +99,12 @@ class Tensor(TensorMembers):
         self._version_counter = version_counter or (
             _new_counter() if INFERENCE_MODES.entered else VersionCounter()
         )
-        #: Set where the array lies in the memory of another tensor.
+        #: Set if the array lies in the memory of another tensor.
         self._view: View | None = None
-        #: The leaf's AccumulateGrad, held weakly: the graph owns it (see gradient_edge).
+        #: The leaf's AccumulateGrad, a weak reference: the graph owns it (see gradient_edge).
         self._accumulator: weakref.ref[AccumulateGrad] | None = None
-        #: Hooks on a leaf's gradient. They stay with the tensor: its AccumulateGrad comes and goes.
+        #: Hooks on a leaf's gradient. They stay with the tensor; its AccumulateGrad may be
+        #: replaced.
         self._leaf_hooks: Hooks | None = None
         self._post_accumulate_hooks: Hooks | None = None
 
@@ -141,7 +142,7 @@ class Tensor(TensorMembers):
 
     @property
     def _base(self) -> Tensor | None:
-        """The tensor whose memory this view lies in (never a view itself); None for others."""
+        """The tensor whose memory this view lies in (never itself a view), or None."""
         return None if self._view is None else self._view.base
 
     # ------------------------------------------------------------------ its place in the graph
@@ -151,7 +152,7 @@ class Tensor(TensorMembers):
         """The Node that computes this tensor's gradient; None for a leaf.
 
         Raises:
-            RuntimeError: the tensor is a view whose memory was changed, and which cannot follow.
+            RuntimeError: the tensor is a view whose memory was changed, and it cannot be updated.
         """
         if self._view is not None:
             self._view.refresh(self)
@@ -159,17 +160,17 @@ class Tensor(TensorMembers):
 
     @property
     def output_nr(self) -> int:
-        """Which output of the recorded operation this tensor is."""
+        """The number of this tensor among the outputs of the recorded operation."""
         return self._output_nr
 
     @property
     def is_leaf(self) -> bool:
-        """True where no recorded operation made it."""
+        """True if no recorded operation made it."""
         return self.grad_fn is None
 
     @property
     def requires_grad(self) -> bool:
-        # A view does as soon as its base does.
+        # A view requires grad as soon as its base does.
         return self._requires_grad or (self._view is not None and self._view.base._requires_grad)
 
     @requires_grad.setter
@@ -190,8 +191,8 @@ class Tensor(TensorMembers):
         """Set ``requires_grad`` in place and return self.
 
         Raises:
-            TypeError: ``requires_grad`` is no bool.
-            RuntimeError: False for a tensor that was computed; True for one that can have no
+            TypeError: ``requires_grad`` is not a bool.
+            RuntimeError: it is False for a computed tensor, or True for one that cannot have a
                 gradient.
         """
         if not isinstance(requires_grad, bool):
@@ -237,11 +238,11 @@ class Tensor(TensorMembers):
         """The dtype that this leaf's ``.grad`` must have; its own unless set.
 
         Gradients are converted to it before they reach hooks and ``.grad``. With None, gradients
-        of any dtype may be assigned; those that are computed keep the leaf's own.
+        of any dtype may be assigned; computed gradients keep the leaf's own dtype.
 
         Raises:
             RuntimeError: the tensor is no leaf; when set, also: its ``.grad`` has another dtype,
-                or gradients cannot have that one.
+                or gradients cannot have this one.
         """
         if not self.is_leaf:
             raise RuntimeError("grad_dtype can only be accessed on leaf tensors.")
@@ -253,16 +254,16 @@ class Tensor(TensorMembers):
             raise RuntimeError("grad_dtype can only be set on leaf tensors.")
         self._grad_dtype = checked_grad_dtype(value, self._grad)
         accumulator = self._accumulator() if self._accumulator is not None else None
-        if accumulator is not None:  # graphs that were recorded before have to obey, too
+        if accumulator is not None:  # also for graphs that were recorded before
             accumulator.input_metadata = (gradient_metadata(self),)
 
     @property
     def retains_grad(self) -> bool:
-        """True where ``retain_grad()`` was called on a non-leaf."""
+        """True if ``retain_grad()`` was called on a non-leaf."""
         return self._retains_grad
 
     def retain_grad(self) -> None:
-        """Keep ``.grad`` of this non-leaf too; nothing to do for a leaf.
+        """Keep ``.grad`` of this non-leaf, too; does nothing for a leaf.
 
         Raises:
             RuntimeError: the tensor does not require grad.
@@ -277,7 +278,7 @@ class Tensor(TensorMembers):
     # ------------------------------------------------------------------ hooks
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-        """Call ``hook(grad)`` when this tensor's gradient is complete; it may return another.
+        """Call ``hook(grad)`` when this tensor's gradient is complete; its result may replace it.
 
         Raises:
             RuntimeError: the tensor does not require grad.
@@ -321,7 +322,7 @@ def check_requires_grad(tensor: Tensor, value: Any) -> None:
     """Raise if ``value`` cannot be the ``requires_grad`` of ``tensor``.
 
     Raises:
-        RuntimeError: it is no bool, or True for a tensor that can have no gradient.
+        RuntimeError: it is not a bool, or True for a tensor that cannot have a gradient.
     """
     if not isinstance(value, bool):
         raise RuntimeError("requires_grad must be a bool")
@@ -343,7 +344,7 @@ def _new_counter() -> VersionCounter:
 
 
 def metadata_of(tensor: Tensor) -> InputMetadata:
-    """What a gradient of ``tensor`` must look like."""
+    """The form that a gradient of ``tensor`` must have."""
     array = tensor._array
     if type(array) is np.ndarray:
         return _metadata(array.shape, array.dtype)
@@ -352,24 +353,24 @@ def metadata_of(tensor: Tensor) -> InputMetadata:
 
 @functools.lru_cache(METADATA_MAX)
 def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> InputMetadata:
-    """Found in a fifth of the time that it takes to make it, which is done for each operand."""
+    """A cache: each operand needs one, and a lookup takes a fifth of the time of a new one."""
     return InputMetadata(shape, dtype, CPU)
 
 
 def gradient_metadata(tensor: Tensor) -> InputMetadata:
-    """As :func:`metadata_of`, of a tensor that may be a leaf with a ``grad_dtype``."""
+    """As :func:`metadata_of`, for a tensor that may be a leaf with a ``grad_dtype``."""
     metadata = metadata_of(tensor)
     if tensor._grad_dtype is OWN_DTYPE or tensor._grad_dtype is None:
         return metadata
     return metadata._replace(dtype=tensor._grad_dtype)
 
 
-#: Made for each operand: without the Python of ``Edge.__new__``.
+#: Made for each operand, without the Python code of ``Edge.__new__``.
 _edge: Callable[[tuple[Node, int]], Edge] = functools.partial(tuple.__new__, Edge)
 
 
 def gradient_edge(tensor: Tensor) -> Edge:
-    """Where the gradient of ``tensor`` flows: into its grad_fn, or its AccumulateGrad if a leaf."""
+    """The target of the gradient of ``tensor``: its grad_fn, or a leaf's AccumulateGrad."""
     if tensor._view is not None:
         tensor._view.refresh(tensor)
     node = tensor._grad_fn
@@ -379,7 +380,7 @@ def gradient_edge(tensor: Tensor) -> Edge:
     return _edge(((known and known()) or _new_accumulator(tensor), 0))
 
 
-#: Two threads that use a leaf for the first time must find the same AccumulateGrad.
+#: Held so that two threads that use a leaf for the first time get the same AccumulateGrad.
 _accumulator_lock = threading.Lock()
 
 

@@ -1,9 +1,9 @@
-"""UndoLog: puts every ``.grad`` back to what it was, in case an outer backward fails.
+"""UndoLog: restores every ``.grad`` if an outer backward fails.
 
 A backward inside a hook adds to ``.grad`` when it ends, as in PyTorch, and a leaf with
 post-accumulate hooks gets its gradient before the others. Both happen while the outermost backward
-may still fail, and then nothing may be left of it. (What another thread has added to the same
-``.grad`` in between goes with it.)
+may still fail, and then no change may remain. (Additions of other threads to the same ``.grad`` in
+between are undone, too.)
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class UndoLog:
-    """What each ``.grad`` was before it was changed, in the order of the changes."""
+    """The earlier value of each changed ``.grad``, in the order of the changes."""
 
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        #: Tensor, its ``.grad`` then, and a copy of its values (None if there was none).
+        #: Tensor, its earlier ``.grad``, and a copy of its values (None if there was none).
         self._entries: list[tuple[Tensor, Tensor | None, np.ndarray[Any, Any] | None]] = []
 
     def note(self, tensor: Tensor) -> None:
@@ -37,7 +37,7 @@ class UndoLog:
         self._entries += later._entries
 
     def undo(self) -> None:
-        """Put everything back, the last change first."""
+        """Restore all values, the last change first."""
         while self._entries:
             tensor, grad, values = self._entries.pop()
             if (

@@ -1,7 +1,7 @@
-"""View: what a tensor that lies in another's memory knows, and how its history follows.
+"""View: how a tensor that lies in another's memory was made, and how its history is updated.
 
 An in-place change of the base, or of another view of it, makes the history of a view stale. The
-shared version counter tells, and the next look replays the steps from the base, recorded.
+shared version counter shows it, and the next use replays the steps from the base, recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpgrad.graph.registry import Operator
     from mpgrad.tensors.tensor import Tensor
 
-#: How a view came to be, where that forbids recorded in-place changes (PyTorch's CreationMeta).
+#: How a view was made, if that forbids recorded in-place changes (PyTorch's CreationMeta).
 NO_GRAD, INFERENCE_MODE = "no_grad", "inference_mode"
 SEVERAL_OUTPUTS, FUNCTION = "several outputs", "custom Function"
 
@@ -45,14 +45,14 @@ _WHY = {
 }
 
 
-#: How an operator is called and recorded, and the array namespace for an array. ``dispatch`` puts
-#: them in; it makes every View that can be taken again, with this file.
+#: The function that calls and records an operator, and the array namespace of an array.
+#: ``dispatch`` installs them: every View that can be replayed was made by it.
 _call: Callable[..., Any]
 _namespace_for: Callable[[Any], Any]
 
 
 def install(call: Callable[..., Any], namespace_for: Callable[[Any], Any]) -> None:
-    """Put in what takes views again."""
+    """Install the functions that replay views."""
     global _call, _namespace_for
     _call, _namespace_for = call, namespace_for
 
@@ -63,10 +63,10 @@ class View:
     Attributes:
         base: the root: never a view itself.
         parent: the View that it was made from; None for a view of the base.
-        operator: what made it; None where nothing can make it again.
+        operator: the operator that made it; None if it cannot be replayed.
         attributes: of the operator.
-        creation: None, or why it may not be changed in place under recording.
-        version: of the memory, when the tensor's history was last right.
+        creation: None, or the reason why it may not be changed in place under recording.
+        version: the version of the memory when the tensor's history was last correct.
     """
 
     __slots__ = ("attributes", "base", "creation", "operator", "parent", "version")
@@ -92,7 +92,7 @@ class View:
         return views[::-1]
 
     def steps(self) -> tuple[tuple[Any, ...], ...]:
-        """The way from the base, in the form that ``backends.cpu_views`` follows."""
+        """The steps from the base, in the form that ``backends.cpu_views`` executes."""
         return tuple(
             (operator.view, *attributes.values()) for operator, attributes in self._operators()
         )
@@ -100,8 +100,9 @@ class View:
     def _operators(self) -> Iterator[tuple[Operator, dict[str, Any]]]:
         if self.base._view is not None:
             raise RuntimeError(
-                "the base of a view was reshaped in place (unsqueeze_, t_ or their like), so that "
-                "the view cannot be made again. Take the view afterwards, or use unsqueeze(), t()."
+                "the base of a view was reshaped in place (by unsqueeze_, t_ or a similar method), "
+                "so the view cannot be made again. Take the view afterwards, or use unsqueeze() "
+                "or t()."
             )
         for view in self.chain():
             if view.operator is None:
@@ -109,10 +110,10 @@ class View:
             yield view.operator, view.attributes
 
     def refresh(self, tensor: Tensor) -> None:
-        """Bring the history of ``tensor``, whose view this is, up to date.
+        """Update the history of ``tensor``, whose view this is.
 
         Raises:
-            RuntimeError: the memory was changed, and this view cannot follow.
+            RuntimeError: the memory was changed, and this view cannot be updated.
         """
         version = tensor._version_counter.value
         if self.version == version or not (tensor._grad_fn or self.base._requires_grad):
@@ -124,10 +125,10 @@ class View:
         self.version = version
 
     def replay(self, tensor: Tensor) -> Tensor:
-        """What ``tensor``, whose view this is, is of its base, recorded anew.
+        """Make ``tensor``, whose view this is, from its base again, recorded.
 
         Raises:
-            RuntimeError: the shape of the base was changed in place since.
+            RuntimeError: the shape of the base was changed in place.
         """
         self.check_base(tensor)
         base = self.base
@@ -137,10 +138,10 @@ class View:
         return base
 
     def check_base(self, tensor: Tensor) -> None:
-        """Raise if the way from the base does not lead to ``tensor``, whose view this is, any more.
+        """Check that the steps from the base still lead to ``tensor``, whose view this is.
 
         Raises:
-            RuntimeError: the shape of the base was changed in place since.
+            RuntimeError: the shape of the base was changed in place.
         """
         base = self.base
         if not getattr(base, "_was_reshaped", False):
@@ -161,7 +162,7 @@ class View:
 
         Args:
             tensor: the tensor whose view this is.
-            changed: "is being", or who else was changed.
+            changed: "is being", or the other tensor that was changed.
 
         Raises:
             RuntimeError: the view was made in a way that forbids it.
@@ -197,7 +198,7 @@ def storage_offset(tensor: Tensor) -> int:
 def share_memory(
     operator: Operator, source: Tensor, outputs: Sequence[Tensor], attributes: dict[str, Any]
 ) -> None:
-    """Make those of ``outputs`` that lie in the memory of ``source`` its views."""
+    """Make the ``outputs`` that lie in the memory of ``source`` its views."""
     counter, parent = source._version_counter, source._view
     base = source if parent is None else parent.base
     creation = None if parent is None else parent.creation
@@ -211,12 +212,12 @@ def share_memory(
             continue
         if not array.size or np.may_share_memory(array, source._array):
             tensor._version_counter = counter
-            if counter is not INFERENCE:  # without versions and history, nothing is to follow
+            if counter is not INFERENCE:  # without versions and history there is nothing to update
                 tensor._view = View(base, parent, operator, attributes, creation)
 
 
 def view_without_steps(source: Tensor) -> View:
-    """For a tensor in the memory of ``source`` that a custom Function returns."""
+    """A View for a tensor in the memory of ``source`` that a custom Function returns."""
     parent = source._view
     return View(source if parent is None else parent.base, parent, None, {}, FUNCTION)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.base.missing_names import missing_from as _missing_from
+from mpgrad.base.lazy import attach as _attach
 from mpgrad.data import BatchSampler as BatchSampler
 from mpgrad.data import ChainDataset as ChainDataset
 from mpgrad.data import ConcatDataset as ConcatDataset
@@ -21,12 +21,13 @@ from mpgrad.data import default_convert as default_convert
 from mpgrad.data import get_worker_info as get_worker_info
 from mpgrad.data import random_split as random_split
 
-__all__ = [
+__all__ = [  # noqa: F822  (DistributedSampler is loaded on first use)
     "BatchSampler",
     "ChainDataset",
     "ConcatDataset",
     "DataLoader",
     "Dataset",
+    "DistributedSampler",
     "IterableDataset",
     "RandomSampler",
     "Sampler",
@@ -41,4 +42,6 @@ __all__ = [
     "random_split",
 ]
 
-__getattr__ = _missing_from(__name__)
+__getattr__, __dir__ = _attach(
+    __name__, {"DistributedSampler": "mpgrad.distributed.distributed_sampler"}
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Its functions make Tensors, which must have their methods.
+# Functions return Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.ops.interchange import from_dlpack as from_dlpack

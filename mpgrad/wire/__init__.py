@@ -1,1 +1,1 @@
-"""What crosses between processes: messages, their bytes, and the lanes they travel on."""
+"""Messages between processes: their types, their bytes, and the lanes on which they travel."""

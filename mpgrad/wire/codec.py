@@ -1,6 +1,6 @@
-"""encode() and decode(): one message, one frame: a byte for its kind, then typed msgpack.
+"""encode() and decode(): one message is one frame: a byte for its kind, then typed msgpack.
 
-Decoding checks every field's type, so that no malformed event can exist past this point.
+Decoding checks the type of every field, so that malformed events cannot exist after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Endpoint: where the processes of an engine meet, and what a peer must know to be heard there."""
+"""Endpoint: the address of an engine's sockets, and the token that its peers must know."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpgrad.wire.transport import CLIENT, WORKER_LANES, Dealer, Router
 class Endpoint(NamedTuple):
     """The name of an engine's sockets, and the token of its peers.
 
-    ZeroMQ is loaded when a socket is made: the import takes 15 ms.
+    ZeroMQ is loaded when a socket is made, because the import takes 15 ms.
     """
 
     #: The sockets have abstract addresses (unix(7)): they are no files, and end with their owner.
@@ -20,7 +20,7 @@ class Endpoint(NamedTuple):
 
     @classmethod
     def create(cls) -> Endpoint:
-        """A new endpoint, whose name and token nobody can guess."""
+        """A new endpoint with a random name and token."""
         return cls(f"mpgrad-{secrets.token_hex(16)}", secrets.token_bytes(32))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""WorkerEnvironment: what a worker takes over from the client: user code finds its world."""
+"""WorkerEnvironment: the settings of the client's process that each worker takes over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class WorkerEnvironment(NamedTuple):
-    """Import path, working directory, what its parents set for Python, and logging level."""
+    """Import path, working directory, Python settings of the parents, and logging level."""
 
     path: tuple[str, ...]
     directory: str
@@ -20,7 +20,7 @@ class WorkerEnvironment(NamedTuple):
 
 
 def capture_environment() -> bytes:
-    """This process's environment, pickled (it travels from client to worker only)."""
+    """This process's environment, pickled (it goes from the client to workers only)."""
     environment = WorkerEnvironment(
         path=tuple(entry if entry else os.getcwd() for entry in sys.path),
         directory=os.getcwd(),
@@ -31,7 +31,7 @@ def capture_environment() -> bytes:
 
 
 def restore_environment(data: bytes) -> WorkerEnvironment:
-    """Take over the client's import path and directory; the rest is returned."""
+    """Take over the client's import path and directory; return the rest."""
     environment: WorkerEnvironment = pickle.loads(data)
     sys.path[:] = environment.path
     for name, value in environment.variables.items():
@@ -39,7 +39,7 @@ def restore_environment(data: bytes) -> WorkerEnvironment:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    # The directory may have been removed meanwhile; what needs it will say so.
+    # The directory may have been removed meanwhile; code that needs it raises an error.
     with contextlib.suppress(OSError):
         os.chdir(environment.directory)
     return environment

@@ -1,7 +1,7 @@
-"""A peer's name in a lane, and the proof that whoever uses it knows the engine's token.
+"""The identity of a peer in a lane: its name, and the proof that it knows the engine's token.
 
-So nobody else can speak as a peer, take its name before it has connected, or take it over when it
-has died.
+So no other process can speak as a peer, take its name before it has connected, or take it over
+after its death.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ def identity_of(token: bytes, lane: str, peer: str) -> bytes:
 
 
 def verified_peer(token: bytes, lane: str, identity: bytes) -> str | None:
-    """The peer that ``identity`` stands for in ``lane``, or None for a stranger."""
+    """The peer that ``identity`` names in ``lane``, or None if the proof is wrong."""
     peer = identity[:-PROOF_BYTES].decode("latin-1")
     return peer if hmac.compare_digest(identity, identity_of(token, lane, peer)) else None

@@ -1,9 +1,8 @@
-"""Journal: what a core was told and what it answered, since a moment whose tables are known.
+"""Journal: the events of a core and its answers, since a moment with known tables.
 
-The last events alone could not be run again, for what they meant depends on the tables that they
-found. So the journal goes in segments: each starts with the tables, written down as msgpack, and
-when a new one begins, the last but one is dropped. What remains can always be run again from its
-start.
+The last events alone could not be run again, because their meaning depends on the tables before
+them. So the journal has segments: each starts with the tables as msgpack, and when a new one
+begins, the last but one is dropped. The rest can always be run again from its start.
 
 On the hot path it costs one append per event and one per allotted block.
 """
@@ -20,20 +19,20 @@ from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.lease_table import BlockAllocator
 
-#: Events after which a segment ends as soon as no graph is alive: then there is little to copy.
+#: The number of events after which a segment ends as soon as no graph is alive (a small copy).
 SEGMENT_EVENTS = 512
-#: While graphs are alive it may be so many times longer; and longer still where there are more
-#: bytes to write per event.
+#: While graphs are alive it may be this many times longer; and longer still if there are more bytes
+#: to write per event.
 PATIENCE, BYTES_PER_EVENT = 16, 40
-#: Tasks whose tables a journal may keep alive after their graph has ended.
+#: The number of tasks whose tables a journal may keep after their graph has ended.
 HEAVY_TASKS = 10_000
-#: Events that the message of an error shows, and characters of each.
+#: The number of events in the message of an error, and of characters of each.
 EVENTS_SHOWN, EVENT_SHOWN = 20, 200
 HEAVY_EVENTS = frozenset({GraphSubmitted, GraphExtended})
 
-#: Instructions in order; for an exception its type and text.
+#: The instructions in order; for an exception its type and text.
 Outcome: TypeAlias = list[Any] | str
-#: What the allocator said: offset and generation, or (requested, used, limit) where it was full.
+#: An answer of the allocator: offset and generation, or (requested, used, limit) if it was full.
 Answer: TypeAlias = tuple[int, ...]
 
 
@@ -42,17 +41,17 @@ _decoder = msgspec.msgpack.Decoder(CoordinatorTables)
 
 
 class Record(NamedTuple):
-    """Enough to run a core again."""
+    """All that is necessary to run a core again."""
 
-    #: Its tables before the first event, see ``tables_of``.
+    #: The tables before the first event, see ``tables_of``.
     start: bytes
     entries: list[tuple[Any, Outcome]]
-    #: The allocator's answers, in the order in which the core asked.
+    #: The allocator's answers, in the order of the requests.
     answers: list[Answer]
 
 
 class AllocatorRecorder:
-    """Writes down what the allocator says: the only thing a core learns that is not an event."""
+    """Records the answers of the allocator, the only input of a core that is not an event."""
 
     def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
@@ -72,12 +71,12 @@ class AllocatorRecorder:
 
 
 class Journal:
-    """Stands between a shell and its core.
+    """Records the events between a shell and its core.
 
     Args:
-        handle_event: the core's.
-        tables: all that the core remembers.
-        recorder: what the core uses for an allocator, if it has one.
+        handle_event: the method of the core.
+        tables: the state of the core.
+        recorder: the allocator of the core, if it has one.
         segment_events: see SEGMENT_EVENTS.
     """
 
@@ -94,7 +93,7 @@ class Journal:
         self._begin_segment()
 
     def handle_event(self, event: Any) -> list[Any]:
-        """The core's ``handle_event``, written down; what it raises, too."""
+        """Call and record the core's ``handle_event``, including its exception."""
         if len(self._entries) >= self._segment_events and (
             not self._tables.graphs or len(self._entries) >= self._full_at
         ):
@@ -114,7 +113,7 @@ class Journal:
         return instructions
 
     def handle_unrecorded(self, event: Any) -> list[Any]:
-        """The same for an event that is too large to be kept: what came before it is dropped."""
+        """Handle an event that is too large to be kept: drop the events before it."""
         try:
             return self._handle(event)
         finally:
@@ -122,19 +121,19 @@ class Journal:
             self._begin_segment()
 
     def record(self) -> Record:
-        """All that is still known."""
+        """All that the journal still has."""
         now, before = self._current(), self._previous
         if before is None:
             return now
         return Record(before.start, before.entries + now.entries, before.answers + now.answers)
 
     def _last_events(self) -> str:
-        """For an error message: what the core was told at last, the newest last."""
+        """The last events as text for an error message, the newest last."""
         texts = [repr(event) for event, _ in self.record().entries[-EVENTS_SHOWN:]]
         return "\n".join(["The last events:", *[text[:EVENT_SHOWN] for text in texts]])
 
     def _turn_over(self) -> None:
-        """A new segment; the last one is kept unless that would take much memory."""
+        """Begin a new segment; keep the last one unless it takes much memory."""
         self._previous = self._current() if self._tasks <= HEAVY_TASKS else None
         self._begin_segment()
 
@@ -145,7 +144,7 @@ class Journal:
         self._start = _encoder.encode(self._tables)
         self._entries: list[tuple[Any, Outcome]] = []
         self._answers: list[Answer] = []
-        #: Tasks that were submitted in this segment.
+        #: The number of tasks that were submitted in this segment.
         self._tasks = 0
         if self._recorder is not None:
             self._recorder.answers = self._answers
@@ -162,5 +161,5 @@ def tables_of(start: bytes) -> CoordinatorTables:
 
 
 def describe(error: BaseException) -> str:
-    """An exception as the journal knows it."""
+    """An exception as it stands in the journal."""
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""A Journal as a file: what it holds, in plain msgpack, so that reading one runs no code.
+"""A Journal as a file of plain msgpack, so that reading one runs no code.
 
-Events, instructions and tables are typed msgpack, as on the wire. Nothing else can stand in such a
-file.
+Events, instructions and tables are typed msgpack, as on the wire. Such a file can contain nothing
+else.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MAGIC = b"mpgrad journal 3\n"
 
 
 class JournalFile(NamedTuple):
-    """What a coordinator wrote down about itself.
+    """The journal of a coordinator.
 
     Attributes:
         pid: its process id.
-        version: of mpgrad.
-        written: when, in ISO 8601.
-        reason: why; for an error its type and text.
+        version: the version of mpgrad.
+        written: the time, in ISO 8601.
+        reason: the reason for writing it; for an error its type and text.
         details: the traceback.
         record: see ``Journal``.
     """
@@ -43,7 +43,7 @@ _Message: TypeAlias = tuple[str, bytes]
 
 
 class _Written(NamedTuple):
-    """The same, as it stands in the file."""
+    """The same as it stands in the file."""
 
     pid: int
     version: str
@@ -81,7 +81,7 @@ def from_bytes(data: bytes) -> JournalFile:
 
 
 def _tuples_of(*modules: Any) -> dict[str, type[Any]]:
-    """The NamedTuples of some files, by name."""
+    """The NamedTuples of some modules, by name."""
     return {
         name: value
         for module in modules

@@ -1,7 +1,7 @@
-"""JournalKeeper: when the coordinator's journal is written, and where to.
+"""JournalKeeper: when and where the coordinator's journal is written.
 
-A core that is used through ``keep`` leaves a trace that ``mpgrad replay`` can run again. The files
-are private: small gradients and the text of errors stand in them.
+After ``keep``, the events of a core can be run again with ``mpgrad replay``. The files are private:
+they contain small gradients and the text of errors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.wire.journal import AllocatorRecorder, Journal, describe
 from mpgrad.wire.setup import JournalPlan
 
-#: Files in the directory; the oldest go first.
+#: The number of files in the directory; the oldest are removed.
 FILES_MAX = 40
-#: Times that one process writes: a peer that provokes errors must not keep it busy.
+#: The number of times that one process writes: a peer that provokes errors must not keep it busy.
 WRITES_MAX = 8
 SUFFIX = ".journal"
 
@@ -27,14 +27,14 @@ class JournalKeeper:
     """The journal of this process.
 
     Args:
-        plan: when and where.
+        plan: when and where it is written.
     """
 
     def __init__(self, plan: JournalPlan) -> None:
         self._plan = plan
         self._journal: Journal | None = None
         self._writes = 0
-        # What a process of the same number left long ago is not about this one.
+        # A file of an earlier process with the same number is not about this one.
         if plan.mode != "off":
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -49,25 +49,25 @@ class JournalKeeper:
         tables: CoordinatorTables,
         recorder: AllocatorRecorder | None = None,
     ) -> Callable[[Any], list[Any]]:
-        """``handle_event``, from now on with a journal of it."""
+        """``handle_event``, recorded in a journal from now on."""
         if self._plan.mode == "off":
             return handle_event
         self._journal = Journal(handle_event, tables, recorder)
         return self._journal.handle_event
 
     def handle_unrecorded(self, event: Any, handle_event: Callable[[Any], list[Any]]) -> list[Any]:
-        """For an event that is too large to keep."""
+        """Handle an event that is too large to be kept."""
         if self._journal is None:
             return handle_event(event)
         return self._journal.handle_unrecorded(event)
 
     def on_end(self) -> None:
-        """The process ends as it should."""
+        """Write the journal at a normal end, if the plan says so."""
         if self._plan.mode == "always":
             self._write("the process ended", "")
 
     def on_error(self, error: BaseException) -> str:
-        """Something happened that must not: write, and say where; empty if that is not possible."""
+        """Write the journal after an internal error; return its place, or an empty text."""
         import traceback
 
         details = "".join(traceback.format_exception(error))
@@ -90,7 +90,7 @@ class JournalKeeper:
             details,
             self._journal.record(),
         )
-        # What went wrong matters more than that it cannot be written down.
+        # The error itself matters more than a failure to write it down.
         with contextlib.suppress(Exception):
             _write_private(self.path, to_bytes(journal))
             _remove_oldest(self._plan.directory)
@@ -99,28 +99,28 @@ class JournalKeeper:
 
 
 def path_of(directory: str, pid: int) -> str:
-    """Where a coordinator writes its journal."""
+    """The path of a coordinator's journal."""
     return os.path.join(directory, f"coordinator-{pid}{SUFFIX}")
 
 
 def words(path: str) -> str:
-    """For an error message: where the journal lies, and what to do with it."""
+    """For an error message: the path of the journal, and how to replay it."""
     return f"Its last events are in {path} (`mpgrad replay {path}`)"
 
 
 def words_about(plan: JournalPlan, pid: int) -> str:
-    """The same about another process, empty if it has left none."""
+    """The same about another process; empty if it has left no journal."""
     path = path_of(plan.directory, pid)
     return words(path) if plan.mode != "off" and os.path.exists(path) else ""
 
 
 def _write_private(path: str, data: bytes) -> None:
-    """All or nothing, and for this user only."""
+    """Write a file atomically, readable for this user only."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     unfinished = f"{path}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(unfinished)
-    # A file that somebody else has put there, who could read it then, is never written to.
+    # Never write to a file that another user has put there and could read.
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)

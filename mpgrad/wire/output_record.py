@@ -1,4 +1,4 @@
-"""What user code prints, logs or warns on a worker, packed for the client."""
+"""The output of user code on a worker (printed, logged, warned), packed for the client."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from mpgrad.base import standard_streams
+from mpgrad.errors import ProtocolError
 from mpgrad.wire.remote_error import decode_error
 
 STDOUT, STDERR, LOG, WARNING = "stdout", "stderr", "log", "warning"
+#: For the engine: what a Function got and gave, and what it changed on its ctx.
+RUN, CHANGED = "run", "changed"
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -45,7 +48,34 @@ class Warned(msgspec.Struct, frozen=True, array_like=True, tag=2):
     line: int
 
 
-Output: TypeAlias = Text | LogLine | Warned
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """An array to the last bit, but for its memory layout."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class FunctionRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """What a Function got and gave: the number of its Node in its graph, which gradients were
+    wanted, those that flowed in, and what backward returned."""
+
+    node: int
+    needs: tuple[bool, ...]
+    inputs: tuple[Content | None, ...]
+    outputs: tuple[Content | None, ...]
+
+
+class ContextChanged(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Lists and dictionaries on the ctx of a Node that backward has changed in place, as
+    ``pack_attributes`` packs them."""
+
+    node: int
+    attributes: bytes
+    buffers: tuple[bytes, ...]
+
+
+Output: TypeAlias = Text | LogLine | Warned | FunctionRun | ContextChanged
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Output)
@@ -55,10 +85,30 @@ def encode_output(output: Output) -> bytes:
     return _encoder.encode(output)
 
 
-def show_output(kind: str, data: bytes) -> None:
-    """Print or log in this process what a worker did, saying which worker it was.
+def content_of(array: Any) -> Content | None:
+    """``array`` as it is now; None for None."""
+    return None if array is None else Content(array.dtype.str, array.shape, array.tobytes())
 
-    Without the stream it goes nowhere, as ``print`` does without one.
+
+T = TypeVar("T", FunctionRun, ContextChanged)
+
+
+def decode_as(data: bytes, kind: type[T]) -> T:
+    """What came with the kind RUN or CHANGED.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
+    output = _decoder.decode(data)
+    if not isinstance(output, kind):
+        raise ProtocolError(f"a {type(output).__name__} came in place of a {kind.__name__}")
+    return output
+
+
+def show_output(kind: str, data: bytes) -> None:
+    """Print or log the output of a worker in this process, with the worker's number.
+
+    Without the stream it is dropped, as by ``print``.
     """
     output = _decoder.decode(data)
     if isinstance(output, Text):
@@ -80,25 +130,27 @@ def show_output(kind: str, data: bytes) -> None:
 
 
 def text_of(data: bytes) -> str:
-    """What a worker says while it works for nobody: a thread of user code that went on."""
+    """The output of a worker between tasks: of a thread of user code that went on."""
     output = _decoder.decode(data)
     if isinstance(output, Text):
         return _prefixed(output)
     if isinstance(output, LogLine):
         return f"[worker {output.slot}] {output.message}\n"
+    if isinstance(output, FunctionRun | ContextChanged):
+        return ""
     warning = decode_error(output.warning, with_traceback=False)
     return f"{output.path}:{output.line}: {type(warning).__name__}: {warning}\n"
 
 
 def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> None:
-    """Warn on this thread of what workers warned of; the filters of this process decide.
+    """Repeat the warnings of workers on this thread; the filters of this process decide.
 
     Args:
-        pieces: what came with the kind WARNING.
+        pieces: the outputs of kind WARNING.
         order: the serial position of a task: warnings appear in the order of the serial engine.
 
     Raises:
-        Warning: a filter of the user makes an error of it.
+        Warning: a filter of the user turns it into an error.
     """
     found = [output for piece in pieces if isinstance(output := _decoder.decode(piece), Warned)]
     for warned in sorted(found, key=lambda warned: order(warned.task)):
@@ -110,7 +162,7 @@ def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> Non
 
 
 def _module_of(path: str) -> tuple[str | None, dict[Any, Any]]:
-    """Name of the module that is written in ``path``, and its memory of warnings it has shown."""
+    """Name of the module in file ``path``, and its registry of warnings already shown."""
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == path:
             return name, vars(module).setdefault("__warningregistry__", {})

@@ -1,7 +1,7 @@
-"""What a NodeTask's payload says: which rules to run on which saved arrays, wired how.
+"""The payload of a NodeTask: the rules, their saved arrays, and how the Nodes are connected.
 
 The client writes it into its arena and the worker reads it there; the coordinator passes on the
-offset and never looks. Arrays are exact: strides travel too, because NumPy and BLAS may round
+offset and never looks. Arrays are exact: strides are sent too, because NumPy and BLAS may round
 differently for another memory layout.
 """
 
@@ -33,7 +33,7 @@ class InlineArray(msgspec.Struct, frozen=True, array_like=True, tag=1):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
-    #: Where element 0 lies in ``data``.
+    #: The offset of element 0 in ``data``.
     offset: int
     data: bytes
 
@@ -42,66 +42,70 @@ PackedArray: TypeAlias = SharedArray | InlineArray
 
 
 class OperatorRule(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A registered operator with what its Node saved."""
+    """A registered operator with the saved values of its Node."""
 
     operator: str
     saved: dict[str, PackedArray]
-    #: For variadic inputs; None stands for a scalar, which ``plain`` holds.
+    #: For variadic inputs; None stands for a scalar, which is in ``plain``.
     several: dict[str, tuple[PackedArray | None, ...]]
     #: Shapes, dtypes, attributes: see encode_plain; empty if there are none.
     plain: bytes
 
 
 class FunctionRule(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A user's Function: its code by content, its ctx by pickle with the arrays out of band."""
+    """A user's Function: its code by content, its ctx pickled with the arrays out of band."""
 
     code_id: str
     code: PackedArray
     saved: tuple[PackedArray | None, ...]
     #: The ctx's ContextDescription: the same bytes in each step of a training loop.
     description: bytes
-    #: What the user set on the ctx; empty if that is nothing.
+    #: The attributes that the user has set on the ctx; empty if there are none.
     attributes: bytes
     buffers: tuple[PackedArray, ...]
+    #: The number of its Node in the graph.
+    node: int = -1
+    #: Whether the worker sends a FunctionRun with the arguments and the results.
+    is_told: bool = False
 
 
 class CaptureRule(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """No rule: the node's inputs are wanted as they are (AccumulateGrad, ``grad()`` inputs)."""
+    """No rule: the node's inputs are captured unchanged (AccumulateGrad, ``grad()`` inputs)."""
 
 
 Rule: TypeAlias = OperatorRule | FunctionRule | CaptureRule
 
 
 class Wiring(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """What surrounds the rule of a Node in a task; the same in each step of a training loop."""
+    """The inputs and outputs around the rule of a Node; the same in each training step."""
 
     name: str
-    #: What the gradients look like that flow in.
+    #: The metadata of the gradients that flow in.
     inputs: tuple[InputMetadata, ...]
-    #: The same of those that flow out; None where nobody wants one.
+    #: The metadata of the gradients that flow out; None for an unused one.
     outputs: tuple[InputMetadata | None, ...]
-    #: For each output: (step, input number) inside the task, a task output, or None: unwanted.
+    #: For each output: (step, input number) inside the task, a task output, or None if unused.
     routes: tuple[tuple[int, int] | int | None, ...]
-    #: (input number, task output): complete inputs that are wanted as they are.
+    #: (input number, task output): complete inputs that leave unchanged.
     captures: tuple[tuple[int, int], ...] = ()
-    #: Whether the rule wants to run even if no gradient is defined (custom Functions).
+    #: Whether the rule runs even if no gradient is defined (custom Functions).
     takes_undefined: bool = False
-    #: Whether the rule gives out the gradient that came in, the very array, where one of the same
-    #: shape and dtype is wanted.
+    #: Whether the rule may return its input array itself for an output of the same shape and dtype
+    #: (no copy).
     passes_on: bool = False
-    #: Whether what has left so far is told to the coordinator before the rule runs.
+    #: Whether the outputs so far are published before the rule runs.
     publishes: bool = False
-    #: Of output 0 only these parts (``backends.column_parts``); None: all of it.
+    #: The rule computes only these parts of output 0 (``backends.column_parts``); None: all of it.
     parts: tuple[int, int] | None = None
 
     @functools.cached_property
     def needs(self) -> tuple[bool, ...]:
-        """For each output, whether it is wanted."""
+        """For each output, whether it is used."""
         return tuple([route is not None for route in self.routes])
 
     @functools.cached_property
     def only_passes_on(self) -> bool:
-        """Whether the input is what every wanted output is, whatever the rule does."""
+        """Whether every used output is the input itself, whatever the rule does."""
         return (
             self.passes_on
             and len(self.inputs) == 1
@@ -112,8 +116,8 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True, dict=True):
 class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
     """One Node of a task.
 
-    Its wiring is the same in each step of a training loop, so it travels as bytes by which both
-    sides find what they made of it before.
+    The wiring is the same in each step of a training loop. So it is sent as bytes, which both
+    sides use as the key of a cache.
     """
 
     rule: Rule
@@ -125,26 +129,26 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     """The Nodes of one NodeTask in the order in which they run."""
 
     nodes: tuple[NodeProgram, ...]
-    #: Which input each slot of the task is: (node, input number).
+    #: The input of each slot of the task: (node, input number).
     slots: tuple[tuple[int, int], ...]
-    #: Anomaly mode: what they return is searched for NaN.
+    #: Anomaly mode: the results are searched for NaN.
     checks_nan: bool = False
-    #: Whether the reply shall say when each of them ran (for the profiler).
+    #: Whether the reply must say when each of them ran (for the profiler).
     is_timed: bool = False
-    #: What the caller's ``np.errstate`` has changed, for as long as the task runs.
+    #: The settings of the caller's ``np.errstate`` for the time of the task.
     numpy_errors: dict[str, str] = {}
-    #: What its Functions find around them (``wire.surroundings``); empty if there are none.
+    #: The surroundings of its Functions (``wire.surroundings``); empty if it has none.
     surroundings: bytes = b""
-    #: Slots whose contributions are parts of one gradient, and how many parts that has.
+    #: Slots whose contributions are parts of one gradient, and the number of its parts.
     joins: tuple[tuple[int, int], ...] = ()
 
 
-#: Nodes by which a task is named in messages; of longer ones the ends are.
+#: The number of Nodes in a task's name; from longer tasks the first and the last ones.
 NAMED_MAX = 8
 
 
 def name_of(nodes: Sequence[str]) -> str:
-    """What a task is called in messages: its Nodes in the order in which they run."""
+    """The name of a task in messages: its Nodes in the order in which they run."""
     if len(nodes) <= NAMED_MAX:
         return " -> ".join(nodes)
     half = NAMED_MAX // 2
@@ -181,7 +185,7 @@ def decode_wiring(data: bytes) -> Wiring:
     """The wiring in ``data``.
 
     Raises:
-        ProtocolError: the bytes are none.
+        ProtocolError: the bytes are no wiring.
     """
     try:
         wiring = _wiring_decoder.decode(data)
@@ -195,7 +199,7 @@ def decode_wiring(data: bytes) -> Wiring:
 
 
 def _on_known_device(meta: InputMetadata | None) -> InputMetadata | None:
-    """``meta`` with the very Device that others of this process have."""
+    """``meta`` with the Device object that the rest of this process uses."""
     return None if meta is None else meta._replace(device=Device(*meta.device))
 
 
@@ -240,7 +244,7 @@ def encode_plain(value: Any) -> bytes:
     """Bytes of attributes, shapes and dtypes.
 
     Raises:
-        TypeError: a value of another kind; the message names it.
+        TypeError: a value has another type; the message names it.
     """
     return _plain_encoder.encode(value)
 

@@ -1,6 +1,6 @@
-"""An exception on its way from a worker to the caller: same type, same attributes, both tracebacks.
+"""An exception from a worker: the caller gets the same type and attributes, and both tracebacks.
 
-The client rebuilds it without calling an ``__init__`` of the user's, which may want other arguments
+The client rebuilds it without calling the user's ``__init__``, which may require other arguments
 than ``args``. It trusts its own workers, which run nothing but the client's own code.
 """
 
@@ -17,13 +17,13 @@ import msgspec
 
 from mpgrad.errors import ProtocolError, RemoteTraceback, add_note
 
-#: Longest pickle of an exception's arguments and attributes (it is left out where it is longer),
-#: and longest text: a message has to hold all of it.
+#: The maximum length of an exception's pickled arguments and attributes (longer ones are omitted),
+#: and of its text: a message has to hold all of it.
 STATE_BYTES_MAX, TEXT_MAX = 16 * 1024 * 1024, 256 * 1024
 
 
 class RemoteError(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of an exception elsewhere."""
+    """The description of an exception in another process."""
 
     module: str
     qualname: str
@@ -31,18 +31,18 @@ class RemoteError(msgspec.Struct, frozen=True, array_like=True):
     traceback: str
     #: Pickled (arguments, attributes), or empty if they cannot be pickled.
     state: bytes
-    #: The class itself by value, for classes that exist in no module.
+    #: The pickled class itself, for classes that exist in no module.
     cls: bytes
-    #: Which node on which worker.
+    #: The node and the worker.
     where: str
 
 
 def encode_error(error: BaseException, where: str) -> bytes:
-    """Take ``error`` apart; ``where`` names node and worker."""
+    """Encode ``error``; ``where`` names the node and the worker."""
     kind = type(error)
     text = "".join(traceback.format_exception(error))
     try:
-        # The builtin class knows what it keeps outside __dict__ (OSError its file name).
+        # The builtin class has state outside __dict__ (OSError its file name).
         reduced: Any = _builtin_base(kind).__reduce__(error)
         state = _bounded(_pickled((reduced[1], reduced[2] if len(reduced) > 2 else {})))
     except Exception:
@@ -69,7 +69,7 @@ def encode_error(error: BaseException, where: str) -> bytes:
 def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
     """The exception, with the remote traceback as its cause.
 
-    One that cannot be read becomes a ProtocolError (returned like the others).
+    If it cannot be read, the result is a ProtocolError (returned, not raised).
     """
     try:
         remote = msgspec.msgpack.decode(data, type=RemoteError)
@@ -94,14 +94,14 @@ def _rebuild(remote: RemoteError) -> BaseException:
         try:
             builtin.__setstate__(error, attributes)
         except AttributeError:
-            vars(error).update(attributes)  # a frozen dataclass refuses to be changed by setattr
+            vars(error).update(attributes)  # a frozen dataclass refuses setattr
     except Exception:
         return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
     return error
 
 
 class _ErrorPickler(cloudpickle.Pickler):
-    """Exceptions inside (members of a group, say) travel as the outer one does."""
+    """Encodes exceptions inside (such as the members of a group) like the outer one."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, BaseException):
@@ -131,7 +131,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Beginning and end; lone surrogates, which UTF-8 cannot hold, replaced."""
+    """Beginning and end; lone surrogates, which UTF-8 cannot encode, are replaced."""
     if len(text) > TEXT_MAX:
         half = TEXT_MAX // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
@@ -139,7 +139,7 @@ def _shortened(text: str) -> str:
 
 
 def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
-    """The interpreter's own class that ``kind`` is or derives from: its ``args`` fit that one."""
+    """The builtin class that ``kind`` is or derives from, and that its ``args`` fit."""
     return next(base for base in kind.__mro__ if base.__module__ == "builtins")
 
 
@@ -149,7 +149,7 @@ def _state(remote: RemoteError) -> tuple[tuple[Any, ...], dict[str, Any]]:
             args, attributes = cloudpickle.loads(remote.state)
             return tuple(args), dict(attributes)
         except Exception:
-            pass  # an attribute whose class is not to be found here
+            pass  # the class of an attribute cannot be found here
     return (remote.message,), {}
 
 

@@ -1,4 +1,4 @@
-"""replay(): run what a Journal holds through the core again, and compare every instruction."""
+"""replay(): run the events of a Journal through the core again, and compare the instructions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpgrad.wire.journal import Answer, Outcome, Record, describe, tables_of
 
 
 class Difference(NamedTuple):
-    """Where a replay left the record: the event's number, and what it gave then and now."""
+    """The first difference between a replay and its record: the event, and both outcomes."""
 
     number: int
     event: Any
@@ -20,24 +20,24 @@ class Difference(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """How a replay went."""
+    """The result of a replay."""
 
-    #: Events that gave the same as then, and their instructions.
+    #: The number of events with the same outcome, and of their instructions.
     events: int
     instructions: int
-    #: The first one that did not, if any.
+    #: The first different outcome, if any.
     difference: Difference | None
 
 
 class RecordedAnswers:
-    """An allocator that says again what it said then."""
+    """An allocator that gives the recorded answers."""
 
     def __init__(self, answers: list[Answer]) -> None:
         self._answers = deque(answers)
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
         if not self._answers:
-            raise InvariantViolated(f"{nbytes} bytes are asked for, and nobody asked for them then")
+            raise InvariantViolated(f"the core asks for {nbytes} bytes, which is not in the record")
         answer = self._answers.popleft()
         if len(answer) == 3:
             raise SharedMemoryExhausted(*answer)
@@ -45,7 +45,7 @@ class RecordedAnswers:
         return offset, generation
 
     def free(self, offset: int) -> None:
-        """Nobody asks where there is room."""
+        """Do nothing: the answers are recorded."""
 
 
 def replay(record: Record) -> Replay:

@@ -1,8 +1,8 @@
-"""The messages of the protocol, each with its number on the wire, and what each side may say.
+"""The messages of the protocol: the number of each on the wire, and which side may send it.
 
-The messages are the scheduler's own events and instructions; here stands only which of them cross
-a process boundary, in which direction. Bump PROTOCOL_VERSION when a row changes its meaning, or
-what ``programs`` says.
+The messages are the scheduler's own events and instructions. This file only lists those that cross
+a process boundary, and in which direction. Bump PROTOCOL_VERSION when the meaning of a row changes,
+or that of ``programs``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 9
 
-#: No message is longer: larger things travel through an arena.
+#: Kind of an OutputEmitted by which a worker asks to be replaced: user code has spoiled it.
+SPOILED = "spoiled"
+
+#: The maximum length of a message: larger data go through an arena.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -41,7 +44,7 @@ class Refused(NamedTuple):
 
 
 class EndSession(NamedTuple):
-    """A calling thread takes its leave."""
+    """A calling thread ends its session."""
 
     peer: str
 
@@ -53,7 +56,7 @@ class StopEngine(NamedTuple):
 
 
 class QueryProcesses(NamedTuple):
-    """The client asks who works for it."""
+    """The client asks for the processes of its engine."""
 
     peer: str
 
@@ -65,7 +68,7 @@ class Processes(NamedTuple):
     worker_pids: tuple[int, ...]
     restarts: int
     arena: tuple[int, int, int, int, int]
-    #: Malformed, from nobody who has proved itself, or against the sender's own tables.
+    #: Refused frames: malformed, without a proof of identity, or against the sender's own tables.
     protocol_errors: int = 0
 
 
@@ -98,7 +101,7 @@ MESSAGES: dict[int, type[Any]] = {
     42: do.ForwardOutput,
 }
 
-#: What each side may say; anything else is a ProtocolError.
+#: The messages that each side may send; any other is a ProtocolError.
 FROM_CLIENT = (
     Hello,
     EndSession,

@@ -1,6 +1,6 @@
-"""What a child process is told when it starts, over a descriptor that it inherits.
+"""The setup of a child process, sent over a descriptor that it inherits.
 
-Nothing secret stands in argv or the environment, where others can read it.
+Secrets are not put into argv or the environment, where other processes can read them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import struct
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -37,26 +38,26 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     endpoint: Endpoint
     client_pid: int
     cpu_workers: int
-    #: Bytes that the engine's arena may hold.
+    #: The maximum bytes of live blocks in the engine's arena.
     shm_limit: int
     #: Inherited descriptors of the two arenas.
     client_arena_fd: int
     engine_arena_fd: int
-    #: Opaque here: handed to every worker.
+    #: Opaque here; passed to every worker.
     worker_environment: bytes
     blas_threads: int
     #: The client's settings for children: ``sys.executable`` and PYTHONPATH.
     executable: str
     python_path: str
     journal: JournalPlan
-    #: Seconds that one NodeTask may take.
+    #: The longest time of a NodeTask in seconds.
     task_timeout_s: float | None = None
     #: For each GPU worker the number of its GPU.
     gpus: tuple[int, ...] = ()
     #: Inherited descriptor of the DeviceBoard, or -1 without GPU workers.
     device_board_fd: int = -1
-    #: Inherited end of a pipe whose other end the client closes when another program takes its
-    #: place (``os.execv``): its pidfd says nothing of that.
+    #: Inherited end of a pipe. The client closes the other end if it is replaced by another
+    #: program (``os.execv``), which its pidfd does not show.
     lifeline_fd: int = -1
 
 
@@ -82,12 +83,23 @@ class WorkerSetup(msgspec.Struct, frozen=True):
 T = TypeVar("T", CoordinatorSetup, WorkerSetup)
 
 
+def python_command(executable: str, module: str) -> list[str]:
+    """What runs ``module`` in an interpreter for which ``assert``, ``__debug__`` and texts mean the
+    same as in this one."""
+    command = [executable, "-P"]
+    if sys.flags.optimize:
+        command.append("-" + "O" * sys.flags.optimize)
+    if sys.flags.utf8_mode:
+        command += ["-X", "utf8"]
+    return [*command, "-m", module]
+
+
 def spawn(
     command: list[str], inherited: tuple[int, ...], environment: dict[str, str]
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a child that gets its setup from the descriptor that its last argument names.
+    """Start a child that reads its setup from the descriptor named by its last argument.
 
-    It has the signals of groups blocked, until its ``begin_child``.
+    Signals of the process group are blocked in it until its ``begin_child``.
 
     Returns:
         The child, and the descriptor for ``send_setup``.
@@ -95,7 +107,7 @@ def spawn(
     Raises:
         OSError: the system allows no more processes or descriptors; nothing is left open.
     """
-    import subprocess  # here, since workers start nothing
+    import subprocess  # imported here, since workers start no processes
 
     reader, writer = os.pipe()
     child: subprocess.Popen[bytes] | None = None
@@ -131,10 +143,10 @@ _GROUP_SIGNALS = {signal.SIGINT, *_HANDLED_BY_CLIENT}
 
 @contextlib.contextmanager
 def _group_signals_held() -> Iterator[None]:
-    """Block them, for a child that is started inside; here they come a moment later.
+    """Block these signals while a child is started; this process gets them a moment later.
 
-    They also reach a child that Python is still being loaded in: there they would be the end of an
-    engine that is well.
+    They also reach a child in which Python is still loading, where they would kill it and end an
+    engine that works.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
     try:
@@ -144,29 +156,40 @@ def _group_signals_held() -> Iterator[None]:
 
 
 def begin_child() -> None:
-    """In the child, first of all: signals of the group are the client's affair, which tells the
-    others, or dies, and they with it; and what it opens does not become one of the standard
-    streams, which it may lack as the client does."""
+    """Prepare a child, before anything else.
+
+    It ignores signals of the group, because the client handles them for all processes (if the
+    client dies, its children do, too). It also makes sure that the descriptors it opens do not
+    become standard streams, which it may lack as the client does.
+    """
     occupy_standard_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in _HANDLED_BY_CLIENT:
-        # Not ignored: programs that user code starts would ignore it, too.
+        # A handler, not SIG_IGN: programs that user code starts would inherit SIG_IGN.
         signal.signal(number, _leave_to_client)
-    # Where the client ignores it, nobody here would learn how a child ended.
+    # If the client ignores SIGCHLD, no exit status of a child would be known here.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+    os.register_at_fork(after_in_child=_take_signals)
+
+
+def _take_signals() -> None:
+    """A process that user code forks in a worker is ended by signals, as in the client."""
+    for number in _HANDLED_BY_CLIENT:
+        if signal.getsignal(number) is _leave_to_client:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _leave_to_client(number: int, frame: FrameType | None) -> None:
-    """The client has got the same signal."""
+    """Do nothing: the client has got the same signal."""
 
 
-#: What stands before a setup: its bytes.
+#: The prefix of a setup: its length in bytes.
 _LENGTH = struct.Struct("<Q")
 
 
 def send_setup(descriptor: int, setup: CoordinatorSetup | WorkerSetup) -> None:
-    """Write ``setup`` and close the descriptor; a child that has died already is seen elsewhere."""
+    """Write ``setup`` and close the descriptor; the death of a child is noticed elsewhere."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as stream:
         data = msgspec.msgpack.encode(setup)
         stream.write(_LENGTH.pack(len(data)) + data)

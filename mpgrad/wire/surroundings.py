@@ -1,15 +1,17 @@
-"""What a Function's backward finds around it and the caller can change at any time: brought along.
+"""Surroundings: process state that a Function's backward may use and the caller may change.
 
-Captured where a backward with Functions is handed over, of the calling thread; taken over by a
-worker before it runs a task with Functions. Unlike ``environment``, which is for a worker's life.
-What belongs to C libraries is not seen: floating-point modes, a time zone, the state of others.
+They are captured on the calling thread when a graph with Functions is handed over, and a worker
+takes them over before it runs a task with Functions. (``environment`` holds for a worker's whole
+life.) The state of C libraries is not included: floating-point modes, a time zone, and so on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import warnings
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from mpgrad.errors import ProtocolError
 
 
 class DecimalContext(msgspec.Struct, frozen=True, array_like=True):
-    """The arguments of a ``decimal.Context``, its signals by name."""
+    """The arguments of a ``decimal.Context`` without its flags; the traps are names."""
 
     prec: int
     rounding: str
@@ -27,20 +29,32 @@ class DecimalContext(msgspec.Struct, frozen=True, array_like=True):
     e_max: int
     capitals: int
     clamp: int
-    flags: tuple[str, ...]
     traps: tuple[str, ...]
 
 
+class WarningFilter(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of ``warnings.filters``: patterns are text, the class is a module and a name."""
+
+    action: str
+    message: str | None
+    category: tuple[str, str]
+    module: str | None
+    line: int
+
+
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):
-    """All of it is plain data.
+    """The surroundings as plain data.
 
     Attributes:
-        directory: the working directory; None if there is none any more.
+        directory: the working directory; None if it does not exist.
         recursion_limit, int_digits: of the interpreter.
-        decimal: None: never imported.
-        locale: of all categories, in the words of ``locale.setlocale``; None: the same.
+        decimal: the context; None if ``decimal`` is not imported.
+        locale: of all categories, as ``locale.setlocale`` gives it; None if ``locale`` is not
+            imported.
         buffer_size: of ufuncs (elements): it decides how sums of converted arrays are rounded.
-        print_options: of NumPy, but for functions among them.
+        print_options: of NumPy, without those that are functions.
+        special_errors: ``scipy.special.geterr()``; None if ``scipy.special`` is not imported.
+        filters: of warnings, if one of them turns warnings into errors; else empty.
     """
 
     directory: str | None
@@ -50,13 +64,15 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
     locale: str | None
     buffer_size: int
     print_options: dict[str, Any]
+    special_errors: dict[str, str] | None
+    filters: tuple[WarningFilter, ...]
 
 
 _last: tuple[Surroundings | None, bytes] = (None, b"")
 
 
 def capture_surroundings() -> bytes:
-    """Those of this thread, encoded."""
+    """The surroundings of this thread, encoded."""
     global _last
     known, data = _last
     found = _surroundings()
@@ -66,12 +82,28 @@ def capture_surroundings() -> bytes:
     return data
 
 
+def name_of_change(before: bytes, now: bytes) -> str:
+    """The name of a difference between two results of ``capture_surroundings``; empty if there is
+    none. A module that was imported in between and has its initial settings is no difference.
+    """
+    first, second = _decoder.decode(before), _decoder.decode(now)
+    fresh = {"decimal": _FRESH_DECIMAL, "special_errors": None, "locale": second.locale}
+    for name in Surroundings.__struct_fields__:
+        old, new = getattr(first, name), getattr(second, name)
+        if old is None and name in fresh:
+            old = fresh[name]
+            new = None if name == "special_errors" and set(new or ()) <= {"ignore"} else new
+        if old != new:
+            return f"the {name.replace('_', ' ')} of this process"
+    return ""
+
+
 def take_over_surroundings(data: bytes) -> None:
-    """Make this thread's what ``capture_surroundings`` found in another process.
+    """Apply surroundings that ``capture_surroundings`` found in another process.
 
     Raises:
         OSError: the working directory cannot be entered.
-        ProtocolError: the bytes are none.
+        ProtocolError: the bytes are no surroundings.
     """
     try:
         found = _decoder.decode(data)
@@ -84,23 +116,36 @@ def take_over_surroundings(data: bytes) -> None:
     if found.decimal is not None:
         import decimal
 
-        *numbers, flags, traps = msgspec.structs.astuple(found.decimal)
-        signals = [[getattr(decimal, name) for name in names] for names in (flags, traps)]
-        decimal.setcontext(decimal.Context(*numbers, *signals))
+        prec, rounding, e_min, e_max, capitals, clamp, names = msgspec.structs.astuple(
+            found.decimal
+        )
+        traps = [getattr(decimal, name) for name in names]
+        decimal.setcontext(
+            decimal.Context(prec, rounding, e_min, e_max, capitals, clamp, [], traps)
+        )
     if found.locale is not None:
         import locale
 
         locale.setlocale(locale.LC_ALL, found.locale)
     np.setbufsize(found.buffer_size)
     np.set_printoptions(**found.print_options)
+    if found.special_errors is not None:
+        # Without an import scipy.special ignores errors, so the worker need not import it.
+        is_plain = set(found.special_errors.values()) == {"ignore"}
+        if not is_plain or "scipy.special" in sys.modules:
+            from scipy import special
+
+            special.seterr(**found.special_errors)
+    _set_filters(found.filters)
 
 
 def _surroundings() -> Surroundings:
     directory = None
     with contextlib.suppress(OSError):
         directory = os.getcwd()
-    # What was not imported was not changed.
+    # A module that is not imported has unchanged settings.
     decimal, locale = sys.modules.get("decimal"), sys.modules.get("locale")
+    special = sys.modules.get("scipy.special")
     return Surroundings(
         directory,
         sys.getrecursionlimit(),
@@ -109,16 +154,60 @@ def _surroundings() -> Surroundings:
         None if locale is None else locale.setlocale(locale.LC_ALL),
         np.getbufsize(),
         {name: value for name, value in np.get_printoptions().items() if name not in _FUNCTIONS},
+        None if special is None else special.geterr(),
+        _filters(),
     )
 
 
+def _filters() -> tuple[WarningFilter, ...]:
+    if not any(action == "error" for action, *_ in warnings.filters):
+        return ()  # the client decides which warnings it shows
+    return tuple(
+        [
+            WarningFilter(
+                action, _text(message), (kind.__module__, kind.__qualname__), _text(module), line
+            )
+            for action, message, kind, module, line in list[Any](warnings.filters)
+        ]
+    )
+
+
+def _text(pattern: Any) -> str | None:
+    return getattr(pattern, "pattern", pattern)
+
+
+def _set_filters(filters: tuple[WarningFilter, ...]) -> None:
+    """Pass on every warning, except those that the caller's filters turn into errors."""
+    warnings.resetwarnings()
+    warnings.simplefilter("always")
+    for found in reversed(filters):
+        module, name = found.category
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type):  # a user's class may be missing here: its code loads later
+            warnings.filters.insert(  # type: ignore[attr-defined]
+                0,
+                (
+                    "error" if found.action == "error" else "always",
+                    None if found.message is None else re.compile(found.message, re.IGNORECASE),
+                    kind,
+                    None if found.module is None else re.compile(found.module),
+                    found.line,
+                ),
+            )
+
+
 def _decimal_context(*parts: Any) -> DecimalContext:
-    *numbers, flags, traps = parts
-    names = [tuple([signal.__name__ for signal in signals]) for signals in (flags, traps)]
-    return DecimalContext(*numbers, *names)
+    prec, rounding, e_min, e_max, capitals, clamp, _flags, traps = parts
+    names = tuple([signal.__name__ for signal in traps])
+    return DecimalContext(prec, rounding, e_min, e_max, capitals, clamp, names)
 
 
+#: The context of a process that has just imported ``decimal``.
+_FRESH_DECIMAL = DecimalContext(
+    28, "ROUND_HALF_EVEN", -999999, 999999, 1, 0,
+    ("InvalidOperation", "DivisionByZero", "Overflow"),
+)  # fmt: skip
 _decoder = msgspec.msgpack.Decoder(Surroundings)
 
-#: Print options that are functions, which may not travel.
+#: Print options that are functions, which cannot be sent.
 _FUNCTIONS = ("formatter", "override_repr")

@@ -1,8 +1,8 @@
-"""What the shells ask of a transport: ``zeromq`` and ``memory`` keep one contract.
+"""The transport as the shells use it: ``wire.zeromq`` and ``simulation.transport`` implement it.
 
 The Router is the coordinator's end, a Dealer is the end of a worker or of a session. The frames
 between a Dealer and the Router arrive in order per lane and never twice; lanes do not wait for each
-other. ``send`` collects, ``flush`` sends: one wake-up for many frames.
+other. ``send`` collects frames and ``flush`` sends them, with one wake-up for all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-#: Lanes in the order in which a receiver drains them. "client" belongs to sessions, the others to
+#: Lanes in the order in which a receiver reads them. "client" belongs to sessions, the others to
 #: workers: cancellations, reentrant work, and everything else.
 CONTROL, URGENT, TASK, CLIENT = "control", "urgent", "task", "client"
 WORKER_LANES = (CONTROL, URGENT, TASK)
@@ -18,7 +18,7 @@ ROUTER_LANES = (CONTROL, URGENT, TASK, CLIENT)
 
 
 class Arrival(NamedTuple):
-    """A frame at the Router and who sent it, as the transport (not the frame) knows."""
+    """A frame at the Router, and its sender as the transport (not the frame) knows it."""
 
     lane: str
     peer: str
@@ -26,7 +26,7 @@ class Arrival(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What one ``receive`` found."""
+    """The result of one ``receive``."""
 
     arrivals: list[Arrival]
     #: Watched descriptors that have become readable.
@@ -38,7 +38,7 @@ class Router(Protocol):
 
     @property
     def ignored(self) -> int:
-        """Frames of strangers, who could not prove that they belong to the engine."""
+        """The number of frames whose senders could not prove that they belong to the engine."""
         ...
 
     def watch(self, descriptor: int) -> None:
@@ -48,13 +48,13 @@ class Router(Protocol):
     def unwatch(self, descriptor: int) -> None: ...
 
     def receive(self, timeout_ms: int | None) -> Received:
-        """Wait for something, then take all there is, lane by lane."""
+        """Wait for an event, then take all frames, lane by lane."""
         ...
 
     def send(self, lane: str, peer: str, frame: bytes) -> None: ...
 
     def flush(self) -> list[str]:
-        """Send what was collected; the peers that turned out to be gone."""
+        """Send the collected frames; return the peers that could not be reached."""
         ...
 
     def close(self) -> None: ...
@@ -66,18 +66,18 @@ class Dealer(Protocol):
     def watch(self, descriptor: int) -> None: ...
 
     def wait(self, timeout_ms: int | None) -> list[int]:
-        """Sleep until something has come; the watched descriptors that are readable.
+        """Sleep until something arrives; return the watched descriptors that are readable.
 
-        Takes nothing, so an exception (Ctrl-C) that breaks the sleep loses nothing.
+        It takes no frame, so an exception (Ctrl-C) that interrupts it loses nothing.
         """
         ...
 
     def receive(self) -> list[bytes]:
-        """All frames that have come: control before urgent before task."""
+        """All frames that have arrived: control before urgent before task."""
         ...
 
     def send(self, frames: Sequence[bytes], lane: str | None = None) -> None:
-        """Send; the default lane is the last of this Dealer's.
+        """Send frames; the default lane is the last one of this Dealer.
 
         It never waits: the transport's own thread sends.
         """

@@ -1,24 +1,34 @@
-"""The ZeroMQ transport: ROUTER at the coordinator, DEALER elsewhere; the only file that knows zmq.
+"""The ZeroMQ transports, inside a host and between hosts; the only file that knows zmq.
 
-Settings and why: LINGER=0, or closing would wait for dead peers; ROUTER_MANDATORY=1, or messages to
-the dead vanish silently; no high-water mark, because credits bound what is under way; one identity
-per incarnation, because a ROUTER refuses a newcomer under the name of a connection that it is still
-tearing down.
+Inside a host: ROUTER at the coordinator, DEALER elsewhere. Between hosts: see ZmqHostCarrier.
 
-The identity of a peer is its name and its proof. What a stranger sends is counted and thrown away
-unread.
+Settings: LINGER=0, because closing would wait for dead peers; ROUTER_MANDATORY=1, because messages
+to dead peers would vanish silently; no high-water mark, because credits bound the frames in flight;
+one identity per incarnation, because a ROUTER refuses a new connection under the name of one that
+it is still closing.
+
+The identity of a peer is its name and its proof. Frames without a valid proof are counted and
+dropped unread.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import zmq
 
+from mpgrad.wire.host_carrier import (
+    CarrierEvent,
+    HostArrival,
+    HostDisconnected,
+    HostUnreachable,
+)
+from mpgrad.wire.hosts import FRAME_BYTES
 from mpgrad.wire.identity import identity_of, verified_peer
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import ROUTER_LANES, Arrival, Received
@@ -26,13 +36,13 @@ from mpgrad.wire.transport import ROUTER_LANES, Arrival, Received
 if TYPE_CHECKING:
     from mpgrad.wire.endpoint import Endpoint
 
-#: zmq.POLLIN as a plain number: it is asked for a few times per message.
+#: zmq.POLLIN as a plain number: each message needs it a few times.
 _READABLE = int(zmq.POLLIN)
 
 #: Milliseconds between attempts to connect.
 RECONNECT_MS = 5
 
-#: Identities that stay computed; to compute one takes two microseconds.
+#: The number of cached identities; one takes two microseconds to compute.
 IDENTITIES_MAX = 4096
 
 
@@ -59,7 +69,7 @@ class ZmqRouter:
         for lane in ROUTER_LANES:
             socket = _socket(self._context, zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            # The kernel says who connects: processes of another user are not heard.
+            # The kernel names the user of each connection: processes of other users are refused.
             socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
             socket.bind(address(endpoint.name, lane))
             # Without POLLIN the poller waits for POLLOUT too, and spins.
@@ -84,7 +94,7 @@ class ZmqRouter:
 
     def _drain(self, lane: str, socket: zmq.Socket[bytes]) -> list[Arrival]:
         arrivals: list[Arrival] = []
-        # Asking for the state costs less than an exception at the end of every drain.
+        # Reading the state costs less than an exception at the end.
         while int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
             identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
             peer = self._verified_peer(lane, identity)
@@ -124,7 +134,7 @@ class ZmqDealer:
         for lane in lanes:
             socket = _socket(self._context, zmq.DEALER)
             socket.routing_id = identity_of(endpoint.token, lane, peer)
-            # Whoever is up before the coordinator has bound its sockets tries again soon.
+            # A worker that starts before the coordinator has bound its sockets soon tries again.
             socket.reconnect_ivl = RECONNECT_MS
             socket.connect(address(endpoint.name, lane))
             self._poller.register(socket, zmq.POLLIN)
@@ -163,7 +173,7 @@ class _Contexts:
         self._lock = threading.Lock()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._borrowed = 0
-        #: Contexts of the parent process: a forked child must not touch them.
+        #: Contexts of the parent process, which a forked child must not touch.
         self._of_parents: list[zmq.Context[zmq.Socket[bytes]]] = []
 
     def borrow(self) -> zmq.Context[zmq.Socket[bytes]]:
@@ -198,3 +208,152 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     socket.sndhwm = socket.rcvhwm = 0
     socket.maxmsgsize = MESSAGE_BYTES_MAX
     return socket
+
+
+# ---------------------------------------------------------------------------- between hosts
+
+#: The lane between hosts, in the proof of a name.
+HOSTS = "hosts"
+
+#: Milliseconds between heartbeats, and without any answer until a host counts as lost. ZeroMQ's own
+#: threads keep them up, whatever Python does; a process that is stopped, or cut off, does not.
+HEARTBEAT_MS = 1_000
+SILENCE_MS_MAX = 5_000
+
+#: Milliseconds between attempts to connect to a host.
+RECONNECT_HOST_MS = 50
+
+_PROVED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_ENDED = zmq.EVENT_DISCONNECTED
+_RETRIED = zmq.EVENT_CONNECT_RETRIED
+_UNPROVED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_MONITOR_EVENT = struct.Struct("=Hi")
+
+
+class ZmqHostCarrier:
+    """TCP between hosts: one ROUTER hears them all, another one speaks to each.
+
+    With ``encrypt`` all connections use CURVE. The group's key gives the pair of keys that every
+    member has: who does not know it can neither be heard nor listen.
+
+    Args:
+        key: 32 bytes that all members know, and nobody else.
+        name: who this is, for those that it sends to.
+        host: the numeric address to listen at.
+        port: 0 for any that is free.
+
+    Raises:
+        OSError: the address is not one of this machine's, or the port is taken.
+    """
+
+    def __init__(self, key: bytes, name: str, host: str, port: int, *, encrypt: bool) -> None:
+        self.strangers = 0
+        self._key, self._ipv6 = key, ":" in host
+        self._context = zmq.Context()
+        self._peers: dict[bytes, str] = {}
+        #: The peers that have shown that they belong to the group.
+        self._proved: set[str] = set()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._ear = self._socket(encrypt, is_server=True)
+            self._mouth = self._socket(encrypt, is_server=False)
+            self._mouth.routing_id = identity_of(key, HOSTS, name)
+            self._mouth.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._mouth.reconnect_ivl = RECONNECT_HOST_MS
+            self._of_ear = self._ear.get_monitor_socket(_UNPROVED)
+            self._of_mouth = self._mouth.get_monitor_socket(_PROVED | _ENDED | _RETRIED)
+            at = f"[{host}]" if self._ipv6 else host
+            try:
+                self._ear.bind(f"tcp://{at}:{port or '*'}")
+            except zmq.ZMQError as error:
+                text = f"cannot listen at {at}:{port}: {error.strerror}"
+                raise OSError(error.errno, text) from None
+            endpoint = self._ear.getsockopt(zmq.LAST_ENDPOINT)
+            assert isinstance(endpoint, bytes)
+            self.address = endpoint.rstrip(b"\0").decode()
+        except BaseException:
+            self.close(0)
+            raise
+        self._poller = zmq.Poller()
+        for item in (self._ear, self._of_ear, self._of_mouth, self._wake):
+            self._poller.register(item, zmq.POLLIN)
+
+    def _socket(self, encrypt: bool, *, is_server: bool) -> zmq.Socket[bytes]:
+        socket = _socket(self._context, zmq.ROUTER)
+        socket.maxmsgsize = FRAME_BYTES
+        socket.ipv6 = self._ipv6
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS_MAX)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS_MAX)
+        if encrypt:
+            from zmq.utils import z85
+
+            secret = z85.encode(self._key)
+            public = zmq.curve_public(secret)
+            socket.curve_secretkey, socket.curve_publickey = secret, public
+            if is_server:
+                socket.curve_server = True
+            else:
+                socket.curve_serverkey = public
+        return socket
+
+    def connect(self, peer: str, address: str) -> None:
+        self._peers[address.encode()] = peer
+        self._mouth.setsockopt(zmq.CONNECT_ROUTING_ID, peer.encode())
+        self._mouth.connect(address)
+
+    def send(self, peer: str, frames: Sequence[bytes | memoryview]) -> None:
+        try:
+            self._mouth.send_multipart([peer.encode(), *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # It has gone: that is told by an event of its own.
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
+    def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        # First what was sent, then that the connection has ended.
+        events: list[CarrierEvent] = [*self._heard()] if self._ear in ready else []
+        if self._of_ear in ready:
+            self.strangers += sum(1 for _ in _monitored(self._of_ear))
+        if self._of_mouth in ready:
+            for kind, address in _monitored(self._of_mouth):
+                peer = self._peers.get(address)
+                if peer is None:
+                    continue
+                if kind == _PROVED:
+                    self._proved.add(peer)
+                elif kind == _ENDED and peer in self._proved:
+                    events.append(HostDisconnected(peer, "the connection to it has ended"))
+                else:
+                    events.append(HostUnreachable(peer))
+        return events
+
+    def _heard(self) -> Iterator[HostArrival]:
+        while int(self._ear.getsockopt(zmq.EVENTS)) & _READABLE:
+            identity, *frames = self._ear.recv_multipart(zmq.NOBLOCK, copy=False)
+            sender = verified_peer(self._key, HOSTS, identity.bytes)
+            if sender is None:
+                self.strangers += 1
+            else:
+                yield HostArrival(sender, [frame.buffer for frame in frames])
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def close(self, patience_ms: int) -> None:
+        self._context.destroy(linger=patience_ms)
+        os.close(self._wake)
+
+
+def _monitored(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The events of a monitored socket: what happened, and the address."""
+    while int(monitor.getsockopt(zmq.EVENTS)) & _READABLE:
+        event, address = monitor.recv_multipart(zmq.NOBLOCK)
+        yield _MONITOR_EVENT.unpack(event)[0], address

@@ -1,1 +1,1 @@
-"""Device workers: the processes that run NodeTasks (and the executor that ``local`` shares)."""
+"""The worker processes that run NodeTasks, and the executor that the client uses, too."""

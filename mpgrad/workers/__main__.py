@@ -8,7 +8,7 @@ from mpgrad.workers.worker_process import main
 
 
 def load_tensors() -> None:
-    """Tensor with its methods: rules of the user may use them all."""
+    """Load Tensor with its methods, because user code in rules may use all of them."""
     import mpgrad.tensor_methods  # noqa: F401
 
 

@@ -1,8 +1,8 @@
-"""OutputForwarder: what user code prints, logs or warns here is shown by the client.
+"""OutputForwarder: the client shows what user code prints, logs or warns in a worker.
 
-Text is sent line by line while a task runs, and before the task's own reply on the same lane, so
-that it appears before ``backward()`` returns. Other threads leave theirs for the worker's own
-thread, which alone may use its sockets.
+Text is sent line by line while a task runs, before the task's reply and on the same lane, so that
+it appears before ``backward()`` returns. Other threads leave their text for the main thread, which
+alone may use the worker's sockets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mpgrad.wire.remote_error import encode_error
 
 Send = Callable[[str, bytes], None]
 
-#: Characters in one message; longer texts are sent in pieces.
+#: The maximum characters of a message; longer texts are sent in pieces.
 PIECE_CHARACTERS = 1 << 20
 
 
@@ -41,16 +41,16 @@ class OutputForwarder:
 
     Args:
         slot: the worker's number, shown before each line.
-        send: ``send(kind, data)`` passes one piece on to the client.
+        send: ``send(kind, data)`` sends one piece to the client.
 
     Attributes:
-        waiting_fd: readable when another thread has left something; then ``wake`` is due.
+        waiting_fd: readable when another thread has left text; then call ``wake``.
     """
 
     def __init__(self, slot: int, send: Send) -> None:
         self._slot, self._send = slot, send
         self._thread = threading.get_ident()
-        #: Which task of its graph runs.
+        #: The number of the running task in its graph.
         self.task = -1
         self.waiting_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waiting: deque[tuple[str, bytes]] = deque()
@@ -61,19 +61,19 @@ class OutputForwarder:
         sys.stdout, sys.stderr = self._streams
         logging.basicConfig(handlers=[_Handler(self)], level=log_level, force=True)
         warnings.showwarning = self._show_warning  # type: ignore[assignment]
-        # Every one is passed on: which of them are shown, and how often, the client's filters say.
+        # Every warning is forwarded; the filters of the client decide which ones are shown.
         warnings.resetwarnings()
         warnings.simplefilter("always")
         os.register_at_fork(after_in_child=self._leave_to_child)
 
     def flush(self) -> None:
-        """Send lines that have no end yet, and what other threads have left."""
+        """Send incomplete lines, and text of other threads."""
         self._send_waiting()
         for stream in self._streams:
             stream.flush_rest()
 
     def wake(self) -> None:
-        """``waiting_fd`` is readable: another thread has spoken between two tasks."""
+        """Send the text of another thread between two tasks (``waiting_fd`` is readable)."""
         os.eventfd_read(self.waiting_fd)
         self.flush()
 
@@ -123,7 +123,7 @@ class OutputForwarder:
             self._send(*self._waiting.popleft())
 
     def _leave_to_child(self) -> None:
-        """A process that user code forks here prints and logs by itself."""
+        """In a process that user code forks here, print and log normally."""
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         logging.basicConfig(level=logging.getLogger().level, force=True)
         warnings.showwarning = _SHOW_WARNING
@@ -136,7 +136,7 @@ class _Stream(io.TextIOBase):
     """A text stream whose lines go to the client. Thread-safe.
 
     Args:
-        descriptor: where programs write that are started with this stream.
+        descriptor: the output of programs that are started with this stream.
     """
 
     encoding = "utf-8"
@@ -145,7 +145,7 @@ class _Stream(io.TextIOBase):
     def __init__(self, forwarder: OutputForwarder, kind: str, descriptor: int) -> None:
         self._forwarder, self._kind, self._descriptor = forwarder, kind, descriptor
         self._lock = threading.Lock()
-        #: Of a line that has no end yet.
+        #: The text of an incomplete line.
         self._parts: list[str] = []
         self.buffer = _Buffer(self)
 
@@ -156,7 +156,7 @@ class _Stream(io.TextIOBase):
         return self._descriptor
 
     def write(self, text: str) -> int:
-        """A carriage return ends a line, too: a progress bar writes them."""
+        """Write text; a carriage return ends a line, too, because progress bars use it."""
         end = 1 + max(text.rfind("\n"), text.rfind("\r"))
         with self._lock:
             if not end:
@@ -168,7 +168,7 @@ class _Stream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing to do: whole lines are sent at once, the rest when the task ends."""
+        """Do nothing: complete lines are sent at once, the rest when the task ends."""
 
     def flush_rest(self) -> None:
         with self._lock:
@@ -178,7 +178,7 @@ class _Stream(io.TextIOBase):
 
 
 class _Buffer(io.RawIOBase):
-    """What is written in bytes, as text."""
+    """Decodes bytes and writes them as text."""
 
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream

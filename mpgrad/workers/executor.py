@@ -1,7 +1,7 @@
-"""run_steps(): the executor. Runs Nodes one after another and adds up what flows between them.
+"""run_steps(): the executor. It runs Nodes one after another and sums the gradients between them.
 
-Workers run NodeTasks with it, and the client those that belong to it. It knows arrays and rules,
-not processes.
+Workers run NodeTasks with it, and the client its own tasks. It knows arrays and rules, not
+processes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class NodeStep:
     """One Node, ready to run.
 
     Attributes:
-        wiring: what flows in and out, and where to.
+        wiring: the sources and targets of its gradients.
         apply: ``(xp, grads, needs) -> gradients``; None for a Node that only passes its inputs on.
         release: called once the step has run.
-        blamed: in anomaly mode, who is said to have returned NaN; else None.
+        blamed: in anomaly mode, the name to blame for a NaN; else None.
     """
 
     __slots__ = ("apply", "blamed", "release", "wiring")
@@ -47,23 +47,23 @@ class NodeStep:
 
 
 class Placement:
-    """Where results are born and go; the default leaves the former to NumPy."""
+    """Where results are written and published; by default NumPy allocates them."""
 
     def begin(self, step: NodeStep) -> None:
         """``step`` runs next."""
 
     def settle(self, step: NodeStep, grads: list[Any]) -> None:
-        """``step`` has run: no result may lie where another output will be written."""
+        """``step`` has run: copy a result that lies where another output will be written."""
 
     def place_of_sum(self, step: int, input_nr: int) -> Any:
-        """An array for the sum of what flows into that input; None: anywhere."""
+        """An array for the sum of that input's contributions; None: anywhere."""
 
     def publish(self) -> None:
-        """Others wait for what has left so far, and what runs next takes long."""
+        """Publish the outputs so far: other tasks wait for them, and the next step takes long."""
 
 
 class _TaskInflow:
-    """The gradients that have flowed into the steps so far."""
+    """The sums of the steps' inputs so far."""
 
     __slots__ = ("_placement", "_steps", "_sums", "_values", "_xp")
 
@@ -74,7 +74,7 @@ class _TaskInflow:
         self._sums: set[tuple[int, int]] = set()
 
     def add(self, step: int, input_nr: int, value: Any) -> None:
-        """One more contribution; None: nothing, but it has come."""
+        """Add a contribution; None is an undefined one."""
         values = self._values[step]
         if values is None:
             values = self._values[step] = [None] * len(self._steps[step].wiring.inputs)
@@ -95,7 +95,7 @@ class _TaskInflow:
             self._sums.add((step, input_nr))
 
     def _add_on_gpu(self, step: int, input_nr: int, old: Any, value: Any) -> None:
-        """All contributions lie on the same device: ``validate_output`` saw to that."""
+        """Add on the GPU: ``validate_output`` has checked that all lie on the same device."""
         values = self._values[step]
         assert values is not None
         with device_arrays.on(device_arrays.device_of(old)):
@@ -106,7 +106,7 @@ class _TaskInflow:
                 self._sums.add((step, input_nr))
 
     def take(self, step: int) -> list[Any]:
-        """The inputs of ``step``, which are complete; they are forgotten here."""
+        """Remove and return the complete inputs of ``step``."""
         values, self._values[step] = self._values[step], None
         return [None] * len(self._steps[step].wiring.inputs) if values is None else values
 
@@ -125,13 +125,13 @@ def run_steps(
 
     Args:
         steps: consumers after producers.
-        contributions: what flows in from outside: (step, input number, array or None), in the
-            order in which it is to be added.
-        emit: ``emit(number, array or None)`` receives what leaves.
+        contributions: the contributions from outside: (step, input number, array or None), in
+            the order in which they are added.
+        emit: ``emit(number, array or None)`` receives each output.
         xp: the array namespace.
-        placement: offers blocks for results.
-        timings: gets when each step that has a rule started and ended (``perf_counter``).
-        on_failure: gets the number of the step that raised, before the error goes on.
+        placement: provides the memory of results.
+        timings: receives the start and end of each step with a rule (``perf_counter``).
+        on_failure: receives the number of the step that raised, before the error is raised.
     """
     inflow = _TaskInflow(steps, xp, placement)
     add = inflow.add
@@ -140,7 +140,7 @@ def run_steps(
     result: Any = None
     for target, input_nr, value in contributions:
         add(target, input_nr, value)
-    # A step may change in place what nobody else holds, so this frame lets go what it passed on.
+    # A step may change an array in place if nobody else holds it, so this frame drops it.
     value = None
     for index, step in enumerate(steps):
         values = inflow.take(index)
@@ -188,7 +188,7 @@ def _apply_on_device(
 
 
 def _apply(step: NodeStep, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:
-    """The rule's validated results, all None where nothing is defined."""
+    """The validated results of the rule; all None if all inputs are undefined."""
     wiring = step.wiring
     if not wiring.takes_undefined:
         for value in values:

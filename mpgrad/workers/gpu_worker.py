@@ -1,9 +1,9 @@
 """The worker of a GPU: bound to its device, its compute stream and its pool.
 
-It differs from a CPU worker in where gradients lie. Those on the GPU are published where they are;
-those of other processes are copied to its own memory on a stream of its own, behind the event that
-their maker recorded. A reply waits for no kernel and no copy; its streams are waited for by nobody
-but who needs a value on the host.
+It differs from a CPU worker in where gradients lie. Gradients on the GPU are published where they
+are. Those of other processes are copied to its own memory on a separate stream, after the event
+that their maker recorded. A reply waits for no kernel and no copy; a stream is synchronised only if
+a value is needed on the host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpgrad.wire.setup import WorkerSetup
 from mpgrad.workers.task import Publication
 from mpgrad.workers.worker_memory import WorkerMemory
 
-#: How a worker ends whose CUDA context is beyond repair: every later call would fail, too.
+#: The exit status of a worker with a broken CUDA context, in which every later call would fail.
 EXIT_CUDA_LOST = 70
 
 
@@ -47,7 +47,7 @@ class CudaWorkerMemory(WorkerMemory):
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup.client_arena_fd, setup.engine_arena_fd)
         self._driver = driver()
-        # Current for the life of the process: nothing here may touch another GPU.
+        # Current for the life of the process: no code here may use another GPU.
         self._current = contextlib.ExitStack()
         self._current.enter_context(self._driver.device(setup.device))
         self._current.enter_context(self._driver.stream())
@@ -56,14 +56,14 @@ class CudaWorkerMemory(WorkerMemory):
         self._driver.set_allocator(memory.exporter.allocate)
         self.link = DeviceLink(self._driver, board, {memory.arena: memory.exporter}, setup.slot)
         self._reader = DeviceReader(self._driver, self.link, [memory])
-        #: What is raised where others' memory cannot be read any more, or this GPU is broken.
+        #: Errors of a dead exporter's memory, or of a broken GPU.
         self._lost: tuple[type[Exception], ...] = (ExporterLost, *self._driver.errors)
-        #: How often results had left this GPU when the task began.
+        #: The number of results that had left this GPU when the task began.
         self._marks = 0
         CUDA.in_use = True
 
     def begin(self) -> None:
-        """A task begins: hear what other processes have said, and what the client has set."""
+        """Before a task: read the messages of other processes, and the client's settings."""
         self.link.look()
         precision = PRECISIONS[self.link.board.precision]
         if precision != matmul.chosen:
@@ -71,7 +71,7 @@ class CudaWorkerMemory(WorkerMemory):
         self._marks = self.device_memory.marks
 
     def open_gradient(self, ref: Block | bytes, shape: tuple[int, ...], dtype: Any) -> Any:
-        """As for a CPU worker; of a gradient on a GPU an array on this one."""
+        """As for a CPU worker; a gradient on a GPU becomes an array on this one."""
         if isinstance(ref, Block) and ref.arena >= CLIENT_DEVICE_ARENA:
             try:
                 return self._reader.copy(ref, shape, dtype)
@@ -80,7 +80,7 @@ class CudaWorkerMemory(WorkerMemory):
         return super().open_gradient(ref, shape, dtype)
 
     def open_packed(self, packed: PackedArray) -> Any:
-        """As for a CPU worker; what lies on the GPU is read where it is."""
+        """As for a CPU worker; an array on the GPU is read where it is."""
         if not isinstance(packed, InlineArray) and packed.handle.arena >= CLIENT_DEVICE_ARENA:
             try:
                 return self._reader.open(packed.handle)
@@ -93,11 +93,11 @@ class CudaWorkerMemory(WorkerMemory):
         return self.device_memory.publish(array, self.link)
 
     def address(self, block: Block) -> int:
-        """As for a CPU worker; one on a GPU is at no address of the host."""
+        """As for a CPU worker; a block on a GPU has no address on the host."""
         return -1 if block.arena >= CLIENT_DEVICE_ARENA else super().address(block)
 
     def settle(self) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
-        """As for a CPU worker; and what was read of others' memory may be let go, in time."""
+        """As for a CPU worker; also release other processes' memory after the reads."""
         try:
             self._reader.finish_reads(self.device_memory.arena)
             if self.device_memory.marks == self._marks:
@@ -108,14 +108,14 @@ class CudaWorkerMemory(WorkerMemory):
         return super().settle()
 
     def release(self, blocks: tuple[Block, ...]) -> None:
-        """Nobody holds these any more; the GPUs of some may still be reading."""
+        """Release blocks without a holder; other GPUs may still be reading some of them."""
         found = [kept for block in blocks for kept in self.device_memory.release(block)]
         self.link.leave(found)
         self.link.reclaim()
 
 
 class CudaPublication(Publication):
-    """Gradients on the GPU leave as they are; the others as from a CPU worker."""
+    """Gradients on the GPU leave unchanged; the others leave as from a CPU worker."""
 
     def __init__(self, memory: CudaWorkerMemory, dispatch: DispatchNodeTask) -> None:
         super().__init__(memory, dispatch)
@@ -141,10 +141,10 @@ class CudaPublication(Publication):
 
 
 def _die(error: Exception) -> NoReturn:
-    """End this process: its exporter has died, and with it what this context refers to.
+    """End this process: an exporter has died, and with it memory of this CUDA context.
 
-    CUDA keeps such an error for ever, so this worker could never answer again but with it. The
-    coordinator starts another one, and the task is run again if its inputs still exist.
+    CUDA keeps such an error forever, so every later reply of this worker would be that error. The
+    coordinator starts another worker, and the task runs again if its inputs still exist.
     """
     text = f"mpgrad: a GPU worker (pid {os.getpid()}) ends: {error}"
     print(text, file=sys.__stderr__, flush=True)

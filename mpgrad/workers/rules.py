@@ -1,11 +1,11 @@
-"""From a NodeProgram to a Step: opens saved arrays and finds the code that runs on them."""
+"""Rules: makes a NodeStep of a NodeProgram: opens saved arrays and finds the rule's code."""
 
 from __future__ import annotations
 
 import functools
 import pickle
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
@@ -16,7 +16,16 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.backends.column_parts import Parts
 from mpgrad.graph.registry import OPERATORS, Operator
+from mpgrad.shipping.attributes import changed_containers, containers_in, pack_attributes
 from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
+from mpgrad.wire.output_record import (
+    CHANGED,
+    RUN,
+    ContextChanged,
+    FunctionRun,
+    Output,
+    content_of,
+)
 from mpgrad.wire.programs import (
     CaptureRule,
     FunctionRule,
@@ -30,21 +39,26 @@ from mpgrad.wire.programs import (
 from mpgrad.workers.executor import Apply, NodeStep
 from mpgrad.workers.worker_memory import WorkerMemory
 
-#: Versions of user code that stay loaded, and the bytes that they came in.
+#: The versions of user code that stay loaded, and their bytes.
 FUNCTIONS_MAX, FUNCTION_BYTES_MAX = 256, 64 << 20
-#: Wirings of Nodes that stay decoded: of a chain of tiny Nodes no two are alike.
+#: The number of decoded wirings that are kept: in a chain of tiny Nodes no two are alike.
 WIRINGS_MAX = 32_768
-#: Descriptions of Functions' ctxs that stay decoded.
+#: The number of decoded descriptions of Functions' contexts that are kept.
 DESCRIPTIONS_MAX = 1024
-#: Plain values that stay decoded, and how long they may be.
+#: The number of decoded plain values that are kept, and their maximum length.
 PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
 
 
 class Rules:
-    """Builds Steps; keeps user code that has been loaded by its content's name."""
+    """Builds Steps, and keeps loaded user code by its ``code_id``.
 
-    def __init__(self, memory: WorkerMemory) -> None:
-        self._memory = memory
+    Args:
+        memory: opens the arrays.
+        tell: ``tell(kind, output)`` sends a report on a Function to the client.
+    """
+
+    def __init__(self, memory: WorkerMemory, tell: Callable[[str, Output], None]) -> None:
+        self._memory, self._tell = memory, tell
         self._functions: OrderedDict[str, Loaded] = OrderedDict()
         self._function_bytes: dict[str, int] = {}
 
@@ -80,8 +94,20 @@ class Rules:
             loaded = self._load(rule)
             if loaded.settings:
                 establish(loaded.settings)
-            ctx = self._context(rule, loaded.held).rebuild(loaded.function)
-            return run_function_backward(loaded.function, ctx, grads, needs)
+            context = self._context(rule, loaded.held)
+            ctx = context.rebuild(loaded.function)
+            # No other object refers to the containers, unless the class sets ``run_on``: then it
+            # promises that the client does not need their changes.
+            watched = {} if loaded.function.run_on else containers_in(context.attributes)
+            # The contents are copied now, because backward may change them in place.
+            inputs = tuple(map(content_of, grads)) if rule.is_told else ()
+            results = run_function_backward(loaded.function, ctx, grads, needs)
+            if rule.is_told:
+                outputs = tuple(map(content_of, results))
+                self._tell(RUN, FunctionRun(rule.node, tuple(needs), inputs, outputs))
+            if watched and (changed := changed_containers(vars(ctx), watched)):
+                self._tell(CHANGED, _packed(rule.node, changed, loaded.held))
+            return results
 
         return apply
 
@@ -89,7 +115,7 @@ class Rules:
         opened = self._memory.open_packed
         saved = tuple([None if packed is None else opened(packed) for packed in rule.saved])
         buffers = [opened(buffer) for buffer in rule.buffers]
-        attributes = load_attributes(rule.attributes, buffers, held) if rule.attributes else {}
+        attributes = load_attributes(rule.attributes, buffers, held)
         return PortableContext(saved, attributes, _description(rule.description))
 
     def _load(self, rule: FunctionRule) -> Loaded:
@@ -109,7 +135,7 @@ class Rules:
     def _open_several(
         self, entries: tuple[PackedArray | None, ...], scalars: tuple[Any, ...] | None
     ) -> tuple[Any, ...]:
-        """The saved tensors of a variadic input, the scalars among them in their places."""
+        """The saved tensors of a variadic input, with the scalars among them in place."""
         scalars = scalars or (None,) * len(entries)
         return tuple(
             scalar if packed is None else self._memory.open_packed(packed)
@@ -117,9 +143,15 @@ class Rules:
         )
 
 
+def _packed(node: int, changed: dict[str, Any], held: tuple[type, ...]) -> ContextChanged:
+    buffers: list[bytes] = []
+    data = pack_attributes(changed, held, lambda buffer: buffers.append(buffer.raw().tobytes()))
+    return ContextChanged(node, data, tuple(buffers))
+
+
 def _derived(name: str) -> Operator:
-    """The derivative of an operator as an operator, for ``create_graph``."""
-    # Here and not above: most workers never need it, and it loads the whole engine.
+    """An operator's derivative as an operator, for ``create_graph``."""
+    # Imported here: most workers never need it, and it loads the whole engine.
     from mpgrad.autograd.higher_order.backward_of import find_operator
 
     return find_operator(name)
@@ -134,18 +166,18 @@ def _plain(data: bytes) -> dict[str, Any]:
 
 @functools.lru_cache(PLAINS_MAX)
 def _decoded_plain(data: bytes) -> dict[str, Any]:
-    """Attributes and shapes, which are the same in each step of a training loop; not to change."""
+    """Attributes and shapes, the same in each step of a training loop; do not change them."""
     return dict(decode_plain(data))
 
 
 @functools.lru_cache(DESCRIPTIONS_MAX)
 def _description(data: bytes) -> ContextDescription:
-    """What was known of a Function's ctx beside arrays and attributes."""
+    """The description of a Function's ctx without arrays and attributes."""
     description: ContextDescription = pickle.loads(data)
     return description
 
 
 @functools.lru_cache(WIRINGS_MAX)
 def _wiring(data: bytes) -> Wiring:
-    """What surrounds the rule of a Node."""
+    """The wiring around the rule of a Node."""
     return decode_wiring(data)

@@ -6,20 +6,21 @@ import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter_ns
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.profiler import pack_times
+from mpgrad.autograd.profiling.task_times import pack_times
 from mpgrad.backends.column_parts import join, shape_of
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.base.handles import Block, GradientRef
 from mpgrad.errors import ProtocolError
 from mpgrad.graph.node import InputMetadata
-from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress
+from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgress, OutputEmitted
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.split import parts_of
+from mpgrad.wire.output_record import Output, encode_output
 from mpgrad.wire.programs import TaskProgram, decode_program, name_of
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.wire.surroundings import take_over_surroundings
@@ -28,37 +29,43 @@ from mpgrad.workers.rules import Rules
 from mpgrad.workers.worker_memory import WorkerMemory
 
 Array: TypeAlias = np.ndarray[Any, Any]
-#: Which input each slot of a task is: (step, input number).
+#: The input of each slot of a task: (step, input number).
 Slots: TypeAlias = tuple[tuple[int, int], ...]
 
 CACHE_LINE_BYTES = 64
 
 
 class TaskRunner:
-    """What a CPU worker does with a DispatchNodeTask.
+    """Runs a DispatchNodeTask on a CPU worker.
 
     Args:
         memory: the arenas.
         where: this process, in words, for errors.
-        report: sends the progress of a task that goes on.
+        report: sends the progress of a running task.
     """
 
     def __init__(
-        self, memory: WorkerMemory, where: str, report: Callable[[NodeTaskProgress], None]
+        self,
+        memory: WorkerMemory,
+        where: str,
+        report: Callable[[NodeTaskProgress | OutputEmitted], None],
     ) -> None:
         self._memory, self._report = memory, report
-        self._rules = Rules(memory)
+        self._rules = Rules(memory, self._tell)
         #: Makes the Publication of a task.
         self.publication: Callable[[WorkerMemory, DispatchNodeTask], Publication] = Publication
         self._where = where
-        #: What user code finds around it, as it came last.
+        #: The last surroundings of user code.
         self._surroundings = b""
         self._failed_step = 0
+        #: Whether the last task has run user code.
+        self.has_run_function = False
+        self._dispatch: DispatchNodeTask | None = None
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[NodeTaskDone | NodeTaskFailed, Any]:
         """The reply, and the blocks that user code kept earlier and has now let go."""
-        started = perf_counter_ns()
-        self._failed_step = 0
+        started = perf_counter()
+        self._dispatch, self._failed_step = dispatch, 0
         self._times: list[float] | None = None
         outputs, copied, error = self._try(dispatch)
         kept, released = self._memory.settle()
@@ -67,8 +74,11 @@ class TaskRunner:
         if error is not None:
             failed = NodeTaskFailed(dispatch.peer, *name, error, kept, self._failed_step)
             return failed, released
-        duration_us = (perf_counter_ns() - started) // 1000
-        times = None if self._times is None else pack_times(self._times)
+        ended = perf_counter()
+        times: bytes | None = None
+        if self._times is not None:
+            times = pack_times(self._times, attempt=dispatch.attempt, started=started, ended=ended)
+        duration_us = int((ended - started) * 1e6)
         done = NodeTaskDone(dispatch.peer, *name, outputs, kept, duration_us, copied, times)
         return done, released
 
@@ -78,6 +88,7 @@ class TaskRunner:
         publication: Publication | None = None
         try:
             program = decode_program(self._memory.read_bytes(*dispatch.payload))
+            self.has_run_function = bool(program.surroundings)
             steps = [self._rules.step(node) for node in program.nodes]
             if program.checks_nan:
                 for step in steps:
@@ -95,9 +106,9 @@ class TaskRunner:
             else:
                 self._run_steps(steps, program, dispatch, publication)
             return publication.outputs(), publication.copied_bytes, None
-        except BaseException as error:  # sys.exit() too is the caller's, as in `local`
+        except BaseException as error:  # sys.exit() belongs to the caller, too, as in `local`
             if publication is not None:
-                # What left before is good: behind it there may be an error that came first.
+                # The outputs before it are valid: an error that is earlier in order may follow.
                 publication.publish()
             nodes = name_of([step.wiring.name for step in steps]) or "a NodeTask"
             return (), 0, encode_error(error, f"{nodes} on {self._where}")
@@ -118,6 +129,11 @@ class TaskRunner:
             timings=self._times,
             on_failure=self._note_failure,
         )
+
+    def _tell(self, kind: str, output: Output) -> None:
+        to = self._dispatch
+        assert to is not None
+        self._report(OutputEmitted(to.peer, to.graph, kind, encode_output(output)))
 
     def _note_failure(self, step: int) -> None:
         self._failed_step = step
@@ -151,11 +167,13 @@ class TaskRunner:
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array that starts at a cache line, as blocks do: NumPy's own start 16 bytes behind one,
-    and then every vector that is loaded crosses two."""
+    """An array that starts at a cache line, as blocks do.
+
+    NumPy's own arrays start 16 bytes after one, so that every vector load crosses two lines.
+    """
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + CACHE_LINE_BYTES, np.uint8)
-    # A quarter of the time that __array_interface__ takes.
+    # This takes a quarter of the time of __array_interface__.
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory.data)) % CACHE_LINE_BYTES
     return np.ndarray(shape, dtype, memory, start)
 
@@ -165,10 +183,10 @@ def _belongs(block: Block, dispatch: DispatchNodeTask) -> bool:
 
 
 class Publication(Placement):
-    """Where this task's outputs go: into the blocks that came with the dispatch.
+    """Writes the outputs of a task into the blocks that came with the dispatch.
 
-    While an operator's rule runs, its large results are born in those blocks (``empty``), so that
-    publishing copies nothing. What lands elsewhere is copied once.
+    While an operator's rule runs, ``empty`` gives its large results memory in those blocks, so that
+    publishing copies nothing. Other results are copied once.
     """
 
     #: Sends the progress of the task.
@@ -177,42 +195,42 @@ class Publication(Placement):
     def __init__(self, memory: WorkerMemory, dispatch: DispatchNodeTask) -> None:
         self._memory, self._dispatch = memory, dispatch
         self._blocks = dispatch.blocks
-        #: Small outputs need none: they travel inside the reply.
+        #: Small outputs have no block: they travel inside the reply.
         self._has_blocks = any(block is not None for block in dispatch.blocks)
         self._refs: list[GradientRef] = [None] * len(dispatch.blocks)
-        #: Start address of each block whose content is final, so that it can be passed on again.
+        #: The start address of each block with final content, so that it can be passed on again.
         self._final: dict[int, Block] = {
             memory.address(ref): ref
             for slot in dispatch.inputs
             for ref in slot
             if isinstance(ref, Block)
         }
-        #: Outputs of the running step that a result may be born in: output number -> metadata.
+        #: Outputs of the running step that a result may be written to: output number -> metadata.
         self._free: dict[int, tuple[tuple[int, ...], Any]] = {}
-        #: Blocks handed out to the running step: output number -> array.
+        #: Blocks given to the running step: output number -> array.
         self._lent: dict[int, Array] = {}
         #: Outputs that have left since the last report.
         self._unreported: list[int] = []
-        #: Inputs inside the task that one gradient flows into, and that are an output, too.
+        #: Inputs inside the task with one contribution that are also an output.
         self._captured: dict[tuple[int, int], int] = {}
-        #: The same where several flow in: output number and metadata of their sum.
+        #: The same with several contributions: output number and metadata of their sum.
         self._summed: dict[tuple[int, int], tuple[int, InputMetadata]] = {}
-        #: Steps that only pass on what becomes an output, which lies in its block already.
+        #: Steps that only pass on an array that becomes an output and lies in its block already.
         self._passed: dict[NodeStep, int] = {}
         #: Arrays that were copied into a block.
         self._sources: list[Array] = []
         self.copied_bytes = 0
 
     def note_captures(self, steps: Sequence[NodeStep], slots: Slots) -> None:
-        """What flows inside the task and leaves it as well is born in its block, too.
+        """Give gradients that flow inside the task and also leave it the block of the output.
 
-        Not where a user's backward gets it, which may hold on to it.
+        This excludes inputs of a user's backward, which may keep them.
         """
         captures: dict[tuple[int, int], tuple[int, InputMetadata]] = {}
         for at, step in enumerate(steps):
             for input_nr, number in step.wiring.captures:
                 if self._blocks[number] is not None and not step.wiring.takes_undefined:
-                    # Of several outputs that are the same, the first that leaves.
+                    # If several outputs are the same, the first one.
                     captures.setdefault((at, input_nr), (number, step.wiring.inputs[input_nr]))
         if not captures:
             return
@@ -227,7 +245,7 @@ class Publication(Placement):
         self._trace_back(steps, flows)
 
     def _trace_back(self, steps: Sequence[NodeStep], flows: Counter[tuple[int, int]]) -> None:
-        """What a step only passes on is born where the step that made it writes."""
+        """If a step only passes an array on, its producer writes into the block of the output."""
         makers = {
             route: at
             for at, step in enumerate(steps)
@@ -242,7 +260,7 @@ class Publication(Placement):
                 self._captured[at, 0] = self._passed[steps[at]] = number
                 at = makers.get((at, 0))
 
-    # ------------------------------------------------------------------ results are born
+    # ------------------------------------------------------------------ memory for results
 
     def begin(self, step: NodeStep) -> None:
         if not self._has_blocks:
@@ -250,7 +268,7 @@ class Publication(Placement):
         self._lent.clear()
         self._free.clear()
         if step.wiring.takes_undefined:
-            return  # a user's backward may hold on to what it computes
+            return  # a user's backward may keep its results
         for route, meta in zip(step.wiring.routes, step.wiring.outputs, strict=True):
             output = self._output_of(route)
             if output is None or meta is None or output == self._passed.get(step):
@@ -259,7 +277,7 @@ class Publication(Placement):
                 self._free[output] = (meta.shape, meta.dtype)
 
     def _output_of(self, route: Any) -> int | None:
-        """The output of the task that what flows along ``route`` becomes, as it is."""
+        """The task output that the gradient along ``route`` becomes unchanged, if any."""
         return route if type(route) is int else self._captured.get(route)
 
     def place_of_sum(self, step: int, input_nr: int) -> Array | None:
@@ -270,7 +288,7 @@ class Publication(Placement):
         return self._memory.open_output(block, meta.shape, meta.dtype)
 
     def empty(self, shape: Any, dtype: Any) -> Array:
-        """A fresh array, in the block of an output that looks like it if there is one."""
+        """A fresh array, in the block of an output of that form if there is one."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         wanted = (shape, np.dtype(dtype))
         for output, meta in self._free.items():
@@ -283,7 +301,7 @@ class Publication(Placement):
         return _aligned_empty(*wanted)
 
     def settle(self, step: NodeStep, grads: list[Any]) -> None:
-        """A result that lies in another output's block must leave before that one is written."""
+        """Publish a result that lies in another output's block before that block is written."""
         if not self._lent:
             return
         for index, grad in enumerate(grads):
@@ -295,7 +313,7 @@ class Publication(Placement):
                     grads[index] = grad.copy()
                     break
 
-    # ------------------------------------------------------------------ results leave
+    # ------------------------------------------------------------------ outputs
 
     def emit(self, output: int, array: Array | None) -> None:
         """Publish ``array`` as task output ``output``."""
@@ -320,8 +338,8 @@ class Publication(Placement):
                 target = self._memory.open_output(block, array.shape, array.dtype)
                 np.copyto(target, array)
                 self.copied_bytes += array.nbytes
-                # An operator may pass one array on to several outputs. It is kept, so that none
-                # of a later Node can lie at its address.
+                # An operator may return one array for several outputs. It is kept, so that no
+                # result of a later Node can get its address.
                 self._sources.append(array)
                 self._final[start] = block
         self._memory.seal(block)
@@ -339,5 +357,5 @@ class Publication(Placement):
         self._unreported.clear()
 
     def outputs(self) -> tuple[GradientRef, ...]:
-        """What has left and was not reported before."""
+        """The outputs that have left since the last report."""
         return tuple(self._refs)

@@ -1,4 +1,4 @@
-"""The worker's loop: drain the lanes, let the core choose, run one task, reply, repeat."""
+"""The worker's loop: read the lanes, let the core choose, run one task, reply, repeat."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.schema import PROTOCOL_VERSION, TO_WORKER, Hello
 from mpgrad.wire.transport import WORKER_LANES
 
-#: Replies that may wait for a short task; half of what the coordinator hands out of those, so that
-#: it can send more meanwhile.
+#: The number of replies that may wait for a short task: half of the short tasks that a worker may
+#: hold, so that the coordinator can send more meanwhile.
 HELD_REPLIES_MAX = SHORT_CREDIT // 2
 
 Reply: TypeAlias = ev.NodeTaskDone | ev.NodeTaskFailed
@@ -26,21 +26,21 @@ Reply: TypeAlias = ev.NodeTaskDone | ev.NodeTaskFailed
 class TaskExecutor(Protocol):
     """Runs NodeTasks."""
 
-    #: Sends a message of a task that goes on; set by the Worker.
+    #: Sends a message of a running task; set by the Worker.
     send: Callable[[Any], None]
-    #: Readable between two tasks when ``wake`` is due.
+    #: Readable between two tasks when ``wake`` must be called.
     waiting_fd: int
 
     def wake(self) -> None:
-        """Send what threads say that have outlived their task."""
+        """Send the text of threads that have outlived their task."""
         ...
 
     def run(self, dispatch: do.DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
-        """The reply, and the blocks that user code kept earlier and has now let go."""
+        """The reply, and the blocks that user code had kept and has now released."""
         ...
 
     def release(self, blocks: tuple[Block, ...]) -> None:
-        """Nobody holds these blocks any more, which this process has made."""
+        """Free blocks of this process that have no holder any more."""
         ...
 
 
@@ -48,9 +48,9 @@ class Worker:
     """The shell around WorkerState.
 
     Args:
-        endpoint: where the coordinator is.
+        endpoint: the coordinator's endpoint.
         peer, slot: its name, and its row of the board.
-        board: says which task it really runs.
+        board: shows which task it is running.
         executor: runs the tasks.
     """
 
@@ -64,16 +64,16 @@ class Worker:
         self._dealer = endpoint.worker(peer)
         #: Messages that the next send takes along.
         self._held: list[bytes] = []
-        #: The coordinator has said ShutDown.
+        #: The coordinator has sent ShutDown.
         self.is_stopped = False
 
     def run(self) -> None:
-        """Until the coordinator says ShutDown (or dies, which kills this process)."""
+        """Run until the coordinator sends ShutDown (or dies, which kills this process)."""
         self._dealer.watch(self._executor.waiting_fd)
         self.greet()
         finished: Reply | None = None
         while True:
-            # Between two tasks only look, else sleep until something comes.
+            # Between two tasks it only polls, else it sleeps until something arrives.
             if finished is None and self._dealer.wait(None):
                 self._executor.wake()
             dispatch = self.turn(finished)
@@ -83,19 +83,19 @@ class Worker:
         self.close()
 
     def greet(self) -> None:
-        """Say Hello on each lane."""
+        """Send Hello on each lane."""
         hello = encode(Hello(self.peer, self._token, PROTOCOL_VERSION))
         for lane in WORKER_LANES:
             self._dealer.send([hello], lane)
 
     def turn(self, finished: Reply | None) -> do.DispatchNodeTask | None:
-        """Hear what has come, send what there is to say; the task that is to be run now.
+        """Handle the messages that have arrived, and send the replies; return the task to run.
 
-        What has come is heard before the next task is chosen, so that a cancellation or urgent
-        work overtakes it.
+        Messages are handled before the next task is chosen, so that a cancellation or urgent work
+        overtakes it.
 
         Args:
-            finished: the reply of the task that was run since.
+            finished: the reply of the task that was run since the last turn.
         """
         instructions: list[Any] = []
         for frame in self._dealer.receive():
@@ -105,7 +105,7 @@ class Worker:
         return self._perform(instructions)
 
     def _perform(self, instructions: list[Any]) -> do.DispatchNodeTask | None:
-        """Before a short task a few replies are held back: one message for all of them."""
+        """Follow the core; a few replies before a short task wait and share one message."""
         dispatch: do.DispatchNodeTask | None = None
         for instruction in instructions:
             if isinstance(instruction, do.ExecuteNodeTask):
@@ -132,13 +132,13 @@ class Worker:
         self._board.begin(self._slot, dispatch.graph, dispatch.task, dispatch.attempt)
 
     def end(self, released: tuple[Block, ...]) -> None:
-        """It has run, and user code has let go of these blocks."""
+        """A task has run, and user code has released these blocks."""
         if released:
             self._held.append(encode(ev.BlocksReleased(self.peer, released)))
         self._board.clear(self._slot)
 
     def send(self, message: Any) -> None:
-        """Send ``message`` at once, behind what is held."""
+        """Send ``message`` at once, after the held ones."""
         self._held.append(encode(message))
         self._flush()
 

@@ -1,5 +1,7 @@
-"""WorkerMemory: opens what handles name, writes outputs into their blocks, and knows what user code
-still looks at when a task is over."""
+"""WorkerMemory: opens handles, writes outputs into blocks, and finds the blocks that are kept.
+
+User code may keep a view of a block after its task; the coordinator is told of such blocks.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ class WorkerMemory:
             CLIENT_ARENA: ForeignArena(client_arena_fd, "client arena", number=CLIENT_ARENA),
             ENGINE_ARENA: ForeignArena(engine_arena_fd, "engine arena", number=ENGINE_ARENA),
         }
-        #: Blocks of the engine's arena that are open here: how often.
+        #: The number of open arrays of each block of the engine's arena.
         self._open: Counter[tuple[int, int]] = Counter()
         self._blocks: dict[tuple[int, int], Block] = {}
-        #: Those that the coordinator has been told are kept.
+        #: The blocks that the coordinator has been told are kept.
         self._kept: set[tuple[int, int]] = set()
 
     # ------------------------------------------------------------------ reading
@@ -47,7 +49,7 @@ class WorkerMemory:
         return self._open_block(ref, shape, dtype, writeable=False)
 
     def open_packed(self, packed: PackedArray) -> Array:
-        """A read-only array over something that forward saved."""
+        """A read-only array over a saved array of forward."""
         if isinstance(packed, InlineArray):
             return open_inline(packed)
         return self._arena(packed.handle.arena).open_strided(packed.handle)
@@ -65,14 +67,14 @@ class WorkerMemory:
         """A writable array over a block that this task was lent.
 
         Raises:
-            ProtocolError: it does not fit, or is not the coordinator's to lend.
+            ProtocolError: it does not fit, or the coordinator cannot lend the block.
         """
         if block.arena != ENGINE_ARENA:
             raise ProtocolError(f"a result cannot be written into arena {block.arena}: {block}")
         return self._open_block(block, shape, dtype, writeable=True)
 
     def seal(self, block: Block) -> None:
-        """``block`` is written: from now on others may read it."""
+        """``block`` is written: others may read it from now on."""
         self._arenas[block.arena].write_header(block)
 
     def address(self, block: Block) -> int:
@@ -96,17 +98,17 @@ class WorkerMemory:
         return self._arenas[number]
 
     def release(self, blocks: tuple[Block, ...]) -> None:
-        """Nobody holds these blocks any more, which this process has made.
+        """Free blocks of this process that have no holder any more.
 
         Raises:
-            ProtocolError: a CPU worker makes none.
+            ProtocolError: a CPU worker makes no blocks.
         """
         raise ProtocolError(f"this worker has made no blocks: {blocks}")
 
     # ------------------------------------------------------------------ what stays open
 
     def settle(self) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
-        """After a task: blocks that user code newly keeps, and kept ones that it has let go."""
+        """After a task: the blocks that user code newly keeps, and those that it has released."""
         released = self._arenas[ENGINE_ARENA].released
         gone = []
         while released:
@@ -131,7 +133,7 @@ def open_inline(packed: InlineArray) -> Array:
     """
     try:
         dtype = np.dtype(packed.dtype)
-        # NumPy checks the strides, but takes a negative offset, and bytes for addresses of objects.
+        # NumPy checks the strides, but accepts a negative offset, and bytes as object addresses.
         if packed.offset < 0 or dtype.hasobject:
             raise ValueError(f"dtype {dtype} at offset {packed.offset}")
         return np.ndarray(packed.shape, dtype, packed.data, packed.offset, packed.strides)

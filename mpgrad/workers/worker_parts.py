@@ -1,8 +1,9 @@
-"""What a worker process has beside its loop: memory, TaskRunner, and user code's output."""
+"""The parts of a worker process beside its loop: memory, TaskRunner, and user code's output."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -14,15 +15,17 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.wire.environment import WorkerEnvironment
 from mpgrad.wire.output_record import STDOUT, text_of
+from mpgrad.wire.schema import SPOILED
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.workers.captured_output import OutputForwarder
+from mpgrad.workers.soundness import Soundness
 from mpgrad.workers.task import Publication, TaskRunner
 from mpgrad.workers.worker import Reply
 from mpgrad.workers.worker_memory import WorkerMemory
 
 
 class ProcessExecutor:
-    """Runs NodeTasks in this process, which has become a worker's: its streams are the client's."""
+    """Runs NodeTasks in this process, whose streams are forwarded to the client."""
 
     send: Callable[[Any], None]
 
@@ -31,23 +34,35 @@ class ProcessExecutor:
         self._peer = setup.peer
         self._memory, publication = _memory_of(setup)
         where = f"worker {setup.slot} (pid {os.getpid()})"
-        self.runner = TaskRunner(self._memory, where, lambda progress: self.send(progress))
+        self.runner = TaskRunner(self._memory, where, lambda message: self.send(message))
         self.runner.publication = publication
         self._pid = os.getpid()
-        #: The graph whose task runs, for what it prints; -1 between tasks.
+        #: The graph of the running task, to which its output belongs; -1 between tasks.
         self._graph = -1
         self._output = OutputForwarder(setup.slot, self._emit_output)
         self._output.install(environment.log_level)
+        self._soundness, self._is_spoiled = Soundness(), False
         self.waiting_fd = self._output.waiting_fd
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
+        if self._is_spoiled:
+            self._wait_for_end(dispatch.graph)
         self._graph, self._output.task = dispatch.graph, dispatch.task
         reply, released = self.runner.run(dispatch)
         if os.getpid() != self._pid:
             _end_forked_child(self._pid)
         self._output.flush()
         self._graph = -1
+        if self.runner.has_run_function:
+            has_failed = isinstance(reply, ev.NodeTaskFailed)
+            self._is_spoiled = not self._soundness.holds(is_thorough=has_failed)
         return reply, released
+
+    def _wait_for_end(self, graph: int) -> NoReturn:
+        """The reply of the task that spoiled this process has left; another one runs the next."""
+        self.send(ev.OutputEmitted(self._peer, graph, SPOILED, b""))
+        while True:
+            signal.pause()
 
     def release(self, blocks: tuple[Block, ...]) -> None:
         self._memory.release(blocks)
@@ -64,19 +79,19 @@ class ProcessExecutor:
 
 
 def _end_forked_child(worker_pid: int) -> NoReturn:
-    """User code has forked and returned in the child, too, which is not this worker."""
+    """End a child that user code has forked and that returns from the rule: it is no worker."""
     standard_streams.say(
         f"process {os.getpid()}, forked by a backward in worker process {worker_pid}, has returned "
-        "from it and ends here; end it with os._exit() yourself"
+        "from it and ends here; call os._exit() in the child instead"
     )
     os._exit(1)
 
 
 def _memory_of(setup: WorkerSetup) -> tuple[WorkerMemory, Any]:
-    """What it reads and writes, and how its outputs leave."""
+    """The memory that it reads and writes, and its kind of Publication."""
     if setup.device < 0:
         return WorkerMemory(setup.client_arena_fd, setup.engine_arena_fd), Publication
-    # Here and not above: a CPU worker does without what GPUs need.
+    # Imported here: a CPU worker does not need the GPU modules.
     from mpgrad.workers.gpu_worker import CudaPublication, CudaWorkerMemory
 
     return CudaWorkerMemory(setup), CudaPublication

@@ -1,5 +1,7 @@
-"""What a worker does before it loads anything heavy: bind its life to its parent's, take over the
-client's surroundings, and only then import NumPy and the rest."""
+"""The start of a worker, up to its loop.
+
+It binds its life to its parent's and takes over the client's environment before it imports NumPy.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
     """Run a worker until it is told to stop.
 
     Args:
-        descriptor: gives the worker's setup.
-        load_tensors: called as soon as the environment allows to load NumPy.
+        descriptor: where the worker's setup is read.
+        load_tensors: called as soon as the environment allows NumPy to be loaded.
     """
-    gc.disable()  # importing makes no garbage, and each time there would be more to look through
+    gc.disable()  # imports make no garbage, and every run would look at all their objects
     begin_child()
     die_with_parent()
     try:
@@ -37,18 +39,18 @@ def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
     except EOFError:
         sys.exit(1)
     if os.getppid() != setup.coordinator_pid:
-        sys.exit(1)  # the coordinator died before the kernel knew that we follow it
+        sys.exit(1)  # the coordinator died before the kernel could bind this process to it
     environment = restore_environment(setup.environment)
     sys.breakpointhook = _no_breakpoint
     load_tensors()
     worker = _worker(setup, environment)
-    let_others_wake_up()  # behind the worker: the threads of its ZeroMQ context stay as they are
-    gc.freeze()  # modules stay: the collector need not go through them in the middle of a task
+    let_others_wake_up()  # after the worker is made: ZeroMQ's threads keep the normal policy
+    gc.freeze()  # modules stay: the collector skips them
     gc.enable()
     try:
         worker.run()
     except Exception as error:
-        sys.stderr = sys.__stderr__  # nobody passes on any more what is written here
+        sys.stderr = sys.__stderr__  # nothing forwards this stream any more
         who = f"worker {setup.peer} (pid {os.getpid()})"
         say(f"{who} met an internal error: {error}")
         raise
@@ -65,7 +67,7 @@ def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends.
+    """Make the kernel kill this process when the thread that started it ends.
 
     The coordinator starts workers from its main thread, which lives as long as the process.
     """
@@ -73,11 +75,10 @@ def die_with_parent() -> None:
 
 
 def let_others_wake_up() -> None:
-    """Have the kernel not take the core from whoever wakes this process.
+    """Use a scheduling policy under which this process does not preempt the one that wakes it.
 
-    In 63 of 240 backwards the coordinator woke one worker and lost its core to it for a time slice
-    of 3 ms, while the other worker waited for its message; as a batch process in 5 of 240.
-    Programs that user code starts are batch processes, too: they yield in this way, and no more.
+    Otherwise the coordinator, which wakes one worker, loses its core to it while the other worker
+    waits for its message. Programs that user code starts inherit the policy (SCHED_BATCH).
     """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

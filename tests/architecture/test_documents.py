@@ -32,3 +32,43 @@ def test_the_readme_counts_the_rows_as_the_table_does() -> None:
     said = " ".join((ROOT / "README.md").read_text().split())
     assert f"lists {rows} behaviours of PyTorch's engine: {shown} with the tests" in said
     assert f"{absent} that are not here" in said
+
+
+#: The terms of PyTorch's engine that a reader looks up in ARCHITECTURE.md.
+TERMS = {
+    *("Node", "Edge", "AccumulateGrad", "SavedVariable", "GraphTask", "NodeTask", "ReadyQueue"),
+    *("InputBuffer", "dependencies_", "not_ready_", "outstanding_tasks_", "exec_info_"),
+    *("captured_vars_", "compute_dependencies", "thread_main", "evaluate_function"),
+    *("validate_outputs", "reentrant_depth_", "set_default_engine_stub"),
+}
+CODE = re.compile(r"`([^`]+)`")
+
+
+def term_rows() -> list[tuple[str, str, str]]:
+    """The rows of the table of terms: PyTorch's terms, the names here, their files."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    lines = text.partition("## PyTorch's engine, term by term")[2].strip().splitlines()
+    table = [line.strip("|").split("|") for line in lines[2 : lines.index("")]]
+    return [(theirs, ours, files) for theirs, ours, files in table]
+
+
+def test_each_term_of_pytorchs_engine_has_a_row() -> None:
+    terms = {term for theirs, _, _ in term_rows() for term in CODE.findall(theirs)}
+    assert TERMS - terms == set()
+
+
+@pytest.mark.parametrize("row", term_rows(), ids=lambda row: row[0].strip())
+def test_the_names_of_a_term_are_in_their_files(row: tuple[str, str, str]) -> None:
+    _, ours, files = row
+    sources = [(ROOT / "mpgrad" / file).read_text() for file in CODE.findall(files)]
+    names = [part for name in CODE.findall(ours) for part in name.split(".") if part != "local"]
+    missing = [
+        name
+        for name in names
+        if not any(
+            re.search(rf"^\s*(class |def )?{name}\b *[(:\[=]", source, re.MULTILINE)
+            for source in sources
+        )
+    ]
+    assert names
+    assert missing == []

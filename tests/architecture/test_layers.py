@@ -15,8 +15,9 @@ from source_tree import PACKAGE, ROOT, Import, file_of, files, imports, late_imp
 FLOORS = (
     "__init__ __main__ launch",
     "compat",
-    "cuda fft func linalg profiler serialization special _C utils",
-    "checkpointing data distributions nn optim",
+    "compilation cuda fft func linalg profiler serialization special _C utils",
+    "distributed",
+    "checkpointing data distributions nn optim report",
     "tensor_methods",
     "engine",
     "coordinator workers",
@@ -47,6 +48,7 @@ LATE = {
     ("engine/processes.py", "mpgrad.wire.journal_keeper"): "only after an internal error",
     ("wire/journal_keeper.py", "mpgrad.wire.journal_file"): "only after an internal error",
     ("wire/endpoint.py", "mpgrad.wire.zeromq"): "a process that has no engine loads no ZeroMQ",
+    ("distributed/process_group.py", "mpgrad.wire.zeromq"): "nor does one without a group",
     ("workers/rules.py", "mpgrad.autograd.higher_order.backward_of"): "create_graph only",
     ("coordinator/supervisor.py", "mpgrad.coordinator.watchdog"): "the workers start before that",
 }
@@ -206,8 +208,11 @@ def test_a_class_name_means_one_thing() -> None:
     assert twice == TWICE
 
 
-#: The stand-in for ``torch.Tensor`` has its name.
-TWICE = {"Tensor": ["compat/tensor_type.py", "tensors/tensor.py"]}
+#: The stand-in for ``torch.Tensor`` has its name; what a collective gives has that of PyTorch's.
+TWICE = {
+    "Tensor": ["compat/tensor_type.py", "tensors/tensor.py"],
+    "Work": ["data/loader_worker.py", "distributed/operation.py"],
+}
 
 
 def test_the_architecture_shows_these_floors() -> None:

@@ -18,7 +18,7 @@ LINES = Path(PYTORCH).read_text().splitlines()
     [
         ("sparse_coo_tensor", "PyTorch's sparse_coo_tensor is not in mpgrad; https://pytorch.org"),
         ("nn.SyncBatchNorm", "nearest are BatchNorm3d, BatchNorm2d, BatchNorm1d; https://pyt"),
-        ("compile", "PyTorch's compile is not in mpgrad; use the function itself"),
+        ("jit", "PyTorch's jit is not in mpgrad; use the function itself"),
         (
             "nn.LazyLinear",
             "module 'mpgrad.nn' has no attribute 'LazyLinear': PyTorch's LazyLinear is",

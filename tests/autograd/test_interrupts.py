@@ -231,3 +231,27 @@ def test_a_handler_of_ours_that_user_code_puts_back_calls_the_users(alarm: list[
     signal.signal(signal.SIGALRM, found)
     with pytest.raises(TimeoutOfTheUser):
         signal.raise_signal(signal.SIGALRM)
+
+
+def test_handlers_that_wait_strike_in_the_backward_of_the_first() -> None:
+    """Each is called once, also where the first one runs a backward, in which the others strike."""
+    called: list[str] = []
+
+    def first(*_: object) -> None:
+        called.append("first")
+        with interrupts.deferred(), interrupts.allowed():
+            called.append("slept")
+
+    interrupts = Interrupts()
+    before = signal.signal(signal.SIGUSR1, first)
+    other = signal.signal(signal.SIGUSR2, lambda *_: called.append("second"))
+    try:
+        with interrupts.deferred():
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR2)
+            with interrupts.allowed():
+                called.append("awake")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR2, other)
+    assert called == ["first", "second", "slept", "awake"]

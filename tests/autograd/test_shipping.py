@@ -179,6 +179,16 @@ PURE = {
         "value = logsumexp(np.ones(3))",
         "from scipy.special import logsumexp",
     ),
+    "single objects": (
+        "value = 2.0 if ctx is not None and KIND is np.float32 and E.A is E.A else 3.0",
+        "KIND = np.float32\nclass E(enum.Enum):\n    A = 1",
+    ),
+    "paths that are only text": (
+        "value = float(len(os.path.join('a', 'b') + os.sep))",
+        "import os",
+    ),
+    "clock": ("value = float(time.perf_counter() > 0)", "import time"),
+    "private parts of the library": ("value = add(1.0, 2.0)", "from operator import add"),
     "annotated": ("value = helper(2.0)", "def helper(x: 'mg.Tensor') -> object(): return x"),
 }
 
@@ -294,6 +304,42 @@ IMPURE = {
     "random by name": ("value = uniform(0, 1)", "from random import uniform", "can change"),
     "local random": ("import random\nvalue = random.random()", "", "belongs to one process"),
     "local from import": ("from numpy.random import rand\nvalue = rand()", "", "one process"),
+    "identity of a text": ("value = float(ctx.k is KIND)", "KIND = 'a kind'", "compares `KIND` by"),
+    "identity on the left": ("value = float(BIG is ctx.k)", "BIG = 1e9", "compares `BIG` by `is`"),
+    "identity of nan": ("value = float(ctx.k is np.nan)", "", "compares `np.nan` by `is`"),
+    "cache's own numbers": (
+        "value = helper(1) + helper.cache_info().hits",
+        "@functools.lru_cache\ndef helper(x): return x",
+        "each process has a cache of its own",
+    ),
+    "open": ("with open('f') as f: value = len(f.read())", "", "calls open()"),
+    "file of numpy": ("value = np.load('f.npy')", "", "`np.load`, whose state"),
+    "file of numpy by name": ("value = load('f.npy')", "from numpy import load", "one process"),
+    "class by name": ("value = len(Path('f').name)", "from pathlib import Path", "one process"),
+    "thread by name": (
+        "Thread().start()\nvalue = 1",
+        "from threading import Thread",
+        "one process",
+    ),
+    "signals": ("value = float(signal.alarm(0))", "import signal", "belongs to one process"),
+    "limits by name": ("value = getrlimit(0)[0]", "from resource import getrlimit", "one process"),
+    "descriptors": ("value = os.dup2(1, 9)", "import os", "`os.dup2`, whose state"),
+    "zone": ("value = time.localtime(0).tm_hour", "import time", "`time.localtime`, whose"),
+    "a module of process state as a value": (
+        "value = helper(os)",
+        "import os\ndef helper(m): return len(m.getcwd())",
+        "whose state belongs to one process",
+    ),
+    "SciPy's generator": (
+        "value = svds(np.eye(3))[1][0]",
+        "from scipy.sparse.linalg import svds",
+        "belongs to one process",
+    ),
+    "decimal's context": (
+        "decimal.setcontext(decimal.Context(prec=3))\nvalue = 1.0",
+        "import decimal",
+        "`decimal.setcontext`, whose state",
+    ),
     "environment": ("value = float(os.environ.get('S', '1'))", "import os", "one process"),
     "getenv by name": ("value = float(getenv('S', '1'))", "from os import getenv", "one process"),
     "mpgrad random": ("value = mg.rand(1).item()", "", "belongs to one process"),
@@ -441,7 +487,7 @@ class TestRunOn:
             "import threading\nLOCK = threading.Lock()",
             'run_on = "worker"',
         )
-        with pytest.raises(TypeError, match=r'Custom has run_on = "worker".*pickle.*Keep'):
+        with pytest.raises(TypeError, match=r'Custom has run_on = "worker".*pickle.*Remove'):
             decide(module.Custom)
 
     def test_local_class_that_promises(self):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import BENCHMARKS
+from benchmarks.gpu.__main__ import BENCHMARKS, _obstacle
 from benchmarks.gpu.report import WANTED, Part, written
 from tests.cuda.fake_driver import TWO_GPUS
 from tests.python_path import path_to
@@ -33,6 +33,11 @@ def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert len(done.stdout.strip().splitlines()) == 1
     assert "no GPU here" in done.stdout
     assert not (tmp_path / "report.md").exists()
+
+
+def test_a_gpu_is_no_obstacle() -> None:
+    path = {"PYTHONPATH": path_to(ROOT), "MPGRAD_CUDA_DRIVER": TWO_GPUS}
+    assert _obstacle({**os.environ, **path}) == ""
 
 
 @pytest.mark.slow

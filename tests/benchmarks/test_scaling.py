@@ -6,15 +6,19 @@ from random import Random
 
 import pytest
 
-from benchmarks.scaling.clock import Clock, Cores, Loop, inline_bytes
+from benchmarks.scaling.clock import Cores, inline_bytes
 from benchmarks.scaling.costs import ClientCosts, Costs, MessageCosts, WorkerCosts
 from benchmarks.scaling.experiments import branches
-from benchmarks.scaling.simulation import Outcome, simulate
+from benchmarks.scaling.simulation import BACKWARDS, Outcome, simulate
 from benchmarks.scaling.task_times import Work, bound
 from mpgrad.base.handles import Block
+from mpgrad.coordinator.coordinator import Coordinator
+from mpgrad.engine.session import Session
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
+from mpgrad.wire.codec import encode
+from mpgrad.workers.worker import Worker
 from simulation.random_graphs import random_graph
 
 FREE = Costs(MessageCosts(*[0.0] * 9), WorkerCosts(*[0.0] * 5), {}, 0.0)
@@ -72,6 +76,21 @@ def test_the_same_costs_give_the_same_history() -> None:
     assert first._replace(core_us={}) == second._replace(core_us={})
 
 
+def test_the_processes_are_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is changed in them shows here: nothing repeats what they do."""
+    seen: list[type] = []
+
+    def noted(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda self, *a: seen.append(owner) or real(self, *a))
+
+    for owner, name in ((Coordinator, "turn"), (Worker, "turn"), (Session, "run")):
+        noted(owner, name)
+    run(branches(64, 1000.0), 2)
+    assert set(seen) == {Coordinator, Worker, Session}
+    assert seen.count(Session) == BACKWARDS
+
+
 def test_with_free_messages_equal_branches_reach_the_bound() -> None:
     outcome = run(branches(64, 5000.0), 16, FREE)
     assert outcome.share_of_bound > 0.99
@@ -97,7 +116,7 @@ def test_weight_gradients_run_beside_the_chain() -> None:
 def test_gradients_inside_a_message_are_copied_and_not_parsed() -> None:
     gradients = (bytes(2000), bytes(48))
     message = NodeTaskDone("w0.1", 1, 1, 1, (gradients[0], Block(1, 64, 4096, 1), gradients[1]))
-    assert inline_bytes(message) == 2048
+    assert inline_bytes(encode(message)) == 2048
     costs = USUAL.messages
     assert costs.coded_us(3072, 2048) == pytest.approx(0.3 + 3.5 + 2 * 0.1)
 
@@ -113,8 +132,7 @@ def test_no_message_overtakes_another() -> None:
 
 
 def test_who_needs_a_core_takes_it_from_a_computing_process() -> None:
-    clock = Clock()
-    first, second = Loop(clock, USUAL), Loop(clock, USUAL)
+    first, second = "w0.1", "w1.1"
     cores = Cores(2)
     cores.begin(first)
     cores.take(10.0)  # one core is free

@@ -179,7 +179,7 @@ print(torch.distributed.is_available(), torch.is_autocast_enabled(), torch.is_st
 def test_what_programs_set_up_is_accepted(tmp_path: Path) -> None:
     done = run(tmp_path, SETUP)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1] == "False False False"
+    assert done.stdout.splitlines()[1] == "True False False"
     assert done.stdout.splitlines()[0].endswith("float64 1 torch.FloatTensor")
 
 

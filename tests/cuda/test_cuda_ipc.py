@@ -282,7 +282,7 @@ def test_an_event_is_not_recorded_again_before_all_have_waited(driver: CudaDrive
     assert ring.reserve() == first
     ring.waited(second)
     for use in (ring.waited, ring.share, lambda number: ring.record(number, stream)):
-        with pytest.raises(InvariantViolated, match="nobody is to wait"):
+        with pytest.raises(InvariantViolated, match="it has no waiter"):
             use(second)
 
 

@@ -158,7 +158,7 @@ def test_a_gradient_for_another_device_is_refused(gpus: str) -> None:
         x.grad = mg.ones(2)
 
 
-@pytest.mark.row("N8")
+@pytest.mark.row("N8", "C10")
 def test_a_function_that_returns_a_gradient_on_another_device(gpus: str) -> None:
     class Stray(mg.Function):
         @staticmethod

@@ -201,7 +201,7 @@ def test_explain_in_local_mode() -> None:
 
 
 def test_explain_reads_well() -> None:
-    text = str(mg.Engine("local").explain(hooked()))
+    text = mg.Engine("local").explain(hooked()).table()
     head, mode, *rows = text.splitlines()
     assert "nodes in" in head
     assert "critical path" in head

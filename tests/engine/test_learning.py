@@ -15,7 +15,7 @@ from mpgrad.autograd.freezing import freeze as freezing
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.freezing.recurring_graphs import Memory
-from mpgrad.autograd.profiler import pack_times
+from mpgrad.autograd.profiling.task_times import pack_times
 from mpgrad.engine.learning import learn, teach, that_ran, wants_times
 from mpgrad.nn.functional import conv2d
 from mpgrad.scheduler.cost_model import CostModel

@@ -109,7 +109,7 @@ def test_functions_that_stay_unasked_are_named_once() -> None:
     first, second = serial_warnings(caught)
     assert first.startswith(
         "2 of 3 Functions run one after another in this process: in Render, `ctx.camera` is a "
-        "Camera, which can change. Put what backward needs of it on ctx as"
+        "Camera, which can change. Set the values that backward needs on ctx as"
     )
     assert "(engine.explain(loss) shows all)" in first
     assert second.startswith("1 of 1 Functions runs in this process: in Other, `ctx.camera` is a")

@@ -23,6 +23,13 @@ EXPECTED = {
         "--steps 1 --width 4 --batch-size 8 --images 64",
         ["epoch 1 step   1/7 loss 2.9"],
     ),
+    "mixture_of_experts.py": ("40", ["step 2  loss", "tasks run by: ", "worker 0"]),
+    "render_tiles.py": (
+        "16",
+        ["tiles in workers: 64", "64 of 64 Functions", "`ctx.camera` is a MovableCamera"],
+    ),
+    "train_gan.py": ("20", ["mean radius", "backward passes here: 40, in workers: 0"]),
+    "lazy_reader.py": ("100", ["8 files, read by: worker", "gradient 7.9"]),
     "custom_function.py": ("20", ["LogDeterminantBackward", "ran 4 times in this process"]),
     "hooks.py": (
         "8",
@@ -32,7 +39,7 @@ EXPECTED = {
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "data_parallel.py"}
 
 
 @pytest.mark.process
@@ -40,11 +47,55 @@ def test_every_example_is_tried() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example(name: str) -> None:
     """With a small size."""
-    if name.startswith("train_"):
+    if name in ("train_digits.py", "train_resnet18.py"):
         pytest.importorskip("sklearn")
     argument, said = EXPECTED[name]
     printed = what_prints(EXAMPLES / name, *argument.split())
     assert [words for words in said if words not in printed] == []
+
+
+#: Runs the cells of a notebook as Jupyter does; the value of a cell's last line is printed.
+NOTEBOOK = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        done = shell.run_cell("".join(cell["source"]))
+        done.raise_error()
+        if hasattr(done.result, "_repr_html_"):
+            print(done.result._repr_html_()[:80])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_notebook(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    runner = tmp_path / "runner.py"
+    runner.write_text(NOTEBOOK)
+    done = subprocess.run(
+        [sys.executable, str(runner), str(EXAMPLES / "notebook.ipynb")],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": path_to(ROOT), "IPYTHONDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [f"part {k}" for k in range(4) if f"part {k}" not in done.stdout] == []
+    assert "ZeroDivisionError in a worker: integer division or modulo by zero" in done.stdout
+    assert "<pre>&lt;Engine mode=&#x27;process&#x27; cpu_workers=2 open&gt;" in done.stdout
+    assert "nodes in" in done.stdout
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_ranks_end_with_the_same_parameters() -> None:
+    pytest.importorskip("sklearn")
+    launcher = ("-m", "mpgrad", "run", "--nproc-per-node", "2")
+    printed = what_prints(EXAMPLES / "data_parallel.py", "1", launcher=launcher)
+    assert "[rank 0] epoch 1  loss" in printed
+    assert len(re.findall(r"\[rank \d\] parameters", printed)) == 2
+    assert len(set(re.findall(r"parameters (\w+)", printed))) == 1
 
 
 @pytest.mark.process
@@ -58,10 +109,10 @@ def test_the_readmes_example(tmp_path: Path) -> None:
     assert "'worker 0'" in tasks
 
 
-def what_prints(script: Path, *arguments: str) -> str:
+def what_prints(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
     """The output of a script that ends well and writes nothing on stderr."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(script), *arguments],
+        [sys.executable, "-W", "error", *launcher, str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=120,

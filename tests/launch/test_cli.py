@@ -20,10 +20,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"mpgrad {mpgrad.__version__}\n"
 
 
+def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: mpgrad")
+    assert "doctor" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "required: command"),
         (["run"], "required: script"),
         (["run", "--cpu-workers", "0", "x.py"], "'0': expected a whole number of at least 1"),
         (["run", "--gpus", "first", "x.py"], "'first': expected auto, all, none"),
@@ -59,6 +65,7 @@ def test_run_hands_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None
         "arguments": ["--help", "--gpus", "x"],
         "cpu_workers": 2,
         "gpus": (0, 1),
+        "profile": None,
     }
 
 

@@ -180,5 +180,5 @@ def test_a_view_is_followed_and_written_to_in_any_layout() -> None:
 
 def test_only_views_are_steps_of_a_view() -> None:
     xp = CpuBackend(np.empty)
-    with pytest.raises(ValueError, match="'save' is no step of a view"):
+    with pytest.raises(ValueError, match="'save' is not a step of a view"):
         xp.take_view(np.zeros(2), (("save", "/tmp/file"),))

@@ -117,8 +117,8 @@ def interrupted(start_script: StartScript, loss: str, begun: int) -> list[str]:
 
 
 STOPPING = (
-    "mpgrad: stopping: tasks that are running get 1 s, then their workers are replaced "
-    "(Ctrl-C again: at once)"
+    "mpgrad: stopping: running tasks have 1 s, then their workers are replaced "
+    "(press Ctrl-C again to stop at once)"
 )
 
 

@@ -3,6 +3,7 @@ engine works on (the ``engine`` fixture tries after each test)."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -22,6 +23,27 @@ class WantsArguments(Exception):
     def __init__(self, code: int, *, reason: str) -> None:
         super().__init__(f"code {code}: {reason}")
         self.code, self.reason = code, reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses every change, also that of its traceback."""
+
+    code: int
+
+
+class RaisesFrozen(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        raise Frozen(7)
+
+
+class RaisesFrozenHere(RaisesFrozen):
+    run_on = "client"
 
 
 class Holds(mg.Function):
@@ -293,3 +315,13 @@ def test_shared_memory_runs_out_and_is_there_again() -> None:
         assert small.grad.sum().item() == 2 * 256 * 256
         small.exp().sum().backward()
         assert small.grad.max().item() == pytest.approx(2 + np.e)
+
+
+@pytest.mark.parametrize("mode", ["local", "process"])
+@pytest.mark.parametrize("function", [RaisesFrozen, RaisesFrozenHere])
+def test_an_exception_that_refuses_to_be_changed(mode: str, function: type[mg.Function]) -> None:
+    x = mg.tensor([1.0], requires_grad=True)
+    with mg.Engine(mode, cpu_workers=1), pytest.raises(Frozen) as caught:
+        # Two branches, so that more than one task runs.
+        (function.apply(x) + mg.exp(x)).sum().backward()
+    assert caught.value.code == 7

@@ -58,6 +58,14 @@ def limited(x):
 def by_table(x):
     return x * TABLE["scale"] * COEFFICIENTS[0]
 
+class Model:
+    def run(self):
+        return 2.0
+
+@functools.lru_cache
+def cached(x):
+    return x * SCALE
+
 class Scaling(mg.Function):
     @staticmethod
     def forward(ctx, x):
@@ -115,6 +123,22 @@ class Hyperbolic(Base):
     def backward(ctx, grad):
         return grad * float(np.cosh(1.0))
 
+class Modelled(Base):
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * lib.Model().run()
+
+class Cached(Base):
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * lib.cached(1.0)
+
+class Sets(Base):
+    @staticmethod
+    def backward(ctx, grad):
+        lib.set_scale(lib.SCALE)
+        return grad
+
 FUNCTIONS = [Scaled, Configured, OptionalOfOurs, Limited, ByTable, Hyperbolic]
 FUNCTIONS += [lib.Scaling, lib.Optional]
 
@@ -160,6 +184,11 @@ for replacement in (lambda x: 5.0, np.sinh, unittest.mock.MagicMock(return_value
         assert gradients()[5] == float(np.float32(replacement(1.0)))
         assert places()[5] == "client"
 assert (gradients()[5], places()[5]) == (float(np.float32(math.cosh(1.0))), "worker")
+FUNCTIONS[:] = [Modelled, Cached, Sets]
+assert places() == ["worker", "client", "client"], places()
+lib.Model.run = lambda self: 7.0
+assert gradients() == [7.0, 10.0, 1.0], gradients()
+assert places()[0] == "client"
 workers.__exit__(None, None, None)
 """
 

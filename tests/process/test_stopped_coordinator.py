@@ -13,6 +13,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.engine import coordinator_watchdog
 from mpgrad.errors import CoordinatorLost
+from tests.leftovers import is_alive, wait_until
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process
@@ -120,3 +121,30 @@ def test_one_that_goes_on_in_time_is_kept(
     os.kill(pid, signal.SIGCONT)
     out, _ = client.communicate(timeout=120)
     assert out == b"500.0 True\n"
+
+
+IS_KILLED = """
+import os, signal
+import mpgrad as mg
+
+x = mg.ones(3, requires_grad=True)
+engine = mg.Engine("process", cpu_workers=2).__enter__()
+(x * 2).sum().backward()
+print(engine.coordinator_pid, *engine.worker_pids(), flush=True)
+os.kill(engine.coordinator_pid, signal.SIGSTOP)
+os.waitid(os.P_PID, engine.coordinator_pid, os.WSTOPPED | os.WNOWAIT)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_its_client_is_killed_meanwhile(
+    start_script: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    client = start_script(IS_KILLED)
+    out, _ = client.communicate(timeout=120)
+    pids = [int(pid) for pid in out.split()]
+    assert len(pids) == 3
+    ended = wait_until(lambda: not any(map(is_alive, pids)))
+    if not ended:
+        os.kill(pids[0], signal.SIGCONT)
+    assert ended

@@ -128,3 +128,35 @@ def test_workers_hash_alike_and_as_the_client_if_its_seed_is_known(
     *lines, last = done.stdout.splitlines()
     assert {line.split("] ")[-1] for line in lines} == {f"seed {seed}"}
     assert last == str(seed is not None)
+
+
+FLAGS = """
+import subprocess
+import sys
+import mpgrad as mg
+
+class Flags(mg.Function):
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * float(10 * sys.flags.optimize + sys.flags.utf8_mode)
+
+if "again" not in sys.argv:
+    sys.exit(subprocess.run([sys.executable, "-OO", "-X", "utf8", __file__, "again"]).returncode)
+x = mg.ones(1, requires_grad=True)
+Flags.apply(x).sum().backward()
+print(x.grad.item())
+"""
+
+
+def test_workers_have_the_interpreters_flags(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """They decide what ``assert`` and ``__debug__`` in installed code mean."""
+    done = run_script(FLAGS)
+    assert done.stdout == "21.0\n", done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -208,6 +209,27 @@ def fork() -> None:
 def test_a_worker_that_forks(engine: mg.Engine, capfd: pytest.CaptureFixture[str]) -> None:
     run(fork)
     run(fork)
+
+
+def fork_and_end() -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        os.write(writer, b"!")
+        while True:
+            signal.pause()
+    os.read(reader, 1)
+    os.close(reader)
+    os.close(writer)
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_a_process_that_a_worker_forks_is_ended_by_signals(engine: mg.Engine) -> None:
+    """As ``multiprocessing`` ends its pools."""
+    run(fork_and_end)
 
 
 def test_a_hook_that_forks(engine: mg.Engine) -> None:

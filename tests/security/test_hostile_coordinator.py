@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,21 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 LARGE = 4000
 
+
+class OnWorker(mg.Function):
+    """Doubles, always on a worker: the client must be sent the hook that runs after it."""
+
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * 2
+
+
 #: What the client is sent instead of what, and a word of the error.
 TO_CLIENT = {
     "nothing": ("CompleteGraph b''", "0 bytes"),
@@ -109,7 +125,7 @@ def test_the_client_ends_it_and_says_why(hostile: Callable[[str], Arm]) -> None:
                 y.register_hook(lambda grad: grad)
             arm(what)
             with pytest.raises(ProtocolError) as caught:
-                (y * 2.0).sum().backward()
+                OnWorker.apply(y).sum().backward()
             told = str(caught.value)
             assert f"coordinator process (pid {pid})" in told, case
             assert word in told, case

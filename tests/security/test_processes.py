@@ -126,7 +126,7 @@ def test_a_workers_name_makes_no_session(engine: mg.Engine) -> None:
 def test_a_second_hello_ends_the_session() -> None:
     """It would make the coordinator forget what the session holds."""
     with mg.Engine("process", cpu_workers=1) as own:
-        with pytest.raises(EngineClosed, match="Hello again"):
+        with pytest.raises(EngineClosed, match="Hello twice"):
             say_hello_again(own)
         check_usable()
 

@@ -25,13 +25,13 @@ DOCUMENT = ROOT / "docs" / "semantics.md"
 _INTRODUCTION = """\
 # What holds in mpgrad
 
-Every behaviour of PyTorch's autograd engine that a user of `backward()` relies on, one row each,
-and the tests that show it. Most of them are *paired programs*: the same program runs in `local`, in
-worker processes (same bits) and with PyTorch (same values, same errors); see
+This page lists the behaviours of PyTorch's autograd engine that a user of `backward()` relies on,
+one row each, with the tests that show them. Most tests are *paired programs*: the same program runs
+in `local`, in worker processes (same bits) and with PyTorch (same values, same errors); see
 `tests/semantics/paired.py`.
 
-Written by `python -m tests.semantics.table --write` from `tests/semantics/rows.toml` and from what
-pytest collects; a test compares.
+`python -m tests.semantics.table --write` writes this page from `tests/semantics/rows.toml` and from
+the tests that pytest collects; a test compares the two.
 """
 
 

@@ -1,1 +1,1 @@
-"""Behind ``gradcheck``: Jacobians and how they are compared."""
+"""The parts of ``gradcheck``: Jacobians and their comparison."""

@@ -29,7 +29,7 @@ from mpgrad.tensors.tensor import Tensor
 
 
 class Tolerances(NamedTuple):
-    """The step of the differences, and how far results may be apart."""
+    """The step of the differences, and how much results may differ."""
 
     eps: float
     atol: float
@@ -38,15 +38,15 @@ class Tolerances(NamedTuple):
 
 
 def generator() -> np.random.Generator:
-    """The same draws at each call: a check that fails should fail again."""
+    """A generator with the same draws at each call: a check that fails should fail again."""
     return np.random.default_rng(0)
 
 
 def check_jacobians(problem: Problem, tolerances: Tolerances, fast: bool) -> bool:
-    """Compare the derivatives; False if no output requires grad (nothing else is to be checked).
+    """Compare the derivatives; False if no output requires grad (there is nothing to compare).
 
     Raises:
-        GradcheckError: they differ, or a second run of backward gives others.
+        GradcheckError: they differ, or a second run of backward gives other derivatives.
     """
     outputs = problem.outputs()
     chosen = [k for k, out in enumerate(outputs) if isinstance(out, Tensor) and out.requires_grad]
@@ -100,7 +100,7 @@ def _compare_fast(
         direction = _direction(draws, real_count(tensor))
         (rise,) = numerical_slopes(problem, variable, direction, [number], tolerances.eps)
         numerical, analytical = float(rise @ seed), float(gradient @ direction)
-        # Elements that are each off by atol add up to this.
+        # Elements that are each off by atol sum up to this.
         atol = tolerances.atol * np.abs(seed).sum() * np.abs(direction).sum()
         if not np.isclose(analytical, numerical, tolerances.rtol, atol):
             (whole,) = numerical_jacobians(problem, variable, [number], tolerances.eps)

@@ -1,9 +1,9 @@
 """Jacobians for gradcheck: by finite differences, and by backward.
 
-Everything is counted in real numbers: a complex element is a pair (real part, imaginary part). So
-one comparison serves real and complex functions: backward's gradient of a real loss ``L`` with
-respect to ``z = a + ib`` is ``dL/da + i dL/db`` (PyTorch's convention, "Autograd for Complex
-Numbers" in its notes on autograd mechanics), which is just that pair.
+All counts are in real numbers: a complex element is a pair (real part, imaginary part). So one
+comparison serves real and complex functions: backward's gradient of a real loss ``L`` with respect
+to ``z = a + ib`` is ``dL/da + i dL/db`` (PyTorch's convention, "Autograd for Complex Numbers" in
+its notes on autograd mechanics), which is exactly that pair.
 
 Derivatives by finite differences are central, ``(f(x + h) - f(x - h)) / 2h``, whose error is of
 order ``h**2`` (for example Nocedal and Wright, Numerical Optimization, section 8.1).
@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 
     Attributes:
         function: the user's function; ``args`` its arguments.
-        inputs: those arguments that a gradient is wanted for.
+        inputs: the arguments that need a gradient.
     """
 
     function: Callable[..., Any]
@@ -38,7 +38,7 @@ class Problem(NamedTuple):
     inputs: tuple[Tensor, ...]
 
     def outputs(self) -> tuple[Any, ...]:
-        """What the function gives now."""
+        """The outputs of the function."""
         result = self.function(*self.args)
         return tuple(result) if isinstance(result, list | tuple) else (result,)
 
@@ -71,7 +71,7 @@ def from_reals(numbers: Array, like: Any) -> Array:
 
 
 def real_count(tensor: Tensor) -> int:
-    """How many real numbers ``tensor`` holds."""
+    """The number of real numbers in ``tensor``."""
     return int(tensor._array.size) * (2 if tensor._array.dtype.kind == "c" else 1)
 
 
@@ -85,7 +85,7 @@ def numerical_jacobians(
 
     Args:
         problem: the function.
-        variable: which of ``problem.inputs`` is varied.
+        variable: the index of the input that is varied.
         chosen: numbers of outputs.
         eps: the step.
     """
@@ -164,7 +164,7 @@ def slopes(output: Tensor, inputs: Sequence[Tensor], seed: Array) -> list[Array]
 def gradients_of(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """``grad()``, with the graph kept and None for what is not reached."""
+    """``grad()`` with the graph kept, and None for inputs that are not reached."""
     found: tuple[Tensor | None, ...] = grad(
         outputs, inputs, seeds, retain_graph=True, allow_unused=True
     )

@@ -1,4 +1,4 @@
-"""What gradcheck looks at besides the numbers: repetition, zero and undefined gradients, dtypes."""
+"""The checks of gradcheck beside the numbers: repetition, zero and undefined gradients, dtypes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mpgrad.tensors.tensor import Tensor
 
 
 class GradcheckError(RuntimeError):
-    """A gradient is wrong; the text says in which way."""
+    """A gradient is wrong; the message says how."""
 
 
 class _Undefined(Function):
-    """The identity, whose backward gives no gradient at all."""
+    """The identity, with a backward that returns no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -59,13 +59,13 @@ def check_zero_seeds(problem: Problem) -> None:
 
 
 def check_undefined(problem: Problem) -> None:
-    """A backward that gets no gradient, or none for some of the outputs, must bear it.
+    """A backward must accept undefined gradients, for all or some of the outputs.
 
     Raises:
-        GradcheckError: a gradient came out that is neither undefined nor zero.
+        GradcheckError: a gradient is neither undefined nor zero.
     """
     count = len(problem.differentiable_outputs())
-    # None of the outputs gets a gradient; then all but one get zeros and one gets none.
+    # First no output gets a gradient; then all but one get zeros and one gets none.
     choices = [set(range(count)), *({number} for number in range(count) if count > 1)]
     for undefined in choices:
         outputs = [
@@ -84,14 +84,14 @@ def check_undefined(problem: Problem) -> None:
             )
             raise GradcheckError(
                 "Expected backward function to handle undefined output grads, but it raised "
-                f"{type(error).__name__}: {error}. A Function or a hook must bear None, or "
-                "check_undefined_grad=False leaves this out."
+                f"{type(error).__name__}: {error}. A Function or a hook must accept None, or pass "
+                "check_undefined_grad=False to skip this check."
             ) from error
         if any(value is not None and np.any(on_host(value._array)) for value in found):
             raise GradcheckError(
                 "Expected all input grads to be undefined or zero when all output grads are "
                 "undefined or zero. Let backward return None, or multiply by its gradients; "
-                "check_undefined_grad=False leaves this out."
+                "check_undefined_grad=False skips this check."
             )
 
 
@@ -99,7 +99,7 @@ def check_dtypes(problem: Problem) -> None:
     """Each gradient has the dtype of its input.
 
     Raises:
-        GradcheckError: one has another.
+        GradcheckError: a gradient has another dtype.
     """
     outputs = problem.differentiable_outputs()
     seeds = [creation.ones_like(out) for out in outputs]
@@ -114,10 +114,10 @@ def check_dtypes(problem: Problem) -> None:
 
 
 def check_batched(problem: Problem, generator: np.random.Generator) -> None:
-    """``is_grads_batched`` gives what one backward for each seed gives.
+    """``is_grads_batched`` gives the same results as one backward for each seed.
 
     Raises:
-        GradcheckError: it does not.
+        GradcheckError: the results differ.
     """
     for number, output in enumerate(problem.differentiable_outputs()):
         seeds = [

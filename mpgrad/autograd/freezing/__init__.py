@@ -1,1 +1,1 @@
-"""A recorded graph becomes tables: what runs, in which order, at what cost."""
+"""A recorded graph as tables: the Nodes that run, their order, and their costs."""

@@ -1,9 +1,9 @@
-"""Nodes that freeze puts around recorded ones, and that only the client may run: they call hooks.
+"""Nodes that freezing puts around recorded ones, and that only the client may run: they call hooks.
 
-In one Node the order is PyTorch's: tensor hooks, ``retain_grad``, pre-hooks, the rule,
+The order in one Node is PyTorch's: tensor hooks, ``retain_grad``, pre-hooks, the rule,
 post-accumulate hooks, post-hooks; hooks of one kind in the order of their registration.
 
-All of it works on Tensors. ``apply`` wraps arrays with recording off; ``apply_recorded`` is for
+All of them work on Tensors. ``apply`` wraps arrays with recording off; ``apply_recorded`` is for
 ``create_graph``, where hooks compute on recorded gradients.
 """
 
@@ -29,12 +29,12 @@ from mpgrad.tensors.tensor import Tensor
 #: ``(xp, grads, needs) -> gradients``, as ``Node.apply``.
 Rule: TypeAlias = Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]]
 
-#: At DEBUG it tells of each Node before it runs.
+#: At DEBUG it logs each Node before it runs.
 LOGGER = logging.getLogger("mpgrad.autograd.graph")
 
 
 class ClientNode(Node):
-    """Stands before, after or instead of ``node``."""
+    """A Node before, after or instead of ``node``."""
 
     __slots__ = ("node",)
 
@@ -58,13 +58,13 @@ class ClientNode(Node):
         raise NotImplementedError
 
     def shows(self, input_nr: int) -> bool:
-        """Whether user code sees the gradient of input ``input_nr``, and so may change it."""
+        """Whether user code sees, and so may change, the gradient of input ``input_nr``."""
         return True
 
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
         tensors: list[Tensor | None] = []
         for nr in range(len(grads)):
-            # Taken out, so that this is the only reference if nobody else has one.
+            # Taken out of the list, so that this is the only reference if nobody else has one.
             array, grads[nr] = grads[nr], None
             if array is not None and self.shows(nr) and not is_exclusive(array):
                 array = adopt(array)
@@ -90,9 +90,9 @@ class HooksBefore(ClientNode):
     """The tensor hooks and pre-hooks of ``node``, between its producers and itself.
 
     Args:
-        runs: whether ``node`` runs at all; if it is only captured, its pre-hooks do not run.
-        shared: give every gradient twice, for ``node`` and for its :class:`HooksAfter`.
-        logs: tell the logger.
+        runs: whether ``node`` runs; if it is only captured, its pre-hooks do not run.
+        shared: return every gradient twice, for ``node`` and for its :class:`HooksAfter`.
+        logs: log the Node.
     """
 
     __slots__ = ("logs", "runs", "shared")
@@ -115,7 +115,7 @@ class HooksBefore(ClientNode):
 
 
 class HooksAfter(ClientNode):
-    """The post-hooks of ``node``; its inputs are what ``node`` gave, then what it got."""
+    """The post-hooks of ``node``; its inputs are the results of ``node``, then its inputs."""
 
     __slots__ = ("outputs",)
 
@@ -128,10 +128,10 @@ class HooksAfter(ClientNode):
 
 
 class AccumulateNow(ClientNode):
-    """Adds to ``.grad`` in its turn, and runs what is registered around that.
+    """Adds to ``.grad`` in serial order, and runs the hooks around that.
 
-    A post-accumulate hook (an optimizer in backward) or a Node hook on AccumulateGrad wants to see
-    the gradient as soon as it is complete; such a leaf does not wait for the commit at the end.
+    A post-accumulate hook (an optimizer in backward) or a Node hook on AccumulateGrad must see the
+    gradient as soon as it is complete, so such a leaf does not wait for the commit at the end.
     """
 
     __slots__ = ("logs",)
@@ -155,7 +155,7 @@ class AccumulateNow(ClientNode):
         if self.logs:
             _log(self.node, grads)
         if grads[0] is not None:
-            # As in PyTorch, post-hooks then see what .grad has become.
+            # As in PyTorch, post-hooks then see the new .grad.
             exclusive = _is_held_by_list_alone(grads) and is_exclusive(grads[0]._array)
             with grad_lock():
                 self.node.check()
@@ -166,7 +166,7 @@ class AccumulateNow(ClientNode):
 
 
 def _is_held_by_list_alone(grads: list[Tensor | None]) -> bool:
-    """Whether nobody has kept the first of ``grads``: no hook, and not who calls."""
+    """Whether nobody has kept the first of ``grads``: neither a hook nor the caller."""
     return sys.getrefcount(grads[0]) <= _HELD_BY_LIST
 
 
@@ -175,12 +175,12 @@ def _held_by_list() -> int:
     return sys.getrefcount(grads[0])
 
 
-#: What ``_is_held_by_list_alone`` counts where that is so (it differs by interpreter).
+#: The reference count in ``_is_held_by_list_alone`` if so (it differs between interpreters).
 _HELD_BY_LIST = _held_by_list()
 
 
 def add_to_grad(accumulator: AccumulateGrad, grad: Tensor, *, exclusive: bool = False) -> None:
-    """Accumulate at once: recorded where recording is on, else in place.
+    """Accumulate at once: recorded if recording is on, else in place.
 
     ``exclusive``: nobody else holds the array of ``grad``, so that ``.grad`` may adopt it.
     """
@@ -199,12 +199,12 @@ def add_to_grad(accumulator: AccumulateGrad, grad: Tensor, *, exclusive: bool = 
 
 
 def run_tensor_hooks(node: Node, grads: list[Tensor | None]) -> None:
-    """Call the tensor hooks of ``node`` and keep what ``retain_grad`` asks for; changes ``grads``.
+    """Call the tensor hooks of ``node`` and keep gradients for ``retain_grad``; changes ``grads``.
 
-    An undefined gradient is shown to hooks as None.
+    Hooks get None for an undefined gradient.
 
     Raises:
-        TypeError, RuntimeError: a hook returned something else than it got.
+        TypeError, RuntimeError: a hook returned a value of another type or form.
     """
     if node.hooks is None:
         return
@@ -222,10 +222,10 @@ def run_tensor_hooks(node: Node, grads: list[Tensor | None]) -> None:
 
 
 def run_pre_hooks(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
-    """Call the pre-hooks of ``node``; what it runs on.
+    """Call the pre-hooks of ``node``; return the gradients that it runs on.
 
     Raises:
-        TypeError, RuntimeError: a hook returned something else than it got.
+        TypeError, RuntimeError: a hook returned a value of another type or form.
     """
     for hook in node.hooks.pre if node.hooks is not None else ():
         returned = hook(tuple(grads))
@@ -237,10 +237,10 @@ def run_pre_hooks(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]
 def run_post_hooks(
     node: Node, grad_inputs: list[Tensor | None], grad_outputs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Call the post-hooks of ``node``; what flows on.
+    """Call the post-hooks of ``node``; return the gradients that flow on.
 
     Raises:
-        TypeError, RuntimeError: a hook returned something else than it got.
+        TypeError, RuntimeError: a hook returned a value of another type or form.
     """
     positions = node.outputs_shown()
     shown = grad_inputs if positions is None else [grad_inputs[at] for at in positions]
@@ -257,12 +257,12 @@ def run_post_hooks(
 
 
 def runs_node_hooks(node: Node) -> bool:
-    """Whether freeze puts a :class:`HooksAfter` behind ``node``, where that runs."""
+    """Whether freezing puts a :class:`HooksAfter` behind ``node`` if that runs."""
     return node.hooks is not None and bool(node.hooks.pre or node.hooks.post)
 
 
 def rule_of(node: Node) -> Rule:
-    """What the client runs for ``node``: user code in it may ask for the Node, and may hook it."""
+    """The rule that the client runs for ``node``: user code may ask for the Node or hook it."""
     if not (node.is_user_code or node.has_packed):
         return node.apply
     return functools.partial(_run_user_code, node)
@@ -274,8 +274,8 @@ def _run_user_code(node: Node, xp: Any, grads: list[Any], needs: Sequence[bool])
         results = node.apply(xp, grads, needs)
     if hooked or not runs_node_hooks(node):
         return results
-    # Hooks that came while it ran: there is no HooksAfter for them. What the Node ran on was not
-    # kept for them: as in PyTorch, they see an empty tuple of it.
+    # Hooks added while it ran have no HooksAfter. The inputs of the Node were not kept for them:
+    # as in PyTorch, they get an empty tuple.
     tensors = [None if value is None else Tensor(value) for value in results]
     with no_grad(), executing(node):
         final = run_post_hooks(node, tensors, ())
@@ -295,7 +295,7 @@ def run_post_accumulate_hooks(variable: Tensor) -> None:
 
 
 def first_recorded_grad(leaf: Tensor, grad: Tensor) -> Tensor:
-    """A copy of ``grad`` in the layout of ``leaf``, recorded as PyTorch does: one ``copy_``."""
+    """A copy of ``grad`` in the layout of ``leaf``, recorded as one ``copy_`` as in PyTorch."""
     copied = Tensor(first_grad(grad._array, leaf._array, exclusive=False))
     if grad.requires_grad:
         record_call(OPERATORS["copy"], (copied.detach(), grad), [copied], (False, True), {})
@@ -329,10 +329,10 @@ def _checked_tuple(
 
 
 def _checked(hook: Any, returned: Any, previous: Tensor | None) -> Tensor:
-    """``returned`` if it may take the place of ``previous``.
+    """Check that ``returned`` may replace ``previous``.
 
     Raises:
-        TypeError: it is no Tensor.
+        TypeError: it is not a Tensor.
         RuntimeError: there was no gradient, or one of another dtype or shape.
     """
     if previous is None:

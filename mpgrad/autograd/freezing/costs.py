@@ -1,7 +1,7 @@
-"""What a Node's rule is expected to cost: measured before, or guessed from its shapes.
+"""The expected cost of a Node's rule: measured earlier, or estimated from its shapes.
 
-A wrong guess costs time, never correctness: costs decide what is fused and what goes first, and
-neither changes a bit of the result.
+A wrong estimate costs time, never correctness: costs decide which Nodes are fused and which run
+first, and neither changes a bit of the result.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mpgrad.graph.node import InputMetadata, Node
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
 
-#: Everything measured in this process.
+#: All measurements of this process.
 model = CostModel()
 
 
 def key_of(node: Node) -> Any:
-    """What the cost of ``node`` depends on, as far as can be seen."""
+    """The key of the cost of ``node``: everything visible that it depends on."""
     if isinstance(node, FunctionNode):
         return (node.function, node.input_metadata, node.ctx._inputs)
     if isinstance(node, OperatorNode):
@@ -30,7 +30,7 @@ def key_of(node: Node) -> Any:
 
 
 class _Halves(NamedTuple):
-    """Key of what the first, or the second, half of a Node in two takes (``scheduler.split``)."""
+    """Key of the cost of the first or second half of a split Node (``scheduler.split``)."""
 
     key: Any
     is_second: bool
@@ -42,7 +42,7 @@ def estimate(node: Node) -> float:
     if measured is not None:
         return measured
     if isinstance(node, FunctionNode):
-        # It is taken for as expensive as a backward beside its tasks: several run in the workers.
+        # It counts as much as a backward without its tasks, so that several of them run in workers.
         return tuning.BACKWARD_MESSAGES * tuning.MESSAGE_US
     if isinstance(node, OperatorNode):
         return _guess(node)
@@ -50,7 +50,7 @@ def estimate(node: Node) -> float:
 
 
 def second_half_share(node: Node) -> float:
-    """Which part of its cost a Node's second half takes, if it is run in two: a half at first."""
+    """The part of a Node's cost that its second half takes if it is split; at first 0.5."""
     key = key_of(node)
     first, second = model.get(_Halves(key, False)), model.get(_Halves(key, True))
     if first is None or second is None or first + second == 0.0:
@@ -95,10 +95,10 @@ def _channels(image: InputMetadata | None) -> int:
 def _product_flops(node: OperatorNode) -> float:
     """2 x (elements of the result) x (length of forward's sum), once per gradient.
 
-    The product that gives one factor's gradient has as many operations as forward: (m, k) @ (k, n)
-    takes m x k x n multiplications, and so do (m, n) @ (n, k) and (k, m) @ (m, n). The sum's length
-    is seen in a factor that wants a gradient; an image alone does not tell the size of the kernel,
-    which is then taken for one of 3 x 3.
+    The product for the gradient of one factor has as many operations as forward: (m, k) @ (k, n)
+    takes m x k x n multiplications, and so do (m, n) @ (n, k) and (k, m) @ (m, n). A factor that
+    needs a gradient shows the length of the sum. An image alone does not show the size of the
+    kernel, which is then assumed to be 3 x 3.
     """
     name, result = node.operator.name, math.prod(node.input_metadata[0].shape)
     first, second = (*node.input_info, None)[:2]

@@ -1,4 +1,4 @@
-"""with_division(): what is known of how workers could share the work of an expensive Node."""
+"""with_division(): how the work of an expensive Node can be split, if it can."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mpgrad.scheduler.split import split_above_us
 
 
 def with_division(spec: NodeSpec, node: Node) -> NodeSpec:
-    """``spec`` with the share of the Node's second half, and the parts of its first output.
+    """``spec`` with the cost of the Node's second half, and the parts of its first output.
 
-    Only where it could be worth splitting: this is asked of each Node of each new graph.
+    These are computed only for Nodes that may be worth splitting, in each new graph.
     """
     if not spec.is_splittable or spec.cost_us < split_above_us(tuning.MESSAGE_US):
         return spec

@@ -1,6 +1,6 @@
-"""freeze(): what a backward needs of the recorded graph, as plain tables.
+"""freeze(): the part of the recorded graph that a backward needs, as plain tables.
 
-A graph like one that was frozen before gets that one's tables (see ``recurring_graphs``).
+A graph like one that was frozen before gets the same tables (see ``recurring_graphs``).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def freeze(
     """Freeze the graph behind ``roots``.
 
     Args:
-        roots: where the seeds flow.
+        roots: the targets of the seeds.
         seeds: gradients of the roots (arrays or None).
-        wanted: the edges whose gradients are asked for, each once, and what becomes of them (None:
-            ``retain_grad`` takes care of it); without it, every leaf.
-        keep_graph: whether saved tensors stay.
-        cost: expected run time of a Node.
+        wanted: the edges whose gradients are captured, each once, and their sinks (None:
+            ``retain_grad`` keeps the gradient); without it, every leaf.
+        keep_graph: whether saved tensors are kept.
+        cost: the expected run time of a Node.
     """
     logs = LOGGER.isEnabledFor(logging.DEBUG)
     may_guess = wanted is None and len(roots) == 1 and cost is estimate and not logs
@@ -82,7 +82,7 @@ def freeze(
 
 # ---------------------------------------------------------------------- a graph seen before
 
-#: A graph is asked for in its own source once its tables have served so often.
+#: The number of uses of a graph's tables after which it gets a guard as source of its own.
 GUARDED_FROM_USE = 2
 
 _memory, _guards = Memory(), Guards()
@@ -103,7 +103,7 @@ def _key(
     wanted: Sequence[tuple[Edge, Sink | None]] | None,
     cost: Cost,
 ) -> Key:
-    """What decides the tables, but for what ``Remembered.is_like`` compares."""
+    """All that decides the tables, except what ``Remembered.is_like`` compares."""
     index = walked.index_of
     begins = tuple([(index[root.function], root.input_nr) for root in roots])
     asked = None
@@ -115,14 +115,14 @@ def _key(
 
 
 def _kind(sink: Sink | None) -> Any:
-    """What the tables keep of a sink."""
+    """The part of a sink that the tables keep."""
     return sink if isinstance(sink, ResultSink) else type(sink)
 
 
 def _freeze_again(
     known: Remembered, nodes: list[Node], seeds: Sequence[Any], keep_graph: bool, cost: Cost
 ) -> FrozenGraph:
-    """The tables of an earlier step, around the Nodes of this one."""
+    """The tables of an earlier step with the Nodes of this one."""
     template = known.template
     kept = nodes if template.kept is None else [nodes[at] for at in template.kept]
     if known.looks_up_costs():
@@ -140,9 +140,10 @@ def _freeze_again(
 
 
 def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None:
-    """Renew the costs where they have changed; then the tables are new ones.
+    """Renew the costs if they have changed; then the tables are new objects.
 
-    New tables are packed anew: not for a change that makes no other plan (``plan_cache``).
+    New tables must be packed again, so a change that does not affect the plan (``plan_cache``)
+    does not renew them.
     """
     specs, split_us = known.spec.nodes, split_above_us(tuning.MESSAGE_US)
     now = [

@@ -1,4 +1,4 @@
-"""FrozenGraph: a backward as plain tables, ready to be executed, and where its results go."""
+"""FrozenGraph: a backward as plain tables, ready to be executed, and the sinks of its results."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ Sink: TypeAlias = LeafSink | RetainSink | ResultSink
 class FrozenGraph(NamedTuple):
     """A backward that is ready to be executed.
 
-    ``nodes``, ``spec.nodes`` and ``runs`` have the same index; ``spec.captures[k]`` goes to
+    ``nodes``, ``spec.nodes`` and ``runs`` have the same indices; ``spec.captures[k]`` goes to
     ``sinks[k]``.
     """
 
     nodes: tuple[Node, ...]
-    #: False for a Node whose inputs are wanted but whose rule is not run.
+    #: False for a Node whose inputs are captured but whose rule does not run.
     runs: tuple[bool, ...]
     spec: GraphSpec
     #: Seed gradients (arrays or None), one per ``spec.seeds``.
     seeds: tuple[Any, ...]
     sinks: tuple[Sink, ...]
     keep_graph: bool
-    #: Where ``spec``, the very object, is kept for later graphs; None: nowhere.
+    #: The memory that keeps the object ``spec`` for later graphs, if any.
     remembered: Remembered | None = None
 
     @property
     def may_recur(self) -> bool:
-        """Whether ``spec``, the very object, may serve a later graph too."""
+        """Whether the object ``spec`` may serve a later graph, too."""
         return self.remembered is not None
 
     def only_captures(self, node: Node) -> bool:
-        """Whether ``node`` is a leaf's and its gradient is a result of ``grad()``."""
+        """Whether ``node`` is a leaf's Node whose gradient is a result of ``grad()``."""
         return isinstance(node, AccumulateGrad) and any(
             isinstance(sink, ResultSink) and self.nodes[target[0]] is node
             for target, sink in zip(self.spec.captures, self.sinks, strict=True)

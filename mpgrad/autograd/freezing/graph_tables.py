@@ -1,6 +1,6 @@
-"""GraphTables: a walked graph written down as tables, with the user's hooks as Nodes of their own.
+"""GraphTables: a walked graph as tables, with the user's hooks as Nodes of their own.
 
-What nobody wants is left out.
+Nodes that no result needs are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mpgrad.graph.node import Edge, InputMetadata, Node
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
 from mpgrad.tensors.accumulate_grad import AccumulateGrad
 
-#: Of an input of a client Node where no gradient ever arrives.
+#: The metadata of an input of a client Node that never gets a gradient.
 NOTHING = InputMetadata((), np.dtype(np.bool_))
 
 #: Expected run time of a Node in microseconds.
@@ -40,7 +40,7 @@ class GraphTables:
 
     Args:
         walked: the graph.
-        logs: whether every Node tells the logger when it runs.
+        logs: whether every Node is logged when it runs.
     """
 
     def __init__(self, walked: Walk, *, logs: bool) -> None:
@@ -50,14 +50,14 @@ class GraphTables:
         self.index: dict[Node, int] = walked.index_of
         self.runs = [True] * len(self.nodes)
         self.captures: list[tuple[Target, Sink]] = []
-        #: Of the Nodes that were walked those that lead to what is wanted; None: all.
+        #: The walked Nodes that lead to a wanted gradient; None: all.
         self.kept: list[int] | None = None
         #: Whether user code will run in the client.
         self.has_hooks = logs
-        #: Where contributions to a Node go first, if hooks stand before it.
+        #: The new target of contributions to a Node with hooks before it.
         self.front: dict[int, int] = {}
 
-    # ------------------------------------------------------------------ what is wanted
+    # ------------------------------------------------------------------ what is captured
 
     def want_leaves(self) -> None:
         for at, node in enumerate(self.nodes):
@@ -75,10 +75,11 @@ class GraphTables:
             self.captures.append(((at, 0), LeafSink(node)))
 
     def want_only(self, wanted: Sequence[tuple[Edge, Sink | None]]) -> None:
-        """Keep what leads to ``wanted``.
+        """Keep the Nodes that lead to ``wanted``.
 
-        A Node whose gradient ``grad()`` asks for runs only if more lies behind it; one whose
-        tensor gets a ``.grad`` always runs, as in PyTorch: hooks and Functions can tell.
+        A Node whose gradient ``grad()`` returns runs only if another wanted gradient lies behind
+        it. A Node whose tensor gets a ``.grad`` always runs, as in PyTorch: hooks and Functions
+        notice.
         """
         found = [
             (self.index[edge.function], edge.input_nr, sink)
@@ -99,7 +100,7 @@ class GraphTables:
         self._drop([at for at, leading in enumerate(leads) if not leading])
 
     def _drop(self, unwanted: Sequence[int]) -> None:
-        """Remove Nodes and number the others anew."""
+        """Remove Nodes and renumber the others."""
         if not unwanted:
             return
         gone = set(unwanted)
@@ -116,7 +117,7 @@ class GraphTables:
     # ------------------------------------------------------------------ hooks
 
     def insert_client_nodes(self) -> None:
-        """Put Nodes that call the user's hooks around each Node that has some."""
+        """Put client Nodes around each Node with hooks."""
         hooked = [
             (at, node)
             for at, node in enumerate(self.nodes)
@@ -133,7 +134,7 @@ class GraphTables:
             self._redirect_all()
 
     def _capture_retained(self, at: int, retained: dict[int, Any]) -> None:
-        """Where no user code runs in between, a retained gradient may come with the others."""
+        """If no user code runs before it, a retained gradient is captured like the others."""
         for input_nr, reference in retained.items():
             tensor = reference()
             if tensor is not None:
@@ -162,16 +163,16 @@ class GraphTables:
         return len(self.nodes) - 1
 
     def _expected(self, target: Target | None) -> InputMetadata:
-        """What flows along an edge; along none, nothing, for which anything may stand."""
+        """The metadata of the gradient along an edge; any metadata if there is no edge."""
         return NOTHING if target is None else self.nodes[target[0]].input_metadata[target[1]]
 
     def _redirect_all(self) -> None:
-        """Lead every edge to the hooks before its target, save from those hooks themselves."""
+        """Redirect every edge to the hooks before its target, except the edges of those hooks."""
         for at, targets in enumerate(self.edges):
             if not isinstance(self.nodes[at], HooksBefore):
                 targets[:] = [self._redirect(target) for target in targets]
-        # As in PyTorch, grad() gives what the tensor hooks return, but what flows into them where
-        # the Node runs as well.
+        # As in PyTorch, grad() returns the result of the tensor hooks; but if the Node runs as
+        # well, it returns their input.
         self.captures = [
             ((self.front.get(at, at) if self.runs[at] else at, nr), sink)
             for (at, nr), sink in self.captures
@@ -193,7 +194,7 @@ class GraphTables:
             if edge.function in self.index
         ]
         targets = tuple((self.front.get(at, at), input_nr) for at, input_nr, _ in kept)
-        # Once per Node and backward, while the workers wait: by position, and no generator.
+        # This runs once per Node and backward while the workers wait, so it uses no generator.
         specs = tuple(
             [
                 NodeSpec(
@@ -231,7 +232,7 @@ class GraphTables:
         )
 
     def template(self, walked: Walk, roots: Sequence[Edge], frozen: FrozenGraph) -> Template:
-        """What the next graph of this kind shall get."""
+        """The template for the next graph of this kind."""
         kept_seeds = [at for at, root in enumerate(roots) if root.function in self.index]
         return Template(
             [node.input_metadata for node in walked.nodes],

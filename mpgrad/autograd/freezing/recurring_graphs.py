@@ -1,8 +1,8 @@
 """Recognises a graph that was frozen before: each step of a training loop freezes the same one.
 
-What freeze() writes down follows from what is compared here, so the tables of the earlier step
-serve again, as the very same objects: whatever was made of those (the plan, encoded programs) is
-found by their identity. Graphs with hooks or packed tensors are frozen anew each time.
+The tables of freeze() depend only on what is compared here, so the tables of the earlier step are
+used again, as the very same objects. Everything made of them (the plan, encoded programs) is found
+by their identity. Graphs with hooks or packed tensors are frozen anew each time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 from mpgrad.tensors.accumulate_grad import AccumulateGrad
 
-#: Nodes of all graphs that are remembered, and graphs of the same edges that differ otherwise.
+#: The Nodes of all graphs that are kept, and the graphs with equal edges that differ otherwise.
 NODES_MAX = 200_000
 VARIANTS_MAX = 16
-#: Different engines for which a graph is kept prepared.
+#: The number of engines for which a graph is kept prepared.
 ENGINES_MAX = 4
 
-#: In ``Walk.edges``: no edge, and the Node of index i begins (NODE - i).
+#: In ``Walk.edges``: no edge; and the entry of Node i is (NODE - i).
 NO_EDGE, NODE = -1, -2
 
-#: What decides the rule, the name and the place of a Node; other Nodes are not recognised.
+#: The attributes that decide the rule, name and place of a Node; other Nodes are not recognised.
 _KINDS = (OperatorNode, FunctionNode, AccumulateGrad)
 
 _less = operator.lt
@@ -43,7 +43,7 @@ class Walk(NamedTuple):
     nodes: list[Node]
     index_of: dict[Node, int]
     #: Per Node NODE - i, then per edge NO_EDGE or (index, input number): one flat list of small
-    #: integers is made, hashed and compared faster than lists of tuples.
+    #: integers is faster to make, hash and compare than lists of tuples.
     edges: list[int]
 
     def targets(self) -> list[list[Target | None]]:
@@ -68,7 +68,7 @@ def walk(roots: Sequence[Edge]) -> Walk:
             index[function] = len(nodes)
             nodes.append(function)
     pending = list(range(len(nodes)))
-    # Once per Node and backward, while the workers wait.
+    # This runs once per Node and backward while the workers wait.
     note, add, push = edges.append, nodes.append, pending.append
     while pending:
         at = pending.pop()
@@ -88,30 +88,30 @@ def walk(roots: Sequence[Edge]) -> Walk:
     return Walk(nodes, index, edges)
 
 
-#: What is compared by hash: kinds, edges, roots, what is wanted, the cost function.
+#: Compared by hash: kinds, edges, roots, wanted edges, the cost function.
 Key: TypeAlias = tuple[Any, ...]
 
 
 class Template(NamedTuple):
-    """What freeze() made of a graph, without its Nodes."""
+    """The result of freeze() without the Nodes of the graph."""
 
-    #: Compared, beside the key.
+    #: Compared in addition to the key.
     metadata: list[tuple[InputMetadata, ...]]
-    #: The Nodes from the lowest sequence number to the highest, and where it rises between two.
+    #: The Nodes from the lowest sequence number to the highest, and where the number rises.
     by_sequence: list[int]
     rises: list[bool]
-    #: Leaves: their post-accumulate hooks are asked for each time.
+    #: Leaves: their post-accumulate hooks are checked each time.
     leaves: list[int]
-    #: Of all that was walked, the Nodes and seeds that were kept; None: all.
+    #: The walked Nodes and the seeds that were kept; None: all.
     kept: list[int] | None
     kept_seeds: list[int] | None
     runs: tuple[bool, ...]
-    #: The results of ``grad()``; None for a leaf's, which is made anew.
+    #: The sinks of ``grad()``; None for a leaf's sink, which is made anew.
     sinks: tuple[Any, ...]
 
 
 class Remembered:
-    """One graph, and the tables that serve it."""
+    """One graph, and its tables."""
 
     __slots__ = (
         "__weakref__",
@@ -128,17 +128,17 @@ class Remembered:
     def __init__(self, template: Template, spec: GraphSpec) -> None:
         self.template, self.spec = template, spec
         self.uses = 0
-        #: What engines have made of ``spec``, by what that depends on (``engine.prepared``).
+        #: Results of engines for ``spec``, by the settings they depend on (``engine.prepared``).
         self.prepared: dict[Any, Any] = {}
-        #: What runs it in ``local`` as one function; or why nothing does; None: it is too young.
+        #: The compiled function for ``local``; or the reason why there is none; None: not yet.
         self.program: Any = None
-        #: What placing made of ``spec`` the last time: (``spec``, Nodes moved, the tables then).
+        #: The last result of placing ``spec``: (``spec``, moved Nodes, the new tables).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
-        # Of the graph, not of its tables: these are renewed when a cost changes.
+        # These belong to the graph, not to its tables, which are renewed when a cost changes.
         self._usual_here, self._usual_in_workers = UsualTime(), UsualTime()
 
     def keep_prepared(self, by: Any, made: Any) -> None:
-        """Keep what an engine has made of the tables."""
+        """Keep an engine's result for the tables."""
         self.prepared[by] = made
         if len(self.prepared) > ENGINES_MAX:
             del self.prepared[next(iter(self.prepared))]
@@ -155,41 +155,41 @@ class Remembered:
 
     @property
     def is_young(self) -> bool:
-        """Whether its costs are still being found out."""
+        """Whether its costs are still being learned."""
         return self.uses <= tuning.SAMPLES
 
     def teaches(self, took_us: float) -> bool:
-        """Note what the ``local`` engine took; whether the cost model should hear of it.
+        """Record the time of the ``local`` engine; whether the cost model should learn from it.
 
-        Every backward of a graph that is new teaches something, later only some do, or one that
-        took far longer or shorter than usual.
+        Every backward of a new graph counts; later only some do, or one that took far longer or
+        shorter than usual.
         """
         self._note(self._usual_here, took_us)
         return self.learns()
 
     def learns(self) -> bool:
-        """Whether the cost model should hear of this use."""
+        """Whether the cost model should learn from this use."""
         return self.is_young or self.uses % tuning.SAMPLES == 0
 
     def is_surprised_by(self, took_us: float) -> bool:
-        """Note what its tasks took in the workers; whether that is far from what was usual."""
+        """Record the time of its tasks in workers; whether that is far from the usual time."""
         return self._note(self._usual_in_workers, took_us)
 
     def _note(self, usual: UsualTime, took_us: float) -> bool:
-        """Where the time is far from what was usual, its costs are wrong: it is young again."""
+        """If the time is far from the usual one, its costs are wrong: learn them again."""
         is_surprise = usual.is_far_from(took_us)
         if is_surprise:
             self.uses = 0
         return is_surprise
 
     def looks_up_costs(self) -> bool:
-        """Count one use; whether costs should be looked up again this time."""
+        """Count a use; whether costs should be looked up again this time."""
         self.uses += 1
         return self.is_young or self.uses % tuning.SAMPLES == 0
 
 
 class Memory:
-    """The graphs that were frozen lately. Thread-safe."""
+    """The recently frozen graphs. Thread-safe."""
 
     def __init__(self) -> None:
         self._graphs: OrderedDict[Key, list[Remembered]] = OrderedDict()
@@ -197,7 +197,7 @@ class Memory:
         self._lock = threading.Lock()
 
     def find(self, key: Key, nodes: list[Node]) -> Remembered | None:
-        """What was remembered of a graph like this one."""
+        """The remembered graph like this one, if any."""
         with self._lock:
             variants = self._graphs.get(key)
             if variants is None:
@@ -207,12 +207,12 @@ class Memory:
         return next((known for known in variants if known.is_like(nodes)), None)
 
     def count(self) -> int:
-        """How many graphs are remembered."""
+        """The number of graphs that are remembered."""
         with self._lock:
             return sum(len(variants) for variants in self._graphs.values())
 
     def add(self, key: Key, known: Remembered) -> None:
-        """Remember a graph, and forget those that were not used for the longest time."""
+        """Remember a graph, and forget the least recently used ones."""
         size = len(known.template.metadata)
         if size > NODES_MAX:
             return
@@ -229,17 +229,17 @@ class Memory:
 
 
 def is_plain(nodes: list[Node]) -> bool:
-    """Whether no Node has anything of the user's: hooks, or saved tensors that hooks packed."""
+    """Whether no Node has user code: hooks, or saved tensors that hooks packed."""
     return not [1 for node in nodes if node.hooks is not None or node.has_packed]
 
 
 def kinds_of(nodes: list[Node]) -> tuple[type[Node], ...]:
-    """The class of each Node: it says which operator or Function."""
+    """The class of each Node, which names its operator or Function."""
     return tuple(map(type, nodes))
 
 
 def has_known_kinds(nodes: list[Node]) -> bool:
-    """Whether the tables of such Nodes follow from what is compared."""
+    """Whether the tables of such Nodes depend only on what is compared."""
     return all(issubclass(kind, _KINDS) for kind in set(map(type, nodes)))
 
 
@@ -252,7 +252,7 @@ def sequence_of(nodes: list[Node]) -> tuple[list[int], list[bool]]:
 def _rises(nodes: list[Node], order: list[int]) -> list[bool] | None:
     """Where the sequence number rises in ``order`` and where it stays; None if it falls.
 
-    The serial order asks only which of two numbers is higher.
+    The serial order depends only on which of two numbers is higher.
     """
     numbers = [nodes[at].sequence_nr for at in order]
     if sorted(numbers) != numbers:

@@ -1,1 +1,1 @@
-"""Behind ``Function``: its ctx, its Node, and what its forward returned."""
+"""The parts of ``Function``: its ctx, its Node, and the outputs of its forward."""

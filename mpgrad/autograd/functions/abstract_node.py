@@ -1,4 +1,4 @@
-"""Node, as users ask for it: ``isinstance(y.grad_fn, mg.autograd.graph.Node)``."""
+"""AbstractNode: the Node type for users: ``isinstance(y.grad_fn, mg.autograd.graph.Node)``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mpgrad.graph import node
 class AbstractNode(abc.ABC):  # noqa: B024 (nothing is left to be implemented)
     """Any step of the backward graph: ``y.grad_fn``, and the ``ctx`` of a custom Function.
 
-    No base class: what counts as a Node is registered, as in PyTorch. What a Node can be asked
-    (``name()``, ``next_functions``, ``metadata``, ``register_hook()``, ``register_prehook()``)
-    stands in ``mpgrad.graph.node``.
+    Its subclasses are registered, as in PyTorch; it is no base class. ``mpgrad.graph.node`` has the
+    methods of a Node (``name()``, ``next_functions``, ``metadata``, ``register_hook()``,
+    ``register_prehook()``).
     """
 
 

@@ -1,4 +1,4 @@
-"""FunctionContext: the ``ctx`` through which a custom Function's forward talks to its backward."""
+"""FunctionContext: the ``ctx`` by which a custom Function's forward passes data to its backward."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mpgrad.graph.hooks import RemovableHandle
     from mpgrad.graph.node import Node
 
-#: What one forward argument or output looked like; None where it was no tensor.
+#: The metadata of a forward argument or output; None if it is not a tensor.
 Metadata: TypeAlias = InputMetadata | None
 
 
 class _Running(PerThread):
-    """Which ctx runs its backward on this thread, and which gradients that GraphTask wants."""
+    """The ctx whose backward runs on this thread, and the gradients that its GraphTask needs."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[FunctionContext, tuple[bool, ...]]] = []
@@ -32,7 +32,7 @@ _running = _Running()
 
 
 class backward_of:
-    """Let ``ctx.needs_input_grad`` say ``needs`` on this thread."""
+    """Make ``ctx.needs_input_grad`` return ``needs`` on this thread."""
 
     __slots__ = ("_frame",)
 
@@ -47,11 +47,17 @@ class backward_of:
 
 
 class FunctionContext:
-    """The ``ctx`` of a custom Function: what forward leaves for backward.
+    """The ``ctx`` of a custom Function: the data that forward leaves for backward.
 
     Any other attribute may be set on it. mpgrad's own state is in slots, so that ``vars(ctx)`` is
-    exactly what the user put there.
+    exactly what the user has set.
     """
+
+    if TYPE_CHECKING:  # forward may set what it likes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     __slots__ = (
         "__dict__",
@@ -93,19 +99,19 @@ class FunctionContext:
     # ------------------------------------------------------------------ what forward declares
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keep ``tensors`` for backward, where they come back as ``ctx.saved_tensors``.
+        """Save ``tensors`` for backward, which gets them as ``ctx.saved_tensors``.
 
-        A second call replaces the first. Other values are simply set as attributes of ctx; where
-        the operation is recorded, ``apply`` raises TypeError for one that was passed here.
+        A second call replaces the first. Set other values as attributes of ctx: if the operation is
+        recorded, ``apply`` raises TypeError for such a value here.
         """
         self._to_save = tensors
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        """Declare that forward changed these inputs in place; it must return them too.
+        """Declare that forward changed these inputs in place; it must return them, too.
 
-        ``apply`` then gives them this operation as their history and counts the change, so that
-        whoever had saved the old values finds out. It raises RuntimeError where one of them is a
-        leaf that requires grad, is not returned, or is no tensor.
+        ``apply`` then makes this operation their history and counts the change, so that Nodes that
+        have saved the old values notice it. It raises RuntimeError if one of them is a leaf that
+        requires grad, is not returned, or is not a tensor.
         """
         self._dirty = tensors
 
@@ -117,7 +123,7 @@ class FunctionContext:
         """Whether undefined gradients reach backward as zeros (the default) or as None.
 
         Raises:
-            TypeError: ``value`` is no bool.
+            TypeError: ``value`` is not a bool.
         """
         if not isinstance(value, bool):
             raise TypeError(
@@ -128,8 +134,8 @@ class FunctionContext:
     # ------------------------------------------------------------------ what backward asks
 
     @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """What ``save_for_backward`` kept.
+    def saved_tensors(self) -> tuple[Tensor | Any, ...]:
+        """The tensors of ``save_for_backward``, and None where it was given None.
 
         Raises:
             RuntimeError: backward has released them, one was changed in place since, or the class
@@ -139,7 +145,7 @@ class FunctionContext:
             raise RuntimeError(
                 "saved_tensors can only be accessed once when clear_saved_tensors_on_access=True "
                 "is set on the autograd.Function. Keep what the first access returned in a "
-                "variable, or leave clear_saved_tensors_on_access at False."
+                "variable, or set clear_saved_tensors_on_access to False."
             )
         if self._saved is None:
             raise RuntimeError(FREED_MESSAGE)
@@ -159,14 +165,14 @@ class FunctionContext:
     def _unpack(self, item: SavedTensor | Tensor | None) -> Tensor | None:
         if not isinstance(item, SavedTensor):
             return item
-        # What was an output comes back with its Node behind it; an input needs none.
+        # A saved output comes back with its Node as history; an input needs none.
         return item.tensor(self._live_node() if item.holds_input else self._owner())
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
-        """For each argument of forward, whether its gradient is wanted.
+        """For each argument of forward, whether its gradient is needed.
 
-        Inside backward: wanted by this backward pass (``inputs=`` may leave some out).
+        Inside backward: needed by this backward pass (``inputs=`` may leave some out).
         """
         for ctx, needs in reversed(_running.frames):
             if ctx is self:
@@ -182,14 +188,14 @@ class FunctionContext:
         node = self._live_node()
         if node is None:
             raise RuntimeError(
-                "a ctx was used that has no graph, or whose graph was destroyed: use ctx only "
-                "inside forward, setup_context and backward, and while an output is alive"
+                "this ctx has no graph, or its graph was destroyed: use ctx only inside forward, "
+                "setup_context and backward, and while an output is alive"
             )
         return node
 
     @property
     def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
-        """As ``grad_fn.next_functions``; empty where nothing is recorded."""
+        """As ``grad_fn.next_functions``; empty if nothing is recorded."""
         node = self._live_node()
         return () if node is None else node.next_functions
 

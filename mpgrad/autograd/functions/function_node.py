@@ -1,8 +1,8 @@
 """FunctionNode: the recorded Node of a custom Function, and the one way to run its backward.
 
-``run_function_backward`` serves the client and the workers alike: a worker rebuilds the ctx from
-a :class:`PortableContext` and calls the same function, so that where it runs cannot matter. This
-file does not know how code or arrays travel.
+The client and the workers both use ``run_function_backward``: a worker rebuilds the ctx from a
+:class:`PortableContext` and calls the same function, so that the place does not matter. This file
+does not know how code or arrays are sent.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mpgrad.tensors.lent_gradients import lend, own, take_back
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.tensor import Tensor
 
-#: The slot of an output that is no tensor: no gradient ever flows into it, but the outputs after
-#: it keep the numbers that PyTorch gives them.
+#: The slot of an output that is not a tensor. No gradient flows into it, but the outputs after it
+#: keep PyTorch's numbers.
 _NO_TENSOR = InputMetadata((), np.dtype(np.bool_))
 
 
@@ -53,7 +53,7 @@ class FunctionNode(Node):
     def finish(self, outputs: Sequence[Any], differentiable: Sequence[bool]) -> None:
         """Become the history of forward's ``outputs``, as far as they are ``differentiable``.
 
-        If none is, nobody refers to this Node, and it dies with the call.
+        If none is, nothing refers to this Node, and it is freed after the call.
         """
         ctx = self.ctx
         if not ctx._materialize_non_diff_grads:
@@ -79,14 +79,14 @@ class FunctionNode(Node):
             self.has_packed = bool(ctx._saved) and HOOKS.innermost() is not None
 
     def __getattr__(self, name: str) -> Any:
-        # In PyTorch the Node is the ctx: what the user keeps on one is found on the other.
+        # In PyTorch the Node is the ctx: attributes that the user sets on one are on the other.
         if name != "ctx" and name in vars(self.ctx):
             return vars(self.ctx)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
-        """As PyTorch has it: of the arguments, only the tensors count."""
+        """As in PyTorch: of the arguments, only the tensors count."""
         found = super().next_functions
         return tuple(found[position] for position in self.outputs_shown())
 
@@ -127,7 +127,7 @@ class FunctionNode(Node):
 
         Args:
             grads: gradients of the outputs; they may require grad themselves.
-            needs: for each argument of forward, whether its gradient is wanted.
+            needs: for each argument of forward, whether its gradient is needed.
         """
         with enable_grad():
             return [
@@ -139,14 +139,14 @@ class FunctionNode(Node):
         # A Function that saved nothing may run again, as in PyTorch.
         ctx = self.ctx
         if ctx._saved:
-            # Where a worker ran backward, whether it looked at them is not known here.
+            # If a worker ran backward, it is unknown whether backward read them.
             ctx._saved, ctx._was_accessed = None, ctx._clears_on_access
 
     def portable_context(self) -> PortableContext:
-        """What a worker needs to run backward.
+        """The state that a worker needs to run backward.
 
         Raises:
-            RuntimeError: a saved tensor was released, or changed in place since.
+            RuntimeError: a saved tensor was freed, or changed in place.
         """
         ctx = self.ctx
         if ctx._saved is None:
@@ -165,8 +165,8 @@ class FunctionNode(Node):
         )
 
 
-#: Of each Function the class of its Nodes. That class does not refer to the Function, so that both
-#: go when the Function does.
+#: The class of the Nodes of each Function. It does not refer to the Function, so that both are
+#: freed together.
 _classes: weakref.WeakKeyDictionary[type[Any], type[FunctionNode]] = weakref.WeakKeyDictionary()
 
 
@@ -179,17 +179,17 @@ def node_class(function: type[Any]) -> type[FunctionNode]:
     return found
 
 
-# ---------------------------------------------------------------------- a ctx that travels
+# ---------------------------------------------------------------------- a ctx that can be sent
 
 
 class ContextDescription(NamedTuple):
-    """What a ctx knows beside arrays and attributes; the same in each step of a training loop.
+    """The state of a ctx without arrays and attributes; the same in each step of a training loop.
 
     Attributes:
         requires_grad: of the saved tensors.
         needs_input_grad: as forward saw it.
         materialize_grads: whether backward gets zeros for undefined gradients.
-        inputs, outputs: what forward's arguments and outputs looked like; None: no tensor.
+        inputs, outputs: the metadata of forward's arguments and outputs; None: not a tensor.
     """
 
     requires_grad: tuple[bool, ...]
@@ -200,9 +200,9 @@ class ContextDescription(NamedTuple):
 
 
 class PortableContext(NamedTuple):
-    """A ctx taken apart: the arrays lie apart from the attributes, because they travel by handle.
+    """A ctx in parts: arrays are separate from the attributes, because they are sent as handles.
 
-    ``attributes`` is the live dictionary of the ctx: encode it before the user runs again.
+    ``attributes`` is the live dictionary of the ctx: encode it before user code runs again.
     """
 
     saved: tuple[np.ndarray[Any, Any] | None, ...]
@@ -210,7 +210,7 @@ class PortableContext(NamedTuple):
     description: ContextDescription
 
     def rebuild(self, function: type[Any]) -> FunctionContext:
-        """A ctx for one run of ``function.backward``, equal to the client's as far as it sees."""
+        """A ctx for one run of ``function.backward``, equal to the client's for that function."""
         described = self.description
         ctx = FunctionContext(
             described.needs_input_grad, clears_on_access=function.clear_saved_tensors_on_access
@@ -228,7 +228,7 @@ class PortableContext(NamedTuple):
 
 
 def _tensor_of_client(array: np.ndarray[Any, Any], requires_grad: bool) -> Tensor:
-    """A stand-in for a tensor of the client: a ``.grad`` that it gets here would be lost."""
+    """A stand-in for a tensor of the client: it refuses a ``.grad``, which would be lost."""
     tensor = Tensor(array, requires_grad=requires_grad)
     tensor._belongs_to_client = True  # type: ignore[attr-defined]
     return tensor
@@ -245,13 +245,13 @@ def run_function_backward(
     Args:
         function: the user's Function class.
         ctx: its ctx, the client's own or a rebuilt one.
-        grads: for each output of forward the gradient (an array) or None; afterwards as backward
-            has left them.
-        needs: for each argument of forward, whether its gradient is wanted.
+        grads: for each output of forward the gradient (an array) or None; backward may change
+            the list.
+        needs: for each argument of forward, whether its gradient is needed.
 
     Returns:
-        For each argument of forward the gradient as backward returned it (its shape and dtype are
-        the engine's to check), or None; in memory that user code cannot write any more.
+        For each argument of forward the gradient that backward returned, or None, in memory that
+        user code cannot write any more. The engine checks its shape and dtype.
 
     Raises:
         RuntimeError: backward returned the wrong number or kind of gradients.
@@ -309,7 +309,7 @@ def _gradient(value: Any, meta: Metadata, position: int, label: str) -> Any:
     """``value`` as a Tensor, an array or None.
 
     Raises:
-        RuntimeError: it is none of those, or belongs to an argument that was no tensor.
+        RuntimeError: it is none of those, or its argument is not a tensor.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""What a custom Function's forward returned, turned into tensors with their place in the graph."""
+"""outputs_of(): turns the results of a custom Function's forward into recorded tensors."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def outputs_of(
     """The outputs as ``apply`` returns them.
 
     Args:
-        produced: what forward returned.
-        args: what it was called with.
-        ctx: what it declared.
-        node: the Node to be recorded, None where nothing is.
-        has_setup_context: whether ctx was filled apart from forward.
+        produced: the results of forward.
+        args: its arguments.
+        ctx: its declarations.
+        node: the Node to record, or None.
+        has_setup_context: whether a separate setup_context filled ctx.
 
     Raises:
-        RuntimeError: what ctx declares does not fit what forward did.
-        TypeError: something that is no Tensor was to be saved.
+        RuntimeError: the declarations of ctx do not fit the call of forward.
+        TypeError: a value to be saved is not a Tensor.
     """
     maker = _Outputs(args, ctx, recording=node is not None)
     maker.check_dirty(produced)
@@ -54,7 +54,7 @@ def outputs_of(
 
 
 def _rebase(tensor: Tensor, node: FunctionNode, old_node: Node | None, old_nr: int) -> None:
-    """Let an input that was changed in place go on from its old history to ``node``."""
+    """Put ``node`` on top of the old history of an input that was changed in place."""
     if tensor._grad_fn is node:
         new = Tensor(tensor._array, requires_grad=True, grad_fn=node, output_nr=tensor._output_nr)
         tensor._grad_fn, tensor._output_nr = old_node, old_nr
@@ -69,9 +69,9 @@ class _Outputs:
         self._dirty = ctx._dirty
         self._excluded = ctx._non_differentiable
         self._recording = recording
-        #: By id, what a returned Tensor that is no input became: a second time it is the same.
+        #: By id: the output for each returned Tensor that is no input, so that it is made once.
         self._made: dict[int, Tensor] = {}
-        #: Ids of the outputs that were declared to have no gradient.
+        #: Ids of the outputs that are declared non-differentiable.
         self._constant: set[int] = set()
         for name, declared in (
             ("mark_dirty", self._dirty),
@@ -80,7 +80,7 @@ class _Outputs:
             _check_tensors(name, declared)
 
     def check_dirty(self, produced: Sequence[Any]) -> None:
-        """Check what was changed in place, and count the changes."""
+        """Check the inputs that were changed in place, and count the changes."""
         for tensor in self._dirty:
             if not _contains(produced, tensor):
                 raise RuntimeError(
@@ -115,7 +115,7 @@ class _Outputs:
             )
 
     def histories(self) -> list[tuple[Tensor, Node | None, int]]:
-        """Where the inputs that were changed in place come from."""
+        """The earlier history of each input that was changed in place."""
         return [(t, t._grad_fn, t._output_nr) for t in self._dirty if self.is_input(t)]
 
     def restrict_views(self, outputs: Sequence[Any], *, several: bool) -> None:
@@ -131,7 +131,7 @@ class _Outputs:
         return _contains(self._inputs, value)
 
     def output(self, value: Any) -> Any:
-        """``value`` as a tensor that may enter the graph; anything but arrays as it is."""
+        """``value`` as a tensor that may enter the graph; other objects than arrays unchanged."""
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
             return self._of_array(np.asarray(value))
         if not isinstance(value, Tensor):
@@ -158,8 +158,8 @@ class _Outputs:
         if is_dirty and not excluded and (self._recording or not value.requires_grad):
             return value
         if not self._recording and value._view is not None and not self.is_input(value):
-            return value  # it stays a view of its base, whose changes it follows
-        # Recording must not rewrite the history of a tensor that somebody else holds.
+            return value  # it stays a view of its base, and follows its changes
+        # Recording must not change the history of a tensor that another object holds.
         taken = value.requires_grad or self.is_input(value)
         made = value
         if taken:

@@ -1,7 +1,7 @@
-"""What stops a gradient: Nodes that raise, or that let nothing through.
+"""Nodes that stop a gradient: they raise an error, or return no gradient.
 
-In PyTorch they are called ``DelayedError`` and ``UndefinedGrad``. Called with tensors, each gives
-tensors with the same values and one Node behind them.
+In PyTorch they are called ``DelayedError`` and ``UndefinedGrad``. Called with tensors, each returns
+tensors with the same values and one Node as history.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
 
 
 class Error(Node):
-    """Raises as soon as somebody differentiates through it."""
+    """Raises an error when a backward reaches it."""
 
     __slots__ = ("message",)
 
@@ -38,7 +38,7 @@ class Error(Node):
 
 
 class UndefinedGradBackward(Node):
-    """Gives no gradients, whatever it gets."""
+    """Returns no gradients."""
 
     __slots__ = ()
 
@@ -54,18 +54,18 @@ class UndefinedGradBackward(Node):
 
 
 class DelayedError:
-    """``DelayedError(message, 2)(x, y)``: x and y, which can be used, but not differentiated.
+    """``DelayedError(message, 2)(x, y)``: x and y, which cannot be differentiated.
 
     Args:
         message: of the RuntimeError that a backward through the results raises.
-        num_inputs: how many tensors there will be.
+        num_inputs: the number of tensors.
     """
 
     def __init__(self, message: str | bytes, num_inputs: int) -> None:
         self._message = message.decode() if isinstance(message, bytes) else message
 
     def __call__(self, *tensors: Tensor | None) -> Any:
-        """The tensors behind one Node; one alone is no tuple, and None stays None."""
+        """The tensors behind one Node; a single one is no tuple, and None stays None."""
         found = refused(self._message, tensors, tensors)
         return found[0] if len(found) == 1 else found
 
@@ -74,7 +74,7 @@ class UndefinedGrad:
     """``UndefinedGrad()(x)``: x, to which backward brings an undefined gradient."""
 
     def __call__(self, *tensors: Tensor | None) -> Any:
-        """The tensors behind one Node; one alone is no tuple, and None stays None."""
+        """The tensors behind one Node; a single one is no tuple, and None stays None."""
         outputs, places = _taken(tensors)
         node = UndefinedGradBackward(_edges(tensors), [metadata_of(place) for place in places])
         _put_behind(node, places)
@@ -84,12 +84,12 @@ class UndefinedGrad:
 def refused(
     message: str, values: Sequence[Any], sources: Sequence[Tensor | None]
 ) -> tuple[Any, ...]:
-    """``values``, tensors and arrays as tensors whose history is one :class:`Error`.
+    """``values``, with tensors and arrays as tensors whose history is one :class:`Error`.
 
     Args:
-        message: what it says.
-        values: tensors, arrays, or anything else, which stays as it is.
-        sources: where it leads to: who differentiates with respect to these, comes by.
+        message: the text of the error.
+        values: tensors, arrays, or other objects, which are returned unchanged.
+        sources: the inputs of the Error: differentiating with respect to them raises it.
     """
     outputs, places = _taken(values)
     _put_behind(Error(message, _edges(sources), [metadata_of(place) for place in places]), places)

@@ -1,1 +1,1 @@
-"""Derivatives of derivatives: what ``create_graph=True`` records."""
+"""Derivatives of derivatives: the graph that ``create_graph=True`` records."""

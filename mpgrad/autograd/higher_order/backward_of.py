@@ -1,9 +1,9 @@
 """backward_of(operator): an operator's derivative formula as an operator, for ``create_graph``.
 
-The formulas of ``mul`` read gradients and what forward saved, and give gradients. Seen so they are
-an operator themselves, ``mul_backward``. Its derivative is not written down anywhere: the formula
-is run again on Tensors, which records it, and what was recorded is differentiated. The result is an
-operator like any other, which workers can run and which has a derivative in turn.
+The formulas of ``mul`` take gradients and saved values, and return gradients. So they are an
+operator themselves, ``mul_backward``. Its derivative is not written anywhere: the formula runs
+again on Tensors, which records it, and the recording is differentiated. The result is an operator
+like any other, which workers can run and which has a derivative in turn.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from mpgrad.ops import differentiable
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.tensor import Tensor
 
-#: (name, how many tensors it stands for; None where it is a single one, not a tuple).
+#: (name, number of tensors; None for a single one, not a tuple).
 Layout: TypeAlias = tuple[tuple[str, int | None], ...]
 
 _SUFFIX = "_backward"
-#: An operator gives as many gradients as are wanted: there is no fixed number of outputs.
+#: Such an operator returns as many gradients as are needed: the number of outputs is not fixed.
 _ANY_NUMBER = 1 << 30
 
 
@@ -41,18 +41,18 @@ def _sum(xp: Any, *parts: Any) -> Any:
     return total
 
 
-#: What the engine does where several gradients flow into one input, left to right.
+#: The engine's sum of several gradients of one input, from left to right.
 SUM_GRADIENTS = Operator("sum_gradients", _sum, {"parts": lambda xp, grad: grad}, None, 1)
 
-#: By name, the operators that nobody calls and only the engine makes.
+#: By name, the operators that only the engine makes and calls.
 _derived = {SUM_GRADIENTS.name: SUM_GRADIENTS}
 
 
 def backward_of(base: Operator) -> Operator:
     """The operator whose forward is the derivative formula of ``base``.
 
-    Its inputs are the gradients of the outputs of ``base``, then all that ``base`` saved in the
-    order of ``layout``. Its outputs are the gradients that are ``wanted``.
+    Its inputs are the gradients of the outputs of ``base``, then its saved values in the order of
+    ``layout``. Its outputs are the gradients that are ``wanted``.
     """
     name = base.name + _SUFFIX
     found = _derived.get(name)
@@ -64,7 +64,7 @@ def backward_of(base: Operator) -> Operator:
 
 
 def find_operator(name: str) -> Operator:
-    """The operator called ``name``; a derived one is made if this process has none yet.
+    """The operator called ``name``; a derived one is made if this process does not have it yet.
 
     Raises:
         ProtocolError: there is no such operator.
@@ -91,12 +91,12 @@ def _forward(
 
     Args:
         xp: the array namespace.
-        inputs: the gradients, then what was saved.
-        base: name of the operator whose formula it is.
-        gradients: how many of ``inputs`` are gradients.
-        layout: what the others are called.
-        plain: shapes, dtypes, attributes and scalars that the formula asks for.
-        wanted: which gradients it shall give.
+        inputs: the gradients, then the saved values.
+        base: the name of the operator whose formula it is.
+        gradients: the number of gradients among ``inputs``.
+        layout: the names of the others.
+        plain: shapes, dtypes, attributes and scalars that the formula uses.
+        wanted: the gradients to compute.
         results: (shape, dtype, device) of each of those.
     """
     rule = find_operator(base)
@@ -125,8 +125,8 @@ def _derivative(
 ) -> list[Any]:
     """Record the formula and differentiate the recording.
 
-    On arrays the recording is thrown away; on Tensors (a third derivative) it is kept and itself
-    differentiable. Every input stands for itself even if two are the same tensor.
+    With arrays the recording is dropped. With Tensors (a third derivative) it is kept and is itself
+    differentiable. Each input is separate, even if two are the same tensor.
     """
     keeps = xp is differentiable
     with enable_grad(), engine_slot.locally(), HOOKS.only_if(keeps):
@@ -150,7 +150,7 @@ def _derivative(
 
 
 def _named(values: Sequence[Any], layout: Layout, plain: dict[str, Any]) -> dict[str, Any]:
-    """What a formula asks for, by name."""
+    """The parameters of a formula by name."""
     named = dict(plain)
     rest: Iterator[Any] = iter(values)
     for name, count in layout:
@@ -159,11 +159,11 @@ def _named(values: Sequence[Any], layout: Layout, plain: dict[str, Any]) -> dict
 
 
 def _own(value: Any, need: bool, keeps: bool) -> Any:
-    """``value`` as a tensor that is no other input's too."""
+    """``value`` as a tensor that is shared with no other input."""
     if isinstance(value, Tensor):
         if not need:
             return value
-        # A derivative of a derivative may want a gradient that its own caller does not.
+        # A derivative of a derivative may need a gradient that its own caller does not.
         if not value.requires_grad:
             return Tensor(value._array, requires_grad=True)
         return differentiable.reshape(value, value.shape)

@@ -1,4 +1,4 @@
-"""call_directly(): what ``node(*grads)`` does: run one Node's rule here, without an engine."""
+"""call_directly(): ``node(*grads)`` runs the rule of one Node here, without an engine."""
 
 from __future__ import annotations
 

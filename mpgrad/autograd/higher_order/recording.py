@@ -1,12 +1,12 @@
 """record(): the backward pass as a differentiable graph, for ``create_graph=True``.
 
-Every Node that ran is mirrored by one Node ("backward of mul"), and every sum of several gradients
-by another, in the serial engine's order. The mirrors follow the recorded Nodes, never NodeTasks, so
-that neither the plan nor the place where something ran shows in the graph.
+Every Node that ran gets one mirror Node ("backward of mul"), and so does every sum of several
+gradients, in the serial engine's order. Mirrors follow the recorded Nodes, never NodeTasks, so that
+neither the plan nor the place of execution is visible in the graph.
 
-A graph of operators is executed first, anywhere, all gradients that flow in it captured; then its
-mirrors are made. Hooks and custom Functions need recorded tensors while they run: a graph with
-those is walked here, Node by Node.
+A graph of operators is executed first, anywhere, with all inputs captured; then its mirrors are
+made. Hooks and custom Functions need recorded tensors while they run, so a graph with those is
+executed here, Node by Node.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd import profiler
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, run_post_hooks, runs_node_hooks
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, ResultSink
 from mpgrad.autograd.higher_order.backward_of import SUM_GRADIENTS, backward_of
+from mpgrad.autograd.profiling.ranges import RUNNING
 from mpgrad.autograd.running.validate_outputs import validate_output
 from mpgrad.base.device import CPU
 from mpgrad.devices.device_arrays import cuda_namespace, on, zeros
@@ -49,7 +49,7 @@ def has_only_operators(frozen: FrozenGraph) -> bool:
 
 
 def with_inputs_captured(frozen: FrozenGraph) -> FrozenGraph:
-    """``frozen``, with all that flows into its Nodes captured as well; saved tensors stay."""
+    """``frozen`` with the inputs of all its Nodes captured and saved tensors kept."""
     known = set(frozen.spec.captures)
     extra = tuple(
         (index, slot)
@@ -74,11 +74,11 @@ def record(
     Args:
         frozen: the graph.
         seeds: its seeds as Tensors, with their own history.
-        captured: by (node, input number) the array that flowed in, if the graph was executed;
-            without it the graph is run here.
+        captured: by (node, input number) the input array, if the graph was executed; without it
+            the graph is executed here.
 
     Returns:
-        For each capture of ``frozen`` its gradient, which knows how it was computed.
+        For each capture of ``frozen`` its gradient, with a history.
     """
     recorder = _Recorder(frozen, captured)
     with enable_grad():
@@ -90,18 +90,18 @@ def record(
 
 
 class _Recorder:
-    """The gradients under way: by (node, input number), what has flowed in so far."""
+    """The gradients so far: by (node, input number), the sum of what has arrived."""
 
     def __init__(self, frozen: FrozenGraph, captured: dict[Target, Any] | None) -> None:
         self._frozen, self._captured = frozen, captured
-        #: The profile that is to know what runs here.
-        self._profile = profiler.active() if captured is None else None
+        #: The profile to which Nodes that run here are reported.
+        self._profile = RUNNING.recording if captured is None else None
         self._parts: defaultdict[Target, list[tuple[Tensor, bool]]] = defaultdict(list)
         self._numbers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, (index, slot) in enumerate(frozen.spec.captures):
             self._numbers[index].append((slot, number))
         self.results: list[Tensor | None] = [None] * len(frozen.sinks)
-        #: The Node that ran last, whose backward the sums belong to.
+        #: The Node that ran last; sums belong to its backward.
         self._producer: Node | None = None
 
     def add(self, target: Target, part: Tensor | None, *, has_value: bool) -> None:
@@ -109,7 +109,7 @@ class _Recorder:
             self._parts[target].append((part, has_value))
 
     def step(self, index: int) -> None:
-        """Sum what flows into a Node, run or mirror it, and pass on what it gives."""
+        """Sum the inputs of a Node, run or mirror it, and pass its results on."""
         node, spec = self._frozen.nodes[index], self._frozen.spec.nodes[index]
         with executing(self._producer or node):
             totals = [self._total((index, slot)) for slot in range(len(node.input_metadata))]
@@ -127,7 +127,7 @@ class _Recorder:
             with executing(node.subject):
                 hooked = self._captured is not None or runs_node_hooks(node)
                 outputs = self._outputs(node, totals, needs, expected)
-                if not hooked:  # user code may have hooked its Node while it ran
+                if not hooked:  # user code may have added hooks to its Node while it ran
                     outputs = run_post_hooks(node, outputs, totals)
             if anomaly.checks_nan and self._may_give_nan(node):
                 arrays = [None if output is None else output._array for output in outputs]
@@ -137,7 +137,7 @@ class _Recorder:
             explain_failure(node)
             raise
         if self._profile is not None:
-            self._profile.note_nodes(self._frozen, [index], [started, perf_counter()])
+            self._profile.note_nodes(None, self._frozen, [index], [started, perf_counter()])
         for target, output in zip(spec.edges, outputs, strict=True):
             if target is not None:
                 self.add(target, output, has_value=self._captured is None)
@@ -146,7 +146,7 @@ class _Recorder:
             node.release_saved()
 
     def _may_give_nan(self, node: Node) -> bool:
-        """Whether NaN in what ``node`` gives is its fault, and is not known yet."""
+        """Whether a NaN in the results of ``node`` is its fault, and has not been reported."""
         return self._captured is None and not isinstance(node, HooksBefore)
 
     def _total(self, target: Target) -> Tensor | None:
@@ -192,7 +192,7 @@ class _Recorder:
         needs: tuple[bool, ...],
         expected: list[InputMetadata | None],
     ) -> Sequence[Tensor]:
-        """The gradients of an operator Node, with the mirror Node behind them."""
+        """The gradients of an operator Node, with the mirror Node as history."""
         derived, inputs, attributes = mirrored_call(node, totals, needs, expected)
         if self._captured is None:
             return call(derived, *inputs, **attributes)  # type: ignore[no-any-return]
@@ -207,13 +207,13 @@ def mirrored_call(
     needs: Sequence[bool],
     expected: Sequence[InputMetadata | None],
 ) -> tuple[Operator, list[Any], dict[str, Any]]:
-    """The call (operator, inputs, attributes) that computes what ``node``'s rule would.
+    """The call (operator, inputs, attributes) that computes the same as ``node``'s rule.
 
     Args:
         node: the Node.
-        grads: the gradients that flow in; at least one is defined.
-        needs: for each of its outputs, whether that gradient is wanted.
-        expected: for each output that is wanted, what it must look like.
+        grads: its input gradients; at least one is defined.
+        needs: for each of its outputs, whether that gradient is needed.
+        expected: the metadata of each output that is needed.
     """
     defined = [
         Tensor(zeros(*meta)) if grad is None else grad
@@ -236,10 +236,10 @@ def mirrored_call(
 def _saved(
     node: OperatorNode, wanted: Sequence[str]
 ) -> tuple[list[Any], tuple[tuple[str, int | None], ...]]:
-    """What a Node saved, with its history: one after another, and what each is called.
+    """The saved values of a Node with their history, in a row, and their names.
 
-    All of it is unpacked, as in any backward. Only the ``wanted`` names are given: the gradients do
-    not depend on the others, whose hooks must not hear of them.
+    All of them are unpacked, as in any backward. Only the ``wanted`` names are returned: the
+    gradients do not depend on the others, so their hooks must not be called again.
     """
     values: list[Any] = []
     layout: list[tuple[str, int | None]] = []
@@ -255,14 +255,14 @@ def _saved(
 def _record(
     recorded: Operator, inputs: Sequence[Any], outputs: list[Tensor], attributes: dict[str, Any]
 ) -> None:
-    """Make the Node of a call whose results are known already."""
+    """Record the Node of a call whose results are already known."""
     needs = [isinstance(value, Tensor) and value.requires_grad for value in inputs]
     if True in needs:
         record_call(recorded, inputs, outputs, needs, attributes)
 
 
 def _without_memory(meta: InputMetadata) -> Any:
-    """Stands for an array of which only shape, dtype and device will be asked."""
+    """A stand-in for an array of which only shape, dtype and device are read."""
     with on(meta.device):
         zero = zeros((), meta.dtype, meta.device)
         if meta.device is CPU:
@@ -271,7 +271,7 @@ def _without_memory(meta: InputMetadata) -> Any:
 
 
 def _validated(node: Node, index: int, value: Tensor, expected: InputMetadata) -> Tensor:
-    """As ``validate_output``, recorded: its checks, then the same changes as operators."""
+    """As ``validate_output``, recorded: the same checks, then the same changes as operators."""
     array = validate_output(node.name(), index, value._array, expected, cpu)
     if array is value._array:
         return value

@@ -1,1 +1,1 @@
-"""A backward while it runs: its thread's state, nesting, and what a failure undoes."""
+"""A running backward: the state of its thread, nesting, and the undo of a failure."""

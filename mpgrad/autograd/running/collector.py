@@ -1,7 +1,7 @@
-"""Holds Python's cyclic garbage collector off while the engine works on its own tables.
+"""collector_held: pauses Python's cyclic garbage collector while the engine uses its own tables.
 
-A backward of 10,000 Nodes makes hundreds of thousands of objects and no cycle. Left alone, the
-collector walks through the whole recorded graph several times meanwhile: 60 of 80 us per Node.
+A backward of many Nodes makes hundreds of thousands of objects and no cycle. Otherwise the
+collector would walk the whole recorded graph several times.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _was_enabled = False
 
 
 class collector_held(ContextDecorator):
-    """No collection while any thread is inside; not for code of the user, which may need one.
+    """No collection while any thread is inside; not for user code, which may need one.
 
-    Where the user has switched the collector off, it stays off.
+    If the user has switched the collector off, it stays off.
     """
 
     def __enter__(self) -> None:
@@ -39,7 +39,7 @@ class collector_held(ContextDecorator):
 
 
 def _start_anew_in_child() -> None:
-    # Another thread may have been inside at the fork.
+    # At the fork another thread may have been inside.
     global _lock, _holders
     if _holders and _was_enabled:
         gc.enable()

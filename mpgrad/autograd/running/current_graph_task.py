@@ -1,6 +1,6 @@
-"""What user code inside a backward may ask about it: its number, its Nodes, the Node it runs for.
+"""Questions of user code inside a backward: its number, its Nodes, the current Node.
 
-Hooks and custom Functions of the client run on the thread that called backward, so that they find
+Hooks and custom Functions of the client run on the thread that called backward, so they refer to
 the innermost backward of their thread.
 """
 
@@ -22,7 +22,7 @@ def current_graph_task_id() -> int:
 
 
 def current_graph_task_keep_graph() -> bool:
-    """Whether the running backward keeps what its Nodes saved; True outside."""
+    """Whether the running backward keeps the saved tensors of its Nodes; True outside."""
     running = innermost()
     return running is None or running.frozen is None or running.frozen.keep_graph
 
@@ -43,7 +43,7 @@ def will_engine_execute_node(node: Any) -> bool:
     """Whether the running backward runs ``node``, or captures its gradient.
 
     Raises:
-        RuntimeError: no backward is running; ``node`` is no Node; or it is a leaf's Node in
+        RuntimeError: no backward is running; ``node`` is not a Node; or it is a leaf's Node in
             ``grad()``, where it never runs.
     """
     if not isinstance(node, Node):

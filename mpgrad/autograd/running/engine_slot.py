@@ -1,7 +1,7 @@
-"""The slot that the engine sits in: autograd calls it without knowing it, so nothing imports up.
+"""The slot of the engine: autograd calls it without knowing the engine, so nothing imports up.
 
-``mpgrad.engine`` fills the slot when it is loaded; the first backward has it loaded, as
-``tensor_methods``, which knows all that users call, says.
+``mpgrad.engine`` fills the slot when it is loaded; the first backward loads it. The loader is set
+by ``tensor_methods``, the layer that knows all public names.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class Executor(Protocol):
-    """What the slot expects of an engine."""
+    """The interface of an engine for the slot."""
 
     def expect(self) -> None:
-        """A graph is about to be frozen for it: what can be done beside that begins now."""
+        """A graph is about to be frozen for it: begin what can be done at the same time."""
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph.
@@ -40,7 +40,7 @@ class Executor(Protocol):
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """The same for ``create_graph``: takes the seeds as Tensors and gives recorded Tensors."""
+        """The same for ``create_graph``: takes Tensors as seeds and returns recorded Tensors."""
 
 
 _current: Callable[[], Executor] | None = None
@@ -53,26 +53,28 @@ is_worker = False
 
 
 class _Place(PerThread):
-    #: True while a rule differentiates something of its own, which is no graph of the user.
+    #: True while a rule differentiates a graph of its own, which is not the user's.
     is_local = False
+    #: Replaces the current engine, if set.
+    executor: Executor | None = None
 
 
 _place = _Place()
 
 
 def is_local() -> bool:
-    """Whether backward passes that start on this thread now must stay in this process."""
+    """Whether a backward that starts on this thread now must stay in this process."""
     return is_inside_rule() or not is_multithreading_enabled()
 
 
 def is_inside_rule() -> bool:
-    """Whether backward passes that start on this thread now are a rule's own, no user's."""
+    """Whether a backward that starts on this thread now belongs to a rule, not to the user."""
     return is_worker or _place.is_local
 
 
 @contextmanager
 def locally() -> Iterator[None]:
-    """Keep backward passes that start inside in this process."""
+    """Run backwards that start in the block in this process."""
     before, _place.is_local = _place.is_local, True
     try:
         yield
@@ -80,14 +82,24 @@ def locally() -> Iterator[None]:
         _place.is_local = before
 
 
+@contextmanager
+def executing_with(executor: Executor) -> Iterator[None]:
+    """Give backward passes that start inside to ``executor``."""
+    before, _place.executor = _place.executor, executor
+    try:
+        yield
+    finally:
+        _place.executor = before
+
+
 def install(current: Callable[[], Executor]) -> None:
-    """Put in the function that says which engine is current."""
+    """Set the function that returns the current engine."""
     global _current
     _current = current
 
 
 def expect() -> None:
-    """Tell the current engine that a graph is about to be frozen for it; one that is loaded."""
+    """Tell the current engine, if one is loaded, that a graph is about to be frozen for it."""
     if _current is not None and not is_worker:
         _current().expect()
 
@@ -98,11 +110,13 @@ def execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 
 def execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Run ``frozen`` on the current engine and record what it computes (``create_graph``)."""
+    """Run ``frozen`` on the current engine and record the computation (``create_graph``)."""
     return _with_room(_engine().execute_recorded, frozen, seeds)
 
 
 def _engine() -> Executor:
+    if _place.executor is not None:
+        return _place.executor
     if _current is None and load is not None:
         load()
     if _current is None:
@@ -111,7 +125,7 @@ def _engine() -> Executor:
 
 
 def _with_room(function: Callable[..., T], frozen: FrozenGraph, *args: Any) -> T:
-    """Call ``function``, on a helper thread if too many backwards lie on this one's stack."""
+    """Call ``function``, on a helper thread if too many backwards are on this one's stack."""
     running = innermost()
     if running is not None:
         running.frozen = frozen

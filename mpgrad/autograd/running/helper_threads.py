@@ -1,8 +1,8 @@
 """on_helper_thread(): backwards nested thousands deep without overflowing any thread's stack.
 
-Each backward inside a hook or a Function lies on the stack of the one around it, and Python allows
-some 1,000 frames. So after a few levels the next one goes on on a helper thread, while its caller
-waits; what the thread knew goes along (``thread_state``). PyTorch's engine does the same after 60.
+Each backward inside a hook or a Function is on the stack of the one around it, and Python allows
+about 1,000 frames. So after a few levels the next one runs on a helper thread, which takes over the
+thread state (``thread_state``), while its caller waits. PyTorch's engine does the same after 60.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mpgrad.base.thread_state import ThreadState
 
 T = TypeVar("T")
 
-#: Nested backwards on one thread. Each takes some 20 of Python's 1,000 frames (in ``process`` mode,
-#: with a Function and its user's code), and the outermost may itself be called from far down.
+#: The number of nested backwards on one thread. Each takes about 20 of Python's 1,000 frames (in
+#: ``process`` mode, with a Function and its user code), and the outermost call may itself be deep.
 LEVELS_PER_THREAD = 16
-#: How often, in seconds, the main thread looks up while it waits: a signal that comes just before
-#: it falls asleep does not wake it (one of five Ctrl-C was lost so, on busy cores).
+#: Seconds between the checks of the main thread while it waits: a signal that comes just before it
+#: falls asleep does not wake it.
 WAKE_S = 0.2
-#: Helper threads that wait for more work; others end when they are done.
+#: The number of helper threads that wait for more work; others end when they are done.
 IDLE_MAX = 32
 
 
@@ -48,7 +48,7 @@ def on_helper_thread(running: RunningBackward, execute: Callable[[], T]) -> T:
         try:
             job.is_done.wait(patience)
         except KeyboardInterrupt:
-            # The helper uses arrays and sessions of this backward: it has to come to its end.
+            # The helper uses arrays and sessions of this backward, so it must finish.
             is_interrupted = outermost.is_interrupted = True
     job.thread_state.unpack()
     if job.error is not None:
@@ -56,7 +56,7 @@ def on_helper_thread(running: RunningBackward, execute: Callable[[], T]) -> T:
         try:
             raise error
         finally:
-            del error  # or this frame and the traceback would keep each other
+            del error  # otherwise this frame and the traceback would keep each other
     if is_interrupted:
         raise KeyboardInterrupt
     result: T = job.result
@@ -64,7 +64,7 @@ def on_helper_thread(running: RunningBackward, execute: Callable[[], T]) -> T:
 
 
 class _Job:
-    """A call on its way to a helper thread, and what comes of it."""
+    """A call for a helper thread, and its result."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -94,12 +94,12 @@ class _Helper(threading.Thread):
             job.run()
             stays = len(_idle) < IDLE_MAX
             if stays:
-                _idle.append(self)  # first, so that whoever waits for the job finds it there
+                _idle.append(self)  # first, so that the waiting thread finds it there
             job.is_done.set()
             del job
 
 
-#: The last one that has become idle comes first: its stack is still in the caches.
+#: The last idle one is used first: its stack is still in the caches.
 _idle: list[_Helper] = []
 
 

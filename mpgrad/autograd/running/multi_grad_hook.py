@@ -23,10 +23,9 @@ def register_multi_grad_hook(
     """Call ``fn`` once per backward with the gradients of ``tensors``.
 
     Args:
-        tensors: what to wait for. A tensor that the running backward does not reach is not waited
-            for.
-        fn: in mode "all" it gets a list with the gradient of each tensor, or None, when the last of
-            them is known; in mode "any" the first gradient that is known. It should not change
+        tensors: the tensors to wait for, except those that the running backward does not reach.
+        fn: in mode "all" it gets a list with the gradient of each tensor, or None, when the last
+            of them is known; in mode "any" it gets the first known gradient. It should not change
             them.
         mode: "all" or "any".
 
@@ -56,7 +55,7 @@ def register_multi_grad_hook(
 
 
 class _AllHook:
-    """What each running backward has brought so far."""
+    """The gradients so far, for each running backward."""
 
     def __init__(self, nodes: list[Node], fn: Callable[[list[Tensor | None]], None]) -> None:
         self._nodes, self._fn = nodes, fn
@@ -83,7 +82,7 @@ class _AllHook:
 
 class _Arrivals:
     def __init__(self, expected: int, count: int) -> None:
-        #: How many tensor hooks are still to come.
+        #: The number of tensor hooks that have not been called.
         self.expected = expected
         self.grads: list[Tensor | None] = [None] * count
 

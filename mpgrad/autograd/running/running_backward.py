@@ -1,8 +1,8 @@
 """RunningBackward: one call of ``backward()`` or ``grad()`` from its beginning to its end.
 
-Each thread knows the innermost one that it runs: an inner backward (of a hook, or of a Function)
-finds the outer one there, ``queue_callback`` finds whose callback it is, and a failure finds what
-it has to undo.
+Each thread knows its innermost one: an inner backward (of a hook, or of a Function) finds the outer
+one there, ``queue_callback`` finds the owner of a callback, and a failure finds the changes to
+undo.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ def innermost() -> RunningBackward | None:
 class RunningBackward:
     """Use it as ``with RunningBackward(): execute and commit``.
 
-    At the end of the block the callbacks are called. If anything fails, every ``.grad`` is put
-    back to what it was before, also where an inner backward has added to it.
+    The end of the block calls the callbacks. If anything fails, every ``.grad`` gets its value from
+    before again, even if an inner backward has added to it.
 
     Args:
-        create_graph: callbacks are called with recording on.
-        is_partial: only the gradients of some inputs are wanted.
+        create_graph: call callbacks with recording on.
+        is_partial: only the gradients of some inputs are needed.
 
     Attributes:
         outer: the backward that this one runs inside of.
-        depth: how many those are.
-        levels: how many of those began on this very thread (helper threads begin anew).
-        session: what the process engine has connected this thread with, so that inner ones share
-            it.
-        id: its number, another one for each backward of this process.
+        depth: the number of those.
+        levels: the number of those that began on this thread (helper threads begin anew).
+        session: the session of this thread with the engine's processes, which inner backwards
+            share.
+        id: its number, unique in this process.
         frozen: the graph that it executes, once that is known.
         is_interrupted: Ctrl-C came while the outermost one waited for a helper thread.
     """
@@ -106,7 +106,7 @@ class RunningBackward:
             raise
         finally:
             _current.backward = self.outer
-            if HOOKS.state is not self._hooks:  # hooks that user code entered or left in here
+            if HOOKS.state is not self._hooks:  # user code entered or left hooks in here
                 HOOKS.restore(self._hooks)
         if kind is not None:
             self._fail()
@@ -114,7 +114,7 @@ class RunningBackward:
             self.outer._log().extend(self._undo)
 
     def outermost(self) -> RunningBackward:
-        """The backward that all others on the way to this one run inside of."""
+        """The backward at the start of the chain of outer ones."""
         running = self
         while running.outer is not None:
             running = running.outer
@@ -123,20 +123,20 @@ class RunningBackward:
     # ------------------------------------------------------------------ callbacks
 
     def queue(self, callback: Callable[[], Any]) -> None:
-        """Have ``callback`` called once every gradient of this backward is in its place."""
+        """Call ``callback`` once every gradient of this backward is in its ``.grad``."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
 
     def _call_callbacks(self, callbacks: list[Callable[[], Any]]) -> None:
         with set_grad_enabled(self.create_graph):
-            for callback in callbacks:  # a callback may queue more of them
+            for callback in callbacks:  # a callback may queue more callbacks
                 callback()
 
     # ------------------------------------------------------------------ failure
 
     def undo_log(self) -> UndoLog | None:
-        """Where a commit has to be noted; None if nothing can fail after it."""
+        """The log for a commit; None if nothing can fail after it."""
         if self.outer is None and self._callbacks is None:
             return None
         return self._log()
@@ -159,7 +159,7 @@ def note_early_change(tensor: Any) -> None:
 
 
 def checkpoint_is_valid() -> bool:
-    """Whether no backward that this thread runs is asked for the gradients of some inputs only."""
+    """Whether no backward of this thread computes the gradients of some inputs only."""
     running = _current.backward
     while running is not None:
         if running.is_partial:
@@ -169,13 +169,13 @@ def checkpoint_is_valid() -> bool:
 
 
 def queue_callback(callback: Callable[[], Any]) -> None:
-    """Have ``callback()`` called at the end of the backward that is running on this thread.
+    """Call ``callback()`` at the end of the backward that is running on this thread.
 
-    To be called in hooks and in Functions that run in the calling process. Callbacks run in the
-    order in which they were queued, on the thread that called ``backward()``, once every ``.grad``
-    has its gradient; they belong to the innermost backward and may queue more callbacks. If one
-    raises, the rest is left out and ``backward()`` raises that error, every ``.grad`` being as it
-    was before.
+    It is for hooks and for Functions that run in the calling process. Callbacks run in the order in
+    which they were queued, on the thread that called ``backward()``, once every ``.grad`` has its
+    gradient. They belong to the innermost backward and may queue more callbacks. If one raises, the
+    others are not called and ``backward()`` raises that error, with every ``.grad`` as it was
+    before.
 
     Raises:
         RuntimeError: no backward is running on this thread.

@@ -1,8 +1,8 @@
-"""validate_output(): bring a rule's gradients into the form that the edges promise.
+"""validate_output(): give a rule's gradients the form that the edges promise.
 
 The name and the messages are those of PyTorch's engine. Every gradient that crosses an edge is a
-C-contiguous array of the recorded shape and dtype: memory layout can change the bits of a sum or a
-matrix product, so it may depend neither on where a Node runs nor on what it is fused with.
+C-contiguous array of the recorded shape and dtype. The memory layout can change the bits of a sum
+or a matrix product, so it must not depend on where a Node runs or what it is fused with.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from mpgrad.devices.device_arrays import (
 from mpgrad.errors import add_note
 from mpgrad.graph.node import InputMetadata
 
-#: Beside NumPy's error, which says only that an array is read-only.
+#: A note for NumPy's error, which only says that an array is read-only.
 COPY_FIRST = (
-    "what backward gets may belong to others, too: copy it before you change it, with "
+    "a gradient may be shared with other Nodes: copy it before you change it, with "
     "grad.clone() or numpy.array(grad)"
 )
 
 
 def with_zeros(grads: Sequence[Any], expected: Sequence[InputMetadata], xp: Any) -> list[Any]:
-    """What flows into a rule, with zeros where nothing has."""
+    """The inputs of a rule, with zeros for undefined gradients."""
     return [
         _zeros(xp, meta) if grad is None else grad
         for grad, meta in zip(grads, expected, strict=True)
@@ -47,10 +47,10 @@ def _zeros(xp: Any, meta: InputMetadata) -> Any:
 
 
 def require_number(name: str, outputs: Sequence[Any], wanted: int) -> None:
-    """Raise where a rule gave another number of gradients than it has outputs.
+    """Check that a rule returned as many gradients as it has outputs.
 
     Raises:
-        RuntimeError: names both.
+        RuntimeError: it did not; the message names both numbers.
     """
     if len(outputs) != wanted:
         raise RuntimeError(
@@ -66,7 +66,7 @@ def add_notes(
     outputs: Sequence[InputMetadata | None],
     is_user_code: bool,
 ) -> None:
-    """Tell in ``error`` which Node raised it, and the shapes that flow in and out."""
+    """Add notes to ``error``: the Node that raised it, and the shapes of its inputs and outputs."""
     add_note(error, f"in the backward graph at {described(name, inputs, outputs)}")
     if is_user_code and "read-only" in str(error):
         add_note(error, COPY_FIRST)
@@ -75,7 +75,7 @@ def add_notes(
 def described(
     name: str, inputs: Sequence[InputMetadata], outputs: Sequence[InputMetadata | None]
 ) -> str:
-    """A Node's name, and what flows in and out."""
+    """A Node's name with its inputs and outputs."""
     flows = [
         ", ".join("-" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in metas)
         for metas in (inputs, outputs)
@@ -87,10 +87,10 @@ def validate_output(name: str, index: int, grad: Any, expected: InputMetadata, x
     """``grad`` with the shape and dtype of ``expected``, C-contiguous.
 
     Args:
-        name: of the Node, for messages; empty for a seed.
-        index: which of its outputs.
+        name: the Node's name for messages; empty for a seed.
+        index: the number of the output.
         grad: an array.
-        expected: what the edge promises.
+        expected: the metadata of the edge.
         xp: the namespace of ``grad``.
 
     Raises:
@@ -113,7 +113,7 @@ def validate_output(name: str, index: int, grad: Any, expected: InputMetadata, x
 
 
 def _validated_on_gpu(name: str, index: int, grad: Any, expected: InputMetadata) -> Any:
-    """As ``validate_output``, where the gradient or its place is on a GPU."""
+    """As ``validate_output``, if the gradient or its target is on a GPU."""
     if not is_on_gpu(grad):
         grad = np.asarray(grad)
     if device_of(grad) != expected.device:
@@ -137,7 +137,7 @@ def _validated(name: str, index: int, grad: Any, expected: InputMetadata, xp: An
             )
         grad = xp.sum_to(grad, expected.shape)
     if grad.dtype != expected.dtype:
-        # Formulas give real inputs of complex operations the real part; a Function has to say so.
+        # Formulas return the real part for real inputs of complex operations; a Function must, too.
         if grad.dtype.kind not in ("fciub" if expected.dtype.kind == "c" else "fiub"):
             raise RuntimeError(
                 f"{_who(name)}an invalid gradient at index {index} - expected dtype "

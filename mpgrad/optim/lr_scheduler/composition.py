@@ -1,4 +1,4 @@
-"""Schedules made of schedules: one after another, or all at once."""
+"""Schedules made of schedules: one after another, or in parallel."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _undo_step(scheduler: LRScheduler) -> None:
 
 
 class ChainedScheduler(_Composition):
-    """All schedules at once: each step steps all of them, in turn.
+    """All schedules in parallel: each step steps all of them, in order.
 
     Args:
         schedulers: of one optimizer.

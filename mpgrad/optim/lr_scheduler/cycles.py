@@ -116,7 +116,7 @@ class CyclicLR(_Cycle):
         self.base_lrs = base_lrs
 
     def scale_fn(self, x: float) -> float:
-        """The height's factor in cycle or step ``x``, as ``scale_mode`` says."""
+        """The height's factor in cycle or step ``x``, by ``scale_mode``."""
         if self._scale_fn_custom is not None:
             return self._scale_fn_custom(x)
         if self.mode == "exp_range":
@@ -254,7 +254,7 @@ def _total_steps(total_steps: int | None, epochs: int | None, steps_per_epoch: i
 
 
 def _phases(total_steps: int, pct_start: float, three_phase: bool) -> list[dict[str, Any]]:
-    """What each phase goes from and to, as names of options of a group, and its last step."""
+    """The start and end of each phase, as names of options of a group, and its last step."""
     top = pct_start * total_steps - 1
     if three_phase:
         ends = [

@@ -11,14 +11,14 @@ from mpgrad.optim.optimizer import Optimizer
 
 
 class _Decay(LRScheduler):
-    """Multiplies what the learning rate is: other schedules may change it in between."""
+    """Multiplies the current learning rate: other schedules may change it in between."""
 
     def _factor(self) -> float | None:
-        """What ``last_epoch`` multiplies the current learning rate by; None leaves it alone."""
+        """The factor of the current learning rate in ``last_epoch``; None keeps it."""
         raise NotImplementedError
 
     def _total_factor(self) -> float:
-        """What the initial learning rate is multiplied by until ``last_epoch``."""
+        """The factor of the initial learning rate up to ``last_epoch``."""
         raise NotImplementedError
 
     def get_lr(self) -> list[float]:
@@ -61,7 +61,7 @@ class MultiStepLR(_Decay):
 
     Args:
         optimizer: whose learning rates are set.
-        milestones: epochs; one that stands there twice decays twice.
+        milestones: epochs; one that occurs twice decays twice.
         gamma: factor of a decay.
         last_epoch: as in ``LRScheduler``.
     """

@@ -10,7 +10,7 @@ from mpgrad.optim.optimizer import Optimizer
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """Times ``factor`` where a metric has not improved for more than ``patience`` epochs.
+    """Multiplies by ``factor`` if a metric has not improved for more than ``patience`` epochs.
 
     Args:
         optimizer: whose learning rates are set.

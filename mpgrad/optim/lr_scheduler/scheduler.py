@@ -117,7 +117,7 @@ class LRScheduler:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer, which has a state dict of its own."""
+        """Everything except the optimizer, which has its own state dict."""
         return {name: value for name, value in self.__dict__.items() if name != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ def checked(optimizer: Optimizer) -> Optimizer:
 
 
 def one_each(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
-    """``value`` once for each group; a list is taken as it is.
+    """``value`` once for each group; a list is used unchanged.
 
     Raises:
         ValueError: the list has another length.

@@ -1,0 +1,55 @@
+"""A reader that loads its files lazily, each behind a Function: what it may keep, and where.
+
+The derivative needs the samples again. Held in a dictionary that fills as one reads, they would
+be state that can change: such a Function runs in this process. A path on ctx and a reader at the
+top of the module travel: each worker reads what it needs.
+
+python examples/lazy_reader.py [samples per file]
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import mpgrad as mg
+
+SAMPLES = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+
+
+def samples_of(path):
+    """The samples of a file; nothing is read before they are used."""
+    return np.load(path, mmap_mode="r")
+
+
+class Correlate(mg.Function):
+    """The mean product of a file's samples with a filter's response to them."""
+
+    @staticmethod
+    def forward(ctx, taps, path):
+        ctx.path = path
+        return np.convolve(samples_of(path), taps.numpy(), mode="valid").mean()
+
+    @staticmethod
+    def backward(ctx, grad):
+        samples = samples_of(ctx.path)
+        count = samples.size - TAPS + 1
+        slopes = [samples[TAPS - 1 - k : TAPS - 1 - k + count].mean() for k in range(TAPS)]
+        return grad * np.array(slopes), None
+
+
+TAPS = 16
+
+with tempfile.TemporaryDirectory() as folder:
+    paths = [str(Path(folder) / f"part{k}.npy") for k in range(8)]
+    for k, path in enumerate(paths):
+        np.save(path, np.random.default_rng(k).normal(1.0, 0.1, SAMPLES))
+    taps = mg.zeros(TAPS, dtype=mg.float64, requires_grad=True)
+    with mg.Engine(mode="process", cpu_workers=2) as engine:
+        loss = mg.stack([Correlate.apply(taps, path) for path in paths]).sum()
+        explained = engine.explain(loss)
+        loss.backward()
+    places = {node.where for node in explained.nodes if node.name == "CorrelateBackward"}
+    print(f"{len(paths)} files, read by: {', '.join(places)}")
+    print(f"gradient {taps.grad.mean().item():.2f} for each tap")

@@ -1,0 +1,51 @@
+"""A mixture of experts in SciPy: each expert is a sparse system that its backward solves.
+
+python examples/mixture_of_experts.py [size]
+"""
+
+import sys
+
+from scipy import sparse
+from scipy.sparse.linalg import spsolve
+
+import mpgrad as mg
+
+SIZE = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+
+
+class Solve(mg.Function):
+    """``x`` with ``A x = b``. The sparse matrix stands on ctx: it travels to the worker."""
+
+    @staticmethod
+    def forward(ctx, b, matrix):
+        ctx.matrix = matrix
+        return spsolve(matrix, b.numpy())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return spsolve(ctx.matrix.T.tocsc(), grad.numpy()), None
+
+
+def laplacian(size, shift):
+    """A grid of ``size`` x ``size`` points, each joined to its neighbours."""
+    line = sparse.diags_array([2.0 + shift, -1.0, -1.0], offsets=[0, 1, -1], shape=(size, size))
+    eye = sparse.eye_array(size)
+    return (sparse.kron(line, eye) + sparse.kron(eye, line)).tocsc()
+
+
+mg.manual_seed(0)
+experts = [laplacian(SIZE // 4, 0.1 * k) for k in range(1, 9)]
+heat = mg.rand(experts[0].shape[0], dtype=mg.float64, requires_grad=True)
+gate = mg.zeros(len(experts), dtype=mg.float64, requires_grad=True)
+optimizer = mg.optim.Adam([heat, gate], lr=0.05)
+
+with mg.Engine(mode="process", cpu_workers=2) as engine:
+    for step in range(3):
+        weights = gate.softmax(0)
+        mixed = sum(weights[k] * Solve.apply(heat, matrix) for k, matrix in enumerate(experts))
+        loss = (mixed - 1.0).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"step {step}  loss {loss.item():.4f}")
+    print("tasks run by:", ", ".join(engine.statistics().tasks))

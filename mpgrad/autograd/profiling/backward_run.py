@@ -1,0 +1,139 @@
+"""BackwardRun: one backward as a profile saw it: its graph, its plan, and which task ran when.
+
+Tables only: no Node and no array is kept, so a profile holds no memory of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mpgrad.scheduler.graph_spec import GraphSpec
+from mpgrad.scheduler.plan_tables import Plan
+
+
+class TaskRun(NamedTuple):
+    """One NodeTask that ran; times in seconds of ``perf_counter``."""
+
+    task: int
+    #: The worker's slot, -1 for the calling process.
+    worker: int
+    attempt: int
+    started: float
+    ended: float
+
+
+#: Stands for the task of Nodes that are in none.
+NO_TASK = TaskRun(-1, -1, 1, 0.0, 0.0)
+
+
+class Queued(NamedTuple):
+    """A TaskRun, and since when nothing but a free process was missing."""
+
+    run: TaskRun
+    ready: float
+
+    @property
+    def waited(self) -> float:
+        """Seconds in queues and messages."""
+        return max(self.run.started - self.ready, 0.0)
+
+
+@dataclass
+class BackwardRun:
+    """What one ``backward()`` or ``grad()`` did.
+
+    Attributes:
+        number: which one of the profile.
+        spec: the graph; ``spec.nodes`` has the index that ranges name.
+        started, ended: seconds of ``perf_counter``.
+        mode: "local" or "process"; why: the reason for it.
+        on_client: why Functions ran in the calling process although nobody had asked for that.
+        plan: its NodeTasks; None where it ran in this process without one.
+        workers: how many CPU workers the engine has.
+        submitted: when the last task had been handed over; None in ``local``.
+        tasks: those that ran, in the order in which that became known.
+        handed_bytes, copied_bytes: of saved arrays that workers were given, and how much of those
+            and of gradients had to be copied.
+    """
+
+    number: int
+    spec: GraphSpec
+    started: float
+    ended: float = 0.0
+    mode: str = "local"
+    why: str = ""
+    on_client: Mapping[int, str] = field(default_factory=dict)
+    plan: Plan | None = None
+    workers: int = 1
+    submitted: float | None = None
+    tasks: list[TaskRun] = field(default_factory=list)
+    handed_bytes: int = 0
+    copied_bytes: int = 0
+
+    def queued(self) -> list[Queued]:
+        """The tasks in the order of their starts, each with the time when it was ready.
+
+        A task is ready when all that it waits for has ended, at the earliest when its graph was
+        being submitted. What a task publishes on its way counts as there when it ends.
+        """
+        if self.plan is None:
+            return []
+        ended = {run.task: run.ended for run in self.tasks}
+        ready = dict.fromkeys(ended, self.started)
+        for task in range(len(self.plan.tasks)):
+            if task in ended:
+                for successor in _successors(self.plan, task):
+                    if successor in ready:
+                        ready[successor] = max(ready[successor], ended[task])
+        return [
+            Queued(run, min(ready[run.task], run.started))
+            for run in sorted(self.tasks, key=lambda run: run.started)
+        ]
+
+    def gradient_bytes(self) -> list[tuple[float, int]]:
+        """Bytes of the blocks between tasks, each time they change: from the beginning of the task
+        that writes one to the end of the one that reads it."""
+        queued = self.queued()
+        ended = {item.run.task: item.run.ended for item in queued}
+        changes = []
+        for item in queued:
+            for output in self.plan.tasks[item.run.task].outputs if self.plan else ():
+                changes.append((item.run.started, output.nbytes))
+                changes.append((ended.get(output.task, self.ended), -output.nbytes))
+        total, found = 0, []
+        for when, change in sorted(change for change in changes if change[1]):
+            total += change
+            found.append((when, total))
+        return found
+
+    def critical_path(self) -> list[TaskRun]:
+        """The chain of tasks, each waiting for the one before it, that took longest to run."""
+        if self.plan is None or not self.tasks:
+            return []
+        runs = {run.task: run for run in self.tasks}
+        longest: dict[int, tuple[float, int | None]] = {}
+        for task in sorted(runs, key=lambda task: runs[task].ended):
+            took, _ = longest.setdefault(task, (0.0, None))
+            took += runs[task].ended - runs[task].started
+            longest[task] = (took, longest[task][1])
+            for successor in _successors(self.plan, task):
+                # One that ended first had what it needed before this one's end.
+                is_behind = successor in runs and runs[successor].ended > runs[task].ended
+                if is_behind and took > longest.get(successor, (-1.0, None))[0]:
+                    longest[successor] = (took, task)
+        path: list[TaskRun] = []
+        last: int | None = max(longest, key=lambda task: longest[task][0])
+        while last is not None:
+            path.append(runs[last])
+            last = longest[last][1]
+        return path[::-1]
+
+
+def _successors(plan: Plan, task: int) -> Sequence[int]:
+    """The tasks that wait for ``task``, each once."""
+    spec = plan.tasks[task]
+    found = dict.fromkeys(output.task for output in spec.outputs if output.task >= 0)
+    found.update(dict.fromkeys(spec.unlocks))
+    return list(found)

@@ -1,0 +1,1 @@
+"""``mg.compile``: functions of Tensors as straight-line programs of NumPy calls."""

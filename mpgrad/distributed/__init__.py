@@ -1,0 +1,28 @@
+"""Programs of several processes, on one host or many, with the names of ``torch.distributed``."""
+
+from __future__ import annotations
+
+from mpgrad.base.lazy import attach as _attach
+
+_NAMES_OF = {
+    "mpgrad.distributed.process_group": (
+        "ProcessGroup destroy_process_group get_backend get_global_rank get_group_rank "
+        "get_process_group_ranks get_rank get_world_size init_process_group is_available "
+        "is_initialized is_torchelastic_launched new_group"
+    ),
+    "mpgrad.distributed.reductions": (
+        "ReduceOp all_reduce barrier reduce reduce_scatter reduce_scatter_tensor tree_sum"
+    ),
+    "mpgrad.distributed.collectives": (
+        "all_gather all_gather_into_tensor all_to_all all_to_all_single broadcast gather scatter"
+    ),
+    "mpgrad.distributed.point_to_point": "irecv isend recv send",
+    "mpgrad.distributed.operation": "Work",
+}
+#: Public names that are modules.
+_SUBMODULES = ()
+_HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+
+__all__ = list(_HOME)
+
+__getattr__, __dir__ = _attach(__name__, _HOME, first="mpgrad.tensor_methods")

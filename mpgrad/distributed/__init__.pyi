@@ -1,0 +1,34 @@
+"""The public names of mpgrad.distributed, which ``__init__.py`` loads on first use."""
+
+from mpgrad.distributed.collectives import all_gather as all_gather
+from mpgrad.distributed.collectives import all_gather_into_tensor as all_gather_into_tensor
+from mpgrad.distributed.collectives import all_to_all as all_to_all
+from mpgrad.distributed.collectives import all_to_all_single as all_to_all_single
+from mpgrad.distributed.collectives import broadcast as broadcast
+from mpgrad.distributed.collectives import gather as gather
+from mpgrad.distributed.collectives import scatter as scatter
+from mpgrad.distributed.operation import Work as Work
+from mpgrad.distributed.point_to_point import irecv as irecv
+from mpgrad.distributed.point_to_point import isend as isend
+from mpgrad.distributed.point_to_point import recv as recv
+from mpgrad.distributed.point_to_point import send as send
+from mpgrad.distributed.process_group import ProcessGroup as ProcessGroup
+from mpgrad.distributed.process_group import destroy_process_group as destroy_process_group
+from mpgrad.distributed.process_group import get_backend as get_backend
+from mpgrad.distributed.process_group import get_global_rank as get_global_rank
+from mpgrad.distributed.process_group import get_group_rank as get_group_rank
+from mpgrad.distributed.process_group import get_process_group_ranks as get_process_group_ranks
+from mpgrad.distributed.process_group import get_rank as get_rank
+from mpgrad.distributed.process_group import get_world_size as get_world_size
+from mpgrad.distributed.process_group import init_process_group as init_process_group
+from mpgrad.distributed.process_group import is_available as is_available
+from mpgrad.distributed.process_group import is_initialized as is_initialized
+from mpgrad.distributed.process_group import is_torchelastic_launched as is_torchelastic_launched
+from mpgrad.distributed.process_group import new_group as new_group
+from mpgrad.distributed.reductions import ReduceOp as ReduceOp
+from mpgrad.distributed.reductions import all_reduce as all_reduce
+from mpgrad.distributed.reductions import barrier as barrier
+from mpgrad.distributed.reductions import reduce as reduce
+from mpgrad.distributed.reductions import reduce_scatter as reduce_scatter
+from mpgrad.distributed.reductions import reduce_scatter_tensor as reduce_scatter_tensor
+from mpgrad.distributed.reductions import tree_sum as tree_sum

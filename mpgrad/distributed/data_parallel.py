@@ -1,0 +1,162 @@
+"""DistributedDataParallel: one model on all ranks, each of which sees its own part of the data."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.distributed.collectives import all_gather_into_tensor, broadcast
+from mpgrad.distributed.process_group import ProcessGroup, get_global_rank, group_of
+from mpgrad.distributed.reducer import Reducer
+from mpgrad.distributed.tensor_buffers import flat_copy, put
+from mpgrad.graph.grad_modes import is_grad_enabled
+from mpgrad.nn.module import Module
+from mpgrad.nn.parallel import scatter
+from mpgrad.ops.creation import empty, from_numpy
+from mpgrad.tensors.tensor import Tensor
+
+
+class DistributedDataParallel(Module):
+    """Averages the gradients of ``module`` over the ranks, while ``backward()`` runs.
+
+    The average of N ranks has the bits of one process that runs the N parts, adds their gradients
+    by ``mpgrad.distributed.tree_sum`` and divides by N.
+
+    Args:
+        module: the model; on all ranks it becomes that of rank 0.
+        device_ids: None, or the one device that inputs are moved to.
+        output_device: only there for PyTorch's callers.
+        dim: only there for PyTorch's callers.
+        broadcast_buffers: before each forward the buffers become those of rank 0.
+        init_sync: whether parameters and buffers become those of rank 0 now.
+        process_group: of ranks; the world by default.
+        bucket_cap_mb: MiB of gradients that travel together; 25 by default.
+        find_unused_parameters: some parameters may have no part in some losses.
+        gradient_as_bucket_view: changes nothing.
+        static_graph: as ``find_unused_parameters``.
+
+    Raises:
+        RuntimeError: the module has nothing to train, or differs from that of another rank.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+    ) -> None:
+        super().__init__()
+        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not trained:
+            raise RuntimeError(
+                "DistributedDataParallel is not needed when a module doesn't have any parameters "
+                "that require a gradient."
+            )
+        if device_ids is not None and len(device_ids) > 1:
+            raise ValueError(
+                "device_ids can only be None or contain a single element, got "
+                f"{list(device_ids)}: there is one process for each device"
+            )
+        self.module = module
+        self.device_ids = None if not device_ids else list(device_ids)
+        self.process_group = group_of(process_group)
+        self.broadcast_buffers = broadcast_buffers
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        _check_equal(module, self.process_group)
+        if init_sync:
+            self._copy_of_rank_0([*module.parameters(), *module.buffers()])
+        self.reducer = Reducer(
+            trained,
+            self.process_group,
+            int((25 if bucket_cap_mb is None else bucket_cap_mb) * 1024 * 1024),
+            finds_unused=find_unused_parameters or static_graph,
+        )
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's output; its backward averages the gradients."""
+        syncs = is_grad_enabled() and self.require_backward_grad_sync
+        if syncs:
+            self.reducer.check_finished()
+        if self.broadcast_buffers and self.require_forward_param_sync:
+            self._copy_of_rank_0(list(self.module.buffers()))
+        if self.device_ids:
+            inputs = scatter(inputs, self.device_ids)[0] if inputs else inputs
+            kwargs = scatter(kwargs, self.device_ids)[0] if kwargs else kwargs
+        output = self.module(*inputs, **kwargs)
+        self.require_forward_param_sync = syncs
+        if syncs:
+            self.reducer.prepare(_tensors(output))
+        elif is_grad_enabled():
+            self.reducer.skip()
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes of forwards in here leave the gradients where they are.
+
+        They add up, and the first backward outside averages the sums.
+        """
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def _copy_of_rank_0(self, tensors: Sequence[Tensor]) -> None:
+        """Make ``tensors`` those of rank 0, with one message for each dtype."""
+        by_dtype: dict[np.dtype[Any], list[Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor._array.dtype, []).append(tensor)
+        root = get_global_rank(self.process_group, 0)
+        for same in by_dtype.values():
+            flat = from_numpy(np.concatenate([flat_copy(tensor) for tensor in same]))
+            broadcast(flat, root, self.process_group)
+            if self.process_group.rank() != 0:
+                at = 0
+                for tensor in same:
+                    put(tensor, flat.numpy()[at : at + tensor.numel()])
+                    at += tensor.numel()
+
+
+def _check_equal(module: Module, group: ProcessGroup) -> None:
+    """Raise if the parameters or buffers of another rank have other names, shapes or dtypes."""
+    text = "\n".join(
+        f"{name} {tuple(tensor.shape)} {tensor._array.dtype} {tensor.requires_grad}"
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    )
+    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    digests = empty((group.size(), len(digest)), dtype=np.uint8)
+    all_gather_into_tensor(digests, from_numpy(np.frombuffer(digest, np.uint8).copy()), group)
+    others = [k for k, row in enumerate(digests.numpy()) if row.tobytes() != digest]
+    if others:
+        raise RuntimeError(
+            "DDP expects same model across all ranks, but the parameters or buffers of rank "
+            f"{group.rank()} have other names, shapes or dtypes than those of rank "
+            f"{', '.join(map(str, others))}"
+        )
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors in an output of a module."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, tuple | list):
+        for value in output:
+            yield from _tensors(value)

@@ -1,0 +1,349 @@
+"""GroupMember: one rank's part in its groups: performs what the pure states decide.
+
+It knows neither sockets, threads nor a clock: messages and the time come in, and ``send`` takes
+messages out. So the simulation runs it as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from mpgrad.distributed.operation import Operation, Work
+from mpgrad.errors import CollectiveTimeout, HostLost, MpgradError, ProtocolError
+from mpgrad.scheduler.hosts.collective_state import SegmentsArrived
+from mpgrad.scheduler.hosts.host_membership import (
+    AcknowledgeFarewell,
+    FailCollectives,
+    FarewellSeen,
+    HostMembership,
+    LeaveRequested,
+    LossTold,
+    MembershipEvent,
+    PeerAwaited,
+    PeerDisconnected,
+    PeerLeft,
+    SayFarewell,
+    TellLoss,
+)
+from mpgrad.scheduler.hosts.reduction_tree import Send, Step
+from mpgrad.wire.hosts import (
+    Disagreement,
+    Farewell,
+    FarewellRead,
+    HostMessage,
+    Loss,
+    Parcel,
+    Segments,
+    cut,
+    decode_head,
+    encode_head,
+)
+
+#: Messages of collectives that this rank has not begun yet, and parcels that nobody has asked for.
+EARLY_MESSAGES_MAX = 100_000
+
+#: Seconds after which a collective that waits asks whether the other rank does the same. Two ranks
+#: that do not may both wait for the other's first message.
+INQUIRY_S = 2.0
+#: The phase of this question, which belongs to no step.
+INQUIRY = -1
+
+Frames: TypeAlias = list[Any]
+
+
+class GroupTable(NamedTuple):
+    """One group of ranks."""
+
+    number: int
+    #: Ranks of the world, by ranks of the group.
+    ranks: tuple[int, ...]
+
+
+class PendingReceive(NamedTuple):
+    """Somebody waits for a parcel."""
+
+    what: str
+    take: Callable[[Sequence[memoryview]], None]
+    work: Work
+    deadline: float
+
+
+class GroupMember:
+    """Collectives and parcels of one rank.
+
+    Args:
+        rank: of the world.
+        ranks: how many there are.
+        send: brings frames to a rank; never waits.
+    """
+
+    def __init__(self, rank: int, ranks: int, send: Callable[[int, Frames], None]) -> None:
+        self.rank, self._ranks, self._send = rank, ranks, send
+        self.membership = HostMembership(rank, ranks)
+        #: Frames that could not be understood.
+        self.damaged = 0
+        self._running: dict[tuple[int, int], tuple[GroupTable, Operation]] = {}
+        #: The number of the next collective of each group.
+        self._next: dict[int, int] = {}
+        self._early: dict[tuple[int, int], list[tuple[int, Segments, Frames]]] = {}
+        self._parcels: dict[tuple[int, int, int], list[tuple[str, Frames]]] = {}
+        self._receives: dict[tuple[int, int, int], list[PendingReceive]] = {}
+        self._held = 0
+        #: How the ranks turned out to do different things.
+        self._disagreement = ""
+        #: Makes the error of every collective, once the group cannot go on.
+        self._broken: Callable[[str], MpgradError | RuntimeError] | None = None
+
+    # ------------------------------------------------------------------ what callers ask for
+
+    def start(
+        self, table: GroupTable, operation: Operation, now: float = 0.0, timeout_s: float = math.inf
+    ) -> None:
+        """Begin a collective of a group that this rank belongs to."""
+        number = self._next.get(table.number, 0)
+        self._next[table.number] = number + 1
+        if self._broken is not None:
+            operation.work.end(self._broken(operation.what))
+            return
+        key = (table.number, number)
+        operation.deadline, operation.asks_at = now + timeout_s, now + INQUIRY_S
+        self._running[key] = table, operation
+        self._perform(key, operation.state.begin())
+        for sender, message, frames in self._early.pop(key, ()):
+            self._held -= 1
+            self._segments(sender, message, frames)
+        self._await(key)
+
+    def post(self, table: GroupTable, to: int, tag: int, what: str, data: memoryview) -> None:
+        """Send a parcel to rank ``to`` of the group.
+
+        Raises:
+            HostLost: the group cannot go on.
+        """
+        if self._broken is not None:
+            raise self._broken(what)
+        self._tell(table.ranks[to], Parcel(table.number, tag, what), cut(data))
+
+    def collect(self, table: GroupTable, sender: int, tag: int, receive: PendingReceive) -> None:
+        """Take a parcel from rank ``sender`` of the group, now or when it comes."""
+        if self._broken is not None:
+            receive.work.end(self._broken(receive.what))
+            return
+        key = (table.number, table.ranks[sender], tag)
+        waiting = self._parcels.get(key)
+        if waiting:
+            self._held -= 1
+            self._deliver(key[1], receive, *waiting.pop(0))
+            return
+        self._receives.setdefault(key, []).append(receive)
+        self._note(PeerAwaited(key[1]))
+
+    def fail(self, why: str) -> None:
+        """End everything, with a RuntimeError that says ``why``."""
+        self._fail(lambda what: RuntimeError(f"{what}: {why}"))
+
+    def leave(self) -> None:
+        """Say farewell; ``membership.may_go`` tells when all have read it."""
+        self._fail(lambda what: MpgradError(f"{what}: this rank leaves the group"))
+        self._note(LeaveRequested())
+
+    # ------------------------------------------------------------------ what comes in
+
+    def handle(self, sender: int, frames: Sequence[Any]) -> None:
+        """Take a message of another rank."""
+        try:
+            message = decode_head(frames[0])
+        except (ProtocolError, IndexError):
+            self.damaged += 1
+            return
+        if isinstance(message, Segments | Parcel) and self._broken is not None:
+            return
+        if isinstance(message, Segments):
+            self._segments(sender, message, list(frames[1:]))
+        elif isinstance(message, Parcel):
+            self._parcel(sender, message, list(frames[1:]))
+        elif isinstance(message, Disagreement):
+            self._disagree(message.text, tell=None)
+        elif isinstance(message, Farewell):
+            self._part_from(sender, message)
+        elif isinstance(message, FarewellRead):
+            self._note(FarewellSeen(sender))
+        elif isinstance(message, Loss):
+            self._note(LossTold(message.rank, message.cause))
+        else:
+            self.damaged += 1
+
+    def disconnected(self, peer: int, cause: str) -> None:
+        """The connection to a rank has ended."""
+        self._note(PeerDisconnected(peer, cause))
+
+    def expire(self, now: float) -> None:
+        """Fail what should have been over."""
+        for key, (table, operation) in list(self._running.items()):
+            awaited = operation.state.awaited
+            if awaited is None or self._broken is not None:
+                continue
+            rank = table.ranks[awaited]
+            if now >= operation.deadline:
+                self._time_out(f"{operation.what} took too long: it waited for rank {rank}", table)
+            elif now >= operation.asks_at:
+                operation.asks_at = math.inf
+                self._tell(rank, Segments(*key, INQUIRY, operation.what))
+        for (_, sender, _), receives in list(self._receives.items()):
+            if any(now >= receive.deadline for receive in receives) and self._broken is None:
+                text = f"{receives[0].what} took too long: it waited for rank {sender}"
+                self._time_out(text, None)
+
+    def next_deadline(self) -> float:
+        """When ``expire`` has to be called next; infinity for never."""
+        running = [operation for _, operation in self._running.values()]
+        times = [min(operation.deadline, operation.asks_at) for operation in running]
+        times += [r.deadline for receives in self._receives.values() for r in receives]
+        return min(times, default=float("inf"))
+
+    # ------------------------------------------------------------------ collectives
+
+    def _segments(self, sender: int, message: Segments, frames: Frames) -> None:
+        key = (message.group, message.number)
+        if key not in self._running:
+            # Of one that is over, it comes too late; of a later one, too early.
+            if message.number >= self._next.get(message.group, 0):
+                self._hold(sender)
+                self._early.setdefault(key, []).append((sender, message, frames))
+            return
+        table, operation = self._running[key]
+        if sender not in table.ranks:
+            self.damaged += 1
+            return
+        if message.what != operation.what:
+            text = (
+                f"rank {sender} is in {message.what}, but rank {self.rank} in {operation.what}: all"
+                " ranks have to call the same collectives in the same order, with equal sizes"
+            )
+            self._disagree(text, tell=table)
+            return
+        event = SegmentsArrived(table.ranks.index(sender), message.phase)
+        if operation.state.is_new(event):
+            operation.waiting[tuple(event)] = frames  # type: ignore[index]
+            self._perform(key, operation.state.handle_event(event))
+            self._await(key)
+
+    def _perform(self, key: tuple[int, int], steps: Sequence[Step]) -> None:
+        table, operation = self._running[key]
+        for step in steps:
+            if isinstance(step, Send):
+                head = Segments(*key, step.phase, operation.what)
+                self._tell(table.ranks[step.peer], head, operation.outgoing(step))
+                continue
+            try:
+                operation.join(step, operation.waiting.pop((step.peer, step.phase)))
+            except ValueError as error:
+                self._disagree(f"{operation.what}, of rank {step.peer}: {error}", tell=table)
+                return
+        if operation.state.is_complete:
+            del self._running[key]
+            operation.work.end(None)
+
+    def _part_from(self, sender: int, message: Farewell) -> None:
+        # What it knows to have gone wrong comes before that it has gone.
+        if message.lost >= 0:
+            self._note(LossTold(message.lost, message.cause))
+        if message.disagreement:
+            self._disagree(message.disagreement, tell=None)
+        self._note(PeerLeft(sender))
+        for key in list(self._running):
+            self._await(key)
+        if any(key[1] == sender and receives for key, receives in self._receives.items()):
+            self._note(PeerAwaited(sender))
+
+    def _await(self, key: tuple[int, int]) -> None:
+        """Tell the membership whom a collective waits for: somebody who has left never answers."""
+        if key in self._running:
+            table, operation = self._running[key]
+            awaited = operation.state.awaited
+            if awaited is not None:
+                self._note(PeerAwaited(table.ranks[awaited]))
+
+    # ------------------------------------------------------------------ parcels
+
+    def _parcel(self, sender: int, message: Parcel, frames: Frames) -> None:
+        key = (message.group, sender, message.tag)
+        receives = self._receives.get(key)
+        if receives:
+            self._deliver(sender, receives.pop(0), message.what, frames)
+        else:
+            self._hold(sender)
+            self._parcels.setdefault(key, []).append((message.what, frames))
+
+    def _deliver(self, sender: int, receive: PendingReceive, what: str, frames: Frames) -> None:
+        if what == receive.what:
+            receive.take(frames)
+            receive.work.end(None)
+        else:
+            text = f"rank {sender} sent {what}, but rank {self.rank} wants {receive.what}"
+            receive.work.end(RuntimeError(text))
+
+    def _hold(self, sender: int) -> None:
+        self._held += 1
+        if self._held > EARLY_MESSAGES_MAX:
+            text = f"rank {self.rank} is {self._held:,} messages behind rank {sender}"
+            self._disagree(text, tell=None)
+
+    # ------------------------------------------------------------------ failure
+
+    def _note(self, event: MembershipEvent) -> None:
+        for instruction in self.membership.handle_event(event):
+            if isinstance(instruction, TellLoss):
+                self._tell_others(range(self._ranks), Loss(instruction.rank, instruction.cause))
+            elif isinstance(instruction, FailCollectives):
+                rank, cause = instruction
+                self._fail(lambda what, rank=rank, cause=cause: HostLost(rank, cause, what))  # type: ignore[misc]
+            elif isinstance(instruction, SayFarewell):
+                self._tell(instruction.rank, self._farewell())
+            elif isinstance(instruction, AcknowledgeFarewell):
+                self._tell(instruction.rank, FarewellRead())
+
+    def _farewell(self) -> Farewell:
+        loss = self.membership.loss
+        if loss is not None:
+            return Farewell(loss.rank, loss.cause)
+        return Farewell(disagreement=self._disagreement)
+
+    def _disagree(self, text: str, *, tell: GroupTable | None) -> None:
+        """The ranks do not do the same: nothing of it can be mended."""
+        if self._broken is None:
+            self._disagreement = text
+            if tell is not None:
+                self._tell_others(tell.ranks, Disagreement(tell.number, text))
+        self._fail(lambda what: RuntimeError(f"{what}: {text}"))
+
+    def _time_out(self, text: str, table: GroupTable | None) -> None:
+        if table is not None:
+            self._tell_others(table.ranks, Disagreement(table.number, text))
+        self._fail(lambda what: CollectiveTimeout(f"{what}: {text}"))
+
+    def _fail(self, error: Callable[[str], MpgradError | RuntimeError]) -> None:
+        """End everything that is under way, and everything that comes later."""
+        if self._broken is None:
+            self._broken = error
+        works = [operation.work for _, operation in self._running.values()]
+        works += [receive.work for all_of in self._receives.values() for receive in all_of]
+        self._running.clear()
+        self._receives.clear()
+        self._early.clear()
+        self._parcels.clear()
+        self._held = 0
+        for work in works:
+            work.end(self._broken(work.what))
+
+    # ------------------------------------------------------------------ sending
+
+    def _tell(self, rank: int, message: HostMessage, frames: Sequence[Any] = ()) -> None:
+        self._send(rank, [encode_head(message), *frames])
+
+    def _tell_others(self, ranks: Sequence[int], message: HostMessage) -> None:
+        for rank in ranks:
+            if rank != self.rank:
+                self._tell(rank, message)

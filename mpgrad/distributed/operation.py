@@ -1,0 +1,141 @@
+"""Operation: one rank's part in one collective; Work: what its caller waits for."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from mpgrad.scheduler.hosts.collective_state import CollectiveState
+from mpgrad.scheduler.hosts.reduction_tree import ADD_RIGHT, REPLACE, Receive, Send, Step
+from mpgrad.wire.hosts import cut
+
+#: Two flat arrays and the one that gets the result, as NumPy's binary functions.
+Combine = Callable[..., Any]
+
+
+class Work:
+    """What an asynchronous collective gives: wait for it, or ask whether it is done."""
+
+    def __init__(self, what: str, finish: Callable[[], None] | None = None) -> None:
+        self.what = what
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        #: Puts the result into the caller's tensors; called once, by who asks first.
+        self._finish = finish
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the end; the tensors have their values from here on.
+
+        Args:
+            timeout: how long; by default the group's.
+
+        Raises:
+            HostLost: a rank is lost.
+            CollectiveTimeout: it took too long.
+            RuntimeError: the ranks do not do the same.
+        """
+        if not self._done.wait(None if timeout is None else timeout.total_seconds()):
+            raise TimeoutError(f"{self.what} is not complete after {timeout}")
+        if self._error is not None:
+            raise self._error
+        self._finish_once()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not."""
+        if self.is_success():
+            self._finish_once()
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it is over and went well."""
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What went wrong; None if nothing has."""
+        return self._error
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over; called by the thread of the group."""
+        self._error = error
+        self._done.set()
+
+    def _finish_once(self) -> None:
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
+
+
+class Operation:
+    """One rank's part in one collective.
+
+    Args:
+        what: the collective, its dtype and size, in words; equal on all ranks.
+        steps: what this rank does, by ranks of the group.
+        source: what is sent: flat and contiguous, cut into ``source_cuts`` segments.
+        target: what is received, in the same way; may be ``source`` itself.
+        combine: adds a received range to the own one.
+        finish: called with nothing where the caller waits, once all steps are done.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        steps: Sequence[Step],
+        source: np.ndarray[Any, Any],
+        target: np.ndarray[Any, Any],
+        *,
+        source_cuts: int = 1,
+        target_cuts: int = 1,
+        combine: Combine = np.add,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self.what = what
+        self.state = CollectiveState(steps)
+        self.work = Work(what, finish)
+        self._source, self._target = source, target
+        self._source_cuts, self._target_cuts = source_cuts, target_cuts
+        self._combine = combine
+        #: When, on the member's clock, it has failed, and when it asks whom it waits for.
+        self.deadline = self.asks_at = math.inf
+        #: What has come and waits for its step: frames by (peer, phase).
+        self.waiting: dict[tuple[int, int], list[memoryview]] = {}
+
+    def outgoing(self, step: Send) -> list[Any]:
+        """The frames of a step's bytes."""
+        part = _range(self._source, step, self._source_cuts)
+        return cut(part.view(np.uint8).data)
+
+    def join(self, step: Receive, frames: Sequence[memoryview]) -> None:
+        """Join what came with the rank's own.
+
+        Raises:
+            ValueError: it has not the length that it should have.
+        """
+        mine = _range(self._target, step, self._target_cuts)
+        if sum(map(len, frames)) != mine.nbytes:
+            raise ValueError(f"{sum(map(len, frames)):,} bytes came, not {mine.nbytes:,}")
+        at = 0
+        for frame in frames:
+            theirs = np.frombuffer(frame, mine.dtype)
+            part = mine[at : at + len(theirs)]
+            if step.join == REPLACE:
+                part[:] = theirs
+            elif step.join == ADD_RIGHT:
+                self._combine(part, theirs, out=part)
+            else:
+                self._combine(theirs, part, out=part)
+            at += len(theirs)
+
+
+def _range(array: np.ndarray[Any, Any], step: Step, cuts: int) -> np.ndarray[Any, Any]:
+    """The elements of the segments of ``step``."""
+    length = len(array)
+    return array[step.first * length // cuts : step.last * length // cuts]

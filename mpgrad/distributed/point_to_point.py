@@ -1,0 +1,82 @@
+"""send() and recv(): a tensor from one rank to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpgrad.distributed.operation import Work
+from mpgrad.distributed.process_group import ProcessGroup, get_group_rank, group_of
+from mpgrad.distributed.tensor_buffers import flat_copy, put, words
+from mpgrad.tensors.tensor import Tensor
+
+
+def isend(tensor: Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work | None:
+    """Send ``tensor`` to rank ``dst``, and return at once; it may be changed from then on.
+
+    Args:
+        tensor: what the receiver's has the size and dtype of.
+        dst: a rank of the world, another one than this.
+        group: that both belong to; the world by default.
+        tag: tells tensors apart that go the same way; those with equal ones arrive in order.
+    """
+    group = group_of(group)
+    if group.rank() < 0:
+        return None
+    to = _other("Destination", dst, group)
+    flat = flat_copy(tensor)
+    return group.post(to, tag, words("tensor", flat), flat.view(np.uint8).data)
+
+
+def send(tensor: Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:
+    """As :func:`isend`; raises where the group cannot go on."""
+    work = isend(tensor, dst, group, tag)
+    if work is not None:
+        work.wait()
+
+
+def irecv(tensor: Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Work | None:
+    """Have ``tensor`` overwritten by what rank ``src`` sends with this ``tag``.
+
+    Returns:
+        A Work to wait for; None outside of the group.
+    """
+    group = group_of(group)
+    if group.rank() < 0:
+        return None
+    sender = _other("Source", src, group)
+    flat = flat_copy(tensor)
+
+    def take(frames: Sequence[memoryview]) -> None:
+        at = 0
+        for frame in frames:
+            part = np.frombuffer(frame, flat.dtype)
+            flat[at : at + len(part)] = part
+            at += len(part)
+
+    finish = lambda: put(tensor, flat)  # noqa: E731
+    return group.collect(sender, tag, words("tensor", flat), take, finish)
+
+
+def recv(tensor: Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> int:
+    """As :func:`irecv`, and wait for it.
+
+    Returns:
+        The rank of the sender; -1 outside of the group.
+    """
+    work = irecv(tensor, src, group, tag)
+    if work is None:
+        return -1
+    work.wait()
+    return src
+
+
+def _other(what: str, rank: int, group: ProcessGroup) -> int:
+    in_group = get_group_rank(group, rank)
+    if in_group == group.rank():
+        raise ValueError(
+            f"Invalid {what.lower()} rank: {what.lower()} rank should not be the same "
+            "as the rank of the current process."
+        )
+    return in_group

@@ -1,0 +1,329 @@
+"""Process groups: the ranks of a program, as ``torch.distributed`` names them.
+
+A program has one default group, the world. ``new_group`` makes others of some of its ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from mpgrad.distributed.group_key import group_key
+from mpgrad.distributed.group_member import GroupTable, PendingReceive
+from mpgrad.distributed.member_thread import MemberThread
+from mpgrad.distributed.operation import Operation, Work
+from mpgrad.distributed.rendezvous import meet
+from mpgrad.wire.host_carrier import HostCarrier
+
+#: How long a collective or the rendezvous may take, as in PyTorch.
+TIMEOUT = timedelta(minutes=30)
+
+#: The one way between hosts today: ZeroMQ over TCP.
+LANES = "lanes"
+#: PyTorch's backends, in whose place programs for it get lanes.
+_OF_PYTORCH = ("gloo", "nccl", "mpi")
+
+NOT_INITIALIZED = (
+    "Default process group has not been initialized, please make sure to call init_process_group."
+)
+
+
+class ProcessGroup:
+    """Some ranks that do collectives with each other.
+
+    Not to be made by hand: ``init_process_group`` and ``new_group`` do.
+    """
+
+    def __init__(
+        self, thread: MemberThread, table: GroupTable, rank: int, timeout: timedelta
+    ) -> None:
+        self._thread, self._table, self._rank, self._timeout = thread, table, rank, timeout
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the world that belong to it."""
+        return self._table.ranks
+
+    def rank(self) -> int:
+        """This process's, in the group; -1 outside of it."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self._table.ranks)
+
+    def start(self, operation: Operation) -> Work:
+        """Begin a collective; all ranks have to begin the same ones in the same order."""
+        member, timeout_s = self._thread.member, self._timeout.total_seconds()
+        self._thread.ask(lambda: member.start(self._table, operation, time.monotonic(), timeout_s))
+        return operation.work
+
+    def post(self, to: int, tag: int, what: str, data: memoryview) -> Work:
+        """Send ``data`` to a rank of the group."""
+        work = Work(what)
+
+        def begin() -> None:
+            try:
+                self._thread.member.post(self._table, to, tag, what, data)
+            except RuntimeError as error:
+                work.end(error)
+            else:
+                work.end(None)
+
+        self._thread.ask(begin)
+        return work
+
+    def collect(
+        self,
+        sender: int,
+        tag: int,
+        what: str,
+        take: Callable[[Sequence[memoryview]], None],
+        finish: Callable[[], None],
+    ) -> Work:
+        """Have ``take(frames)`` called on what a rank of the group posts with this ``tag``."""
+        work = Work(what, finish)
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        receive = PendingReceive(what, take, work, deadline)
+        self._thread.ask(lambda: self._thread.member.collect(self._table, sender, tag, receive))
+        return work
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup of ranks {list(self.ranks)}, here {self._rank}>"
+
+
+class _World:
+    """The default group, and the groups made since."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.group: ProcessGroup | None = None
+        self.groups = 0
+        #: Threads of the parent process: a forked child must not touch what belongs to them.
+        self.of_parents: list[object] = []
+
+    def start_anew_in_child(self) -> None:
+        self.of_parents.append(self.group)
+        self.lock, self.group = threading.Lock(), None
+
+
+_world = _World()
+os.register_at_fork(after_in_child=_world.start_anew_in_child)
+
+
+def is_available() -> bool:
+    """True: process groups need nothing that mpgrad has not."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Whether this process belongs to a group."""
+    return _world.group is not None
+
+
+def is_torchelastic_launched() -> bool:
+    """False: a launcher that restarts ranks is not there yet."""
+    return False
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    *,
+    encrypt: bool = True,
+) -> None:
+    """Join the other ranks of this program; all of them have to call it.
+
+    Args:
+        backend: "lanes", ZeroMQ over TCP, is the only one; PyTorch's names stand for it.
+        init_method: ``env://`` (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, as ``mpgrad run`` sets
+            them) or ``tcp://host:port``, where rank 0 listens.
+        timeout: of the rendezvous and of each collective; 30 minutes.
+        world_size: how many ranks there are; by default WORLD_SIZE.
+        rank: of this process; by default RANK.
+        encrypt: all bytes between ranks are encrypted and authenticated (CURVE), with the key of
+            MPGRAD_GROUP_KEY_FILE, which ``mpgrad run`` sets.
+
+    Raises:
+        RendezvousTimeout: not all ranks came.
+        RuntimeError: the process has a group already, or rank 0 refused it.
+        ValueError: an argument or a setting is missing or wrong.
+    """
+    if _world.group is not None:
+        raise ValueError("trying to initialize the default process group twice!")
+    if backend is not None and not _is_known(backend):
+        raise ValueError(f"Unknown backend {backend!r}: the only one is {LANES!r}")
+    timeout = TIMEOUT if timeout is None else timeout
+    if not isinstance(timeout, timedelta):
+        raise TypeError(
+            f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}"
+        )
+    rank, world_size, master = _whereabouts(init_method or "env://", rank, world_size)
+    key = group_key(encrypt=encrypt)
+
+    def make_carrier(name: str, host: str, port: int) -> HostCarrier:
+        # A process without a group loads no ZeroMQ.
+        from mpgrad.wire.zeromq import ZmqHostCarrier
+
+        return ZmqHostCarrier(key, name, host, port, encrypt=encrypt)
+
+    with _world.lock:
+        if _world.group is not None:
+            raise ValueError("trying to initialize the default process group twice!")
+        meeting = meet(make_carrier, rank, world_size, master, timeout.total_seconds())
+        thread = MemberThread(rank, meeting)
+        table = GroupTable(0, tuple(range(world_size)))
+        _world.group, _world.groups = ProcessGroup(thread, table, rank, timeout), 1
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """Leave the world, and all other groups with it; of another group, nothing is left to do.
+
+    Raises:
+        ValueError: this process belongs to no group.
+    """
+    world = _default()
+    if group is None or group is world:
+        _world.group = None
+        world._thread.leave()
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    if _world.group is not None:
+        destroy_process_group()
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+) -> ProcessGroup:
+    """A group of some ranks; all ranks of the world have to call this, in the same order.
+
+    Args:
+        ranks: of the world; all by default.
+        timeout: of its collectives; the world's by default.
+        backend: as in ``init_process_group``.
+
+    Raises:
+        ValueError: a rank is not in the world, or stands there twice.
+    """
+    world = _default()
+    if backend is not None and not _is_known(backend):
+        raise ValueError(f"Unknown backend {backend!r}: the only one is {LANES!r}")
+    chosen = tuple(sorted(world.ranks if ranks is None else ranks))
+    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(world.ranks) or not chosen:
+        raise ValueError(
+            f"the ranks of a group are some of 0 to {world.size() - 1}, each once, not {ranks}"
+        )
+    number, _world.groups = _world.groups, _world.groups + 1
+    rank = chosen.index(world.rank()) if world.rank() in chosen else -1
+    table = GroupTable(number, chosen)
+    return ProcessGroup(world._thread, table, rank, world._timeout if timeout is None else timeout)
+
+
+def get_rank(group: ProcessGroup | None = None) -> int:
+    """This process's rank in the group; -1 outside of it."""
+    return _default().rank() if group is None else group.rank()
+
+
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """How many ranks the group has; -1 for a process outside of it."""
+    group = _default() if group is None else group
+    return -1 if group.rank() < 0 else group.size()
+
+
+def get_backend(group: ProcessGroup | None = None) -> str:
+    """The name of what carries messages between the ranks: "lanes"."""
+    _default()
+    return LANES
+
+
+def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
+    """The ranks of the world that belong to the group."""
+    return list((_default() if group is None else group).ranks)
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The rank in the world of a rank of ``group``."""
+    if not 0 <= group_rank < group.size():
+        raise ValueError(f"Group rank {group_rank} is not part of group {group}")
+    return group.ranks[group_rank]
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The rank in ``group`` of a rank of the world."""
+    if global_rank not in group.ranks:
+        raise ValueError(f"Global rank {global_rank} is not part of group {group}")
+    return group.ranks.index(global_rank)
+
+
+def group_of(group: ProcessGroup | None) -> ProcessGroup:
+    """The group that a caller means: the world by default."""
+    return _default() if group is None else group
+
+
+def _default() -> ProcessGroup:
+    if _world.group is None:
+        raise ValueError(NOT_INITIALIZED)
+    return _world.group
+
+
+def _is_known(backend: Any) -> bool:
+    """Whether all of "lanes", "gloo" or "cpu:gloo,cuda:nccl" are names that stand for lanes."""
+    names = [part.partition(":")[2] or part for part in str(backend).lower().split(",")]
+    return all(name in (LANES, *_OF_PYTORCH) for name in names)
+
+
+# ---------------------------------------------------------------------------- who, and where
+
+
+def _whereabouts(method: str, rank: int, world_size: int) -> tuple[int, int, tuple[str, int]]:
+    """Rank, world size, and where rank 0 listens."""
+    url = urlsplit(method)
+    if url.scheme == "tcp":
+        query = parse_qs(url.query)
+        rank = int(query["rank"][0]) if "rank" in query else rank
+        world_size = int(query["world_size"][0]) if "world_size" in query else world_size
+        if rank < 0 or world_size < 1:
+            missing = "rank" if rank < 0 else "world_size"
+            raise ValueError(f"Error initializing using tcp:// : {missing} parameter missing")
+        if url.hostname is None or url.port is None:
+            raise ValueError(f"init_method {method!r} has to be tcp://host:port")
+        master = url.hostname, url.port
+    elif url.scheme == "env":
+        rank = rank if rank >= 0 else _number("RANK")
+        world_size = world_size if world_size >= 1 else _number("WORLD_SIZE")
+        master = _of_environment("MASTER_ADDR"), _number("MASTER_PORT")
+    else:
+        raise ValueError(f"init_method {method!r}: only env:// and tcp://host:port are here")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not below the world size, {world_size}")
+    return rank, world_size, master
+
+
+def _number(name: str) -> int:
+    text = _of_environment(name)
+    if not text.isdecimal():
+        raise ValueError(f"{name}={text!r}: expected a whole number")
+    return int(text)
+
+
+def _of_environment(name: str) -> str:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        raise ValueError(
+            "Error initializing mpgrad.distributed using env:// rendezvous: environment variable "
+            f"{name} expected, but not set; `mpgrad run --nproc-per-node N` sets it"
+        )
+    return text

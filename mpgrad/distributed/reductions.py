@@ -1,0 +1,214 @@
+"""Reductions of tensors over the ranks of a group: every one adds along the same tree.
+
+So N ranks get the bits of one process that adds the N parts by ``tree_sum``, wherever they run.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.distributed.operation import Combine, Operation, Work
+from mpgrad.distributed.process_group import ProcessGroup, get_group_rank, group_of
+from mpgrad.distributed.tensor_buffers import (
+    check_list,
+    described,
+    flat_copy,
+    put,
+    started,
+    words,
+)
+from mpgrad.scheduler.hosts.collective_steps import all_to_all_steps
+from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, combined, segments
+from mpgrad.tensors.tensor import Tensor
+
+Array = Any
+
+
+class ReduceOp(enum.Enum):
+    """How a reduction combines the parts of the ranks."""
+
+    SUM = "sum"
+    AVG = "avg"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+
+_COMBINE: dict[ReduceOp, Combine] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVG: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+
+
+def tree_sum(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of ``parts`` in the order in which ranks 0, 1, ... would add them.
+
+    Args:
+        parts: at least one tensor, of equal shapes.
+    """
+    return combined(parts, lambda lower, upper: lower + upper)
+
+
+def all_reduce(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Combine the ``tensor`` of all ranks, in place: afterwards it is the same on each.
+
+    Args:
+        tensor: of one shape and dtype on all ranks.
+        op: how.
+        group: of ranks; the world by default.
+        async_op: return at once.
+
+    Returns:
+        With ``async_op`` a Work to wait for; None otherwise, and outside of the group.
+
+    Raises:
+        HostLost: a rank is lost.
+        RuntimeError: the ranks do not do the same.
+    """
+    group = group_of(group)
+    if group.rank() < 0:
+        return None
+    flat = flat_copy(tensor)
+    operation = reduction(flat, op, group, lambda: put(tensor, flat))
+    return started(group, operation, async_op)
+
+
+def reduction(
+    flat: Array, op: ReduceOp, group: ProcessGroup, finish: Callable[[], None] | None
+) -> Operation:
+    """The all-reduce of a flat array, in place."""
+    _check_reducible(flat.dtype, op)
+    ranks = group.size()
+
+    def finish_all() -> None:
+        if op is ReduceOp.AVG:
+            np.divide(flat, ranks, out=flat)
+        if finish is not None:
+            finish()
+
+    return Operation(
+        words(f"all_reduce {op.value}", flat),
+        all_reduce_steps(group.rank(), ranks),
+        flat,
+        flat,
+        source_cuts=segments(ranks),
+        target_cuts=segments(ranks),
+        combine=_COMBINE[op],
+        finish=finish_all,
+    )
+
+
+def reduce(
+    tensor: Tensor,
+    dst: int,
+    op: ReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Combine the ``tensor`` of all ranks into that of rank ``dst``; the others keep theirs."""
+    group = group_of(group)
+    if group.rank() < 0:
+        return None
+    root, flat = get_group_rank(group, dst), flat_copy(tensor)
+    is_root = group.rank() == root
+    operation = reduction(flat, op, group, (lambda: put(tensor, flat)) if is_root else None)
+    return started(group, operation, async_op)
+
+
+def reduce_scatter(
+    output: Tensor,
+    input_list: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Combine the k-th of every rank's ``input_list`` into the ``output`` of rank k."""
+    group = group_of(group)
+    if group.rank() < 0:
+        return None
+    check_list("input_list", input_list, output, group)
+    source = np.concatenate([flat_copy(tensor) for tensor in input_list])
+    return _reduce_scatter(output, source, op, group, async_op)
+
+
+def reduce_scatter_tensor(
+    output: Tensor,
+    input: Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """The same of one tensor: the k-th of its equal parts goes into the ``output`` of rank k."""
+    group = group_of(group)
+    if group.rank() < 0:
+        return None
+    if input.numel() != output.numel() * group.size() or input.dtype != output.dtype:
+        raise ValueError(
+            "input tensor must be the same type as the output tensor and its size must be equal to"
+            f" world_size times output tensor size: {described(input)} and {described(output)}"
+        )
+    return _reduce_scatter(output, flat_copy(input), op, group, async_op)
+
+
+def _reduce_scatter(
+    output: Tensor, source: Array, op: ReduceOp, group: ProcessGroup, async_op: bool
+) -> Work | None:
+    _check_reducible(source.dtype, op)
+    rank, ranks = group.rank(), group.size()
+    parts = np.empty_like(source).reshape(ranks, -1)
+    parts[rank] = source.reshape(ranks, -1)[rank]
+    combine = _COMBINE[op]
+
+    def finish() -> None:
+        total = combined(list(parts), combine)
+        put(output, total / np.asarray(ranks, total.dtype) if op is ReduceOp.AVG else total)
+
+    operation = Operation(
+        words(f"reduce_scatter {op.value}", source),
+        all_to_all_steps(rank, ranks),
+        source,
+        parts.reshape(-1),
+        source_cuts=ranks,
+        target_cuts=ranks,
+        finish=finish,
+    )
+    return started(group, operation, async_op)
+
+
+def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
+    """Wait until all ranks of the group have come here."""
+    group = group_of(group)
+    if group.rank() < 0:
+        return None
+    steps = all_reduce_steps(group.rank(), group.size())
+    nothing = np.empty(0, np.uint8)
+    cuts = segments(group.size())
+    operation = Operation("barrier", steps, nothing, nothing, source_cuts=cuts, target_cuts=cuts)
+    return started(group, operation, async_op)
+
+
+def _check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"op has to be a ReduceOp, not {op!r}")
+    if op is ReduceOp.AVG and dtype.kind not in "fc":
+        raise TypeError(f"ReduceOp.AVG takes floating tensors, not {dtype}")
+    if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR) and dtype.kind not in "biu":
+        raise TypeError(f"ReduceOp.{op.name} takes integer tensors, not {dtype}")

@@ -1,0 +1,97 @@
+"""Tensors as the flat arrays that travel between ranks, and what all ranks have to agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.distributed.operation import Operation, Work
+from mpgrad.distributed.process_group import ProcessGroup
+from mpgrad.graph.grad_modes import no_grad
+from mpgrad.ops.creation import from_numpy
+from mpgrad.tensors.tensor import Tensor
+
+Array = Any
+
+
+def flat_copy(tensor: Tensor) -> Array:
+    """The elements of ``tensor``, in one dimension, as an array of their own.
+
+    Raises:
+        TypeError: it is no Tensor.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            "Invalid function argument. Expected parameter `tensor` of type mpgrad.Tensor but got "
+            f"{type(tensor)}"
+        )
+    return np.array(tensor.detach().cpu().numpy(), order="C").reshape(-1)
+
+
+def put(tensor: Tensor, values: Array) -> None:
+    """Copy ``values``, as many as the tensor has elements, into it."""
+    with no_grad():
+        tensor.copy_(from_numpy(values.reshape(tensor.shape)))
+
+
+def words(collective: str, flat: Array) -> str:
+    """What a rank does; messages of a rank that does something else do not fit."""
+    return f"{collective} of {flat.size:,} {flat.dtype}"
+
+
+def described(tensor: Tensor) -> str:
+    """Its shape and dtype, for errors."""
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"
+
+
+def started(group: ProcessGroup, operation: Operation, async_op: bool) -> Work | None:
+    """Begin, and wait for the end unless it is asynchronous."""
+    work = group.start(operation)
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def check_list(
+    name: str, tensors: Sequence[Tensor], like: Tensor, group: ProcessGroup
+) -> Sequence[Tensor]:
+    """``tensors``, one for each rank of the group, each of the size and dtype of ``like``.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if len(tensors) != group.size():
+        raise ValueError(
+            f"{name} has to have one tensor for each of the {group.size()} ranks, not "
+            f"{len(tensors)}"
+        )
+    for tensor in tensors:
+        if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
+            raise ValueError(
+                f"{name} has a tensor {described(tensor)} beside one {described(like)}"
+            )
+    return tensors
+
+
+def list_at_root(
+    name: str,
+    tensors: Sequence[Tensor] | None,
+    like: Tensor,
+    group: ProcessGroup,
+    root: int,
+) -> Sequence[Tensor]:
+    """The list that only the root has; nothing elsewhere.
+
+    Raises:
+        ValueError: the root has none, or another rank has one.
+    """
+    if group.rank() == root:
+        if tensors is None:
+            raise ValueError(f"Argument ``{name}`` must be specified on the rank that is its root.")
+        return check_list(name, tensors, like, group)
+    if tensors:
+        raise ValueError(f"Argument ``{name}`` must NOT be specified on other ranks than its root.")
+    return ()

@@ -1,0 +1,196 @@
+"""What a backward would do: ``Engine.explain()``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mpgrad.base.html_text import html_table, preformatted
+from mpgrad.engine.graph_picture import Box, GraphPicture
+from mpgrad.engine.placement import Placed, reason
+from mpgrad.scheduler.plan_tables import Plan
+
+#: Names that a group shows.
+NAMES_MAX = 6
+#: Nodes of which a notebook shows the picture, too.
+DRAWN_MAX = 60
+
+
+@dataclass(frozen=True)
+class ExplainedNode:
+    """Where one Node would run. ``task`` numbers the NodeTask that it belongs to."""
+
+    name: str
+    task: int
+    where: str
+    cost_us: float
+    reason: str
+
+
+class ReasonGroup(NamedTuple):
+    """The Nodes that would run in one place for one reason."""
+
+    where: str
+    reason: str
+    nodes: tuple[ExplainedNode, ...]
+
+    @property
+    def cost_us(self) -> float:
+        """Of all of them, in microseconds."""
+        return sum([node.cost_us for node in self.nodes])
+
+    @property
+    def names(self) -> str:
+        """Their names, each once, with how many there are; the most frequent first."""
+        counted = Counter(node.name for node in self.nodes).most_common()
+        shown = [f"{name} x {n}" if n > 1 else name for name, n in counted[:NAMES_MAX]]
+        more = len(counted) - NAMES_MAX
+        return ", ".join([*shown, f"{more} more names"] if more > 0 else shown)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a backward would do; print it.
+
+    Attributes:
+        mode: "local" or "process", as the engine would choose now.
+        reason: for that choice.
+        work_us: of all Nodes, one after another, in microseconds.
+        critical_path_us: of the longest chain of NodeTasks; no number of workers beats it.
+        nodes: in the order of the serial engine.
+        edges: pairs of positions in ``nodes``: from whom, to whom gradients flow.
+        source: what ``local`` runs from the third backward of such a graph on, or why it runs a
+            loop over the Nodes; None unless it was asked for.
+    """
+
+    mode: str
+    reason: str
+    work_us: float
+    critical_path_us: float
+    nodes: tuple[ExplainedNode, ...]
+    edges: tuple[tuple[int, int], ...] = ()
+    source: str | None = None
+
+    def groups(self) -> list[ReasonGroup]:
+        """The Nodes by place and reason, the dearest group first."""
+        found: dict[tuple[str, str], list[ExplainedNode]] = {}
+        for node in self.nodes:
+            found.setdefault((node.where, node.reason), []).append(node)
+        groups = [ReasonGroup(*key, tuple(nodes)) for key, nodes in found.items()]
+        return sorted(groups, key=lambda group: -group.cost_us)
+
+    def __str__(self) -> str:
+        lines = self._head()
+        for group in self.groups():
+            lines.append(
+                f"{len(group.nodes):>5} in {_place(group.where, len(group.nodes))}, "
+                f"{group.cost_us / 1000:.2f} ms: {group.reason}"
+            )
+            lines.append(f"      {group.names}")
+        return "\n".join([*lines, *self._source()])
+
+    def table(self) -> str:
+        """A line for each Node, in the order of the serial engine."""
+        width = max((len(node.name) for node in self.nodes), default=4)
+        rows = [
+            f"{node.name:<{width}}  task {node.task:>4}  {node.where:<6}  "
+            f"{node.cost_us:>10.1f} us  {node.reason}"
+            for node in self.nodes
+        ]
+        return "\n".join([*self._head(), *rows, *self._source()])
+
+    def _head(self) -> list[str]:
+        return [
+            f"{len(self.nodes)} nodes in {len({node.task for node in self.nodes})} tasks, "
+            f"{self.work_us / 1000:.2f} ms of work, critical path "
+            f"{self.critical_path_us / 1000:.2f} ms",
+            f"mode: {self.mode} ({self.reason})",
+        ]
+
+    def _source(self) -> Sequence[str]:
+        return () if self.source is None else ("", self.source)
+
+    # ------------------------------------------------------------------ pictures
+
+    def to_svg(self) -> str:
+        """The graph as a picture; its longest chain stands out.
+
+        Raises:
+            ValueError: it has more than ``graph_picture.BOXES_MAX`` Nodes.
+        """
+        return self._picture().to_svg()
+
+    def to_dot(self) -> str:
+        """The graph for Graphviz."""
+        return self._picture().to_dot()
+
+    def to_mermaid(self) -> str:
+        """The graph for pages that show Mermaid."""
+        return self._picture().to_mermaid()
+
+    def _picture(self) -> GraphPicture:
+        boxes = [
+            Box(node.name, f"{node.where}, task {node.task}, {node.cost_us:.0f} us",
+                node.where, node.reason)
+            for node in self.nodes
+        ]  # fmt: skip
+        return GraphPicture(boxes, self.edges, self._longest_chain())
+
+    def _longest_chain(self) -> list[int]:
+        """Edges lead from earlier to later Nodes of the serial order."""
+        total = [node.cost_us for node in self.nodes]
+        came_from: list[int | None] = [None] * len(total)
+        for source, target in sorted(self.edges):
+            through = total[source] + self.nodes[target].cost_us
+            if through > total[target]:
+                total[target], came_from[target] = through, source
+        path: list[int] = []
+        last = max(range(len(total)), key=total.__getitem__) if total else None
+        while last is not None:
+            path.append(last)
+            last = came_from[last]
+        return path[::-1]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows = [
+            (
+                group.where,
+                len(group.nodes),
+                f"{group.cost_us / 1000:.2f}",
+                group.names,
+                group.reason,
+            )
+            for group in self.groups()
+        ]
+        found = html_table(("where", "Nodes", "ms", "which", "why"), rows)
+        picture = self.to_svg() if 0 < len(self.nodes) <= DRAWN_MAX else ""
+        return f"{preformatted(chr(10).join(self._head()))}{found}{picture}"
+
+
+def _place(where: str, count: int) -> str:
+    if where == "client":
+        return "this process"
+    return "a worker" if count == 1 else "workers"
+
+
+def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:
+    """The Explanation of a placed and planned graph."""
+    spec = placed.frozen.spec
+    place = {index: at for at, index in enumerate(spec.order)}
+    nodes, edges = [], []
+    for at, index in enumerate(spec.order):
+        node = spec.nodes[index]
+        where = "client" if node.on_client or mode == "local" else "worker"
+        nodes.append(
+            ExplainedNode(
+                node.name, planned.task_of[index], where, node.cost_us, reason(placed, index)
+            )
+        )
+        targets = dict.fromkeys(edge[0] for edge in node.edges if edge is not None)
+        edges += [(at, place[target]) for target in targets]
+    return Explanation(
+        mode, why, planned.work_us, planned.critical_path_us, tuple(nodes), tuple(edges)
+    )

@@ -1,0 +1,27 @@
+"""The process of one rank: ``python -m mpgrad.launch.rank_process LAUNCHER SCRIPT ARGUMENT...``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from mpgrad.launch import script
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Run the script; end with the launcher, however that ends."""
+    _, launcher, path, *arguments = sys.argv
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(launcher):  # it died before that
+        return 1
+    # `python -m` has put the working directory there, `python script.py` does not.
+    del sys.path[0]
+    return script.run(path, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""``mpgrad run --nproc-per-node N``: N processes of one script on this host, each of them a rank.
+
+They get the environment that ``torchrun`` gives. Each line that they print carries their rank.
+Signals are passed on to them. When one fails, the others get some time to end by themselves. All
+that was started ends: with this process, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO, Any, NamedTuple
+
+from mpgrad.base import machine
+from mpgrad.launch.script import refusal, why_unreadable
+
+#: Seconds that the other ranks have after one has failed: they learn of it, and say so.
+AFTER_FAILURE_S = 15.0
+#: Seconds that a rank has to end after SIGTERM or SIGINT.
+AFTER_SIGNAL_S = 30.0
+#: A line that is longer is printed in pieces.
+LINE_BYTES_MAX = 64 * 1024
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ranks(NamedTuple):
+    """How many processes, and where the others are."""
+
+    per_node: int
+    nodes: int = 1
+    node_rank: int = 0
+    master_address: str = "127.0.0.1"
+    #: 0 draws one that is free; only on one node.
+    master_port: int = 0
+
+    @property
+    def world_size(self) -> int:
+        return self.per_node * self.nodes
+
+
+def launch_ranks(
+    script: str,
+    arguments: Sequence[str],
+    ranks: Ranks,
+    *,
+    cpu_workers: int | None = None,
+    gpus: str | tuple[int, ...] | None = None,
+) -> int:
+    """Run ``script`` in one process for each rank of this host, and wait for all of them.
+
+    Args:
+        script: path of a Python file.
+        arguments: the script's ``sys.argv[1:]``.
+        ranks: how many, and where.
+        cpu_workers: of each rank's engine; by default the host's CPUs, shared equally.
+        gpus: that each rank's engine may use.
+
+    Returns:
+        0, or the exit code of the first rank that failed: 128 + n for one that signal n ended.
+    """
+    unreadable = why_unreadable(script)
+    if unreadable:
+        return refusal(unreadable)
+    with contextlib.ExitStack() as stack:
+        environment = dict(os.environ)
+        if ranks.master_port == 0:
+            reserved = stack.enter_context(_reserved_port(ranks.master_address))
+            ranks = ranks._replace(master_port=reserved)
+        key = stack.enter_context(_key()) if "MPGRAD_GROUP_KEY_FILE" not in environment else None
+        if key is not None:
+            environment["MPGRAD_GROUP_KEY_FILE"] = f"/proc/self/fd/{key}"
+        if gpus is not None:
+            environment["MPGRAD_GPUS"] = gpus if isinstance(gpus, str) else ",".join(map(str, gpus))
+        if cpu_workers is None:
+            cpu_workers = max(1, machine.available_cpus() // ranks.per_node)
+            environment.setdefault("MPGRAD_CPU_WORKERS", str(cpu_workers))
+        else:
+            environment["MPGRAD_CPU_WORKERS"] = str(cpu_workers)
+        if ranks.per_node > 1:
+            environment.setdefault("OMP_NUM_THREADS", "1")
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        launcher = stack.enter_context(_Launcher())
+        for local_rank in range(ranks.per_node):
+            own = {**environment, **_rank_environment(ranks, local_rank)}
+            launcher.start(int(own["RANK"]), [script, *arguments], own, key)
+        return launcher.wait()
+
+
+def _rank_environment(ranks: Ranks, local_rank: int) -> Mapping[str, str]:
+    """What ``torchrun`` sets."""
+    numbers = {
+        "RANK": ranks.node_rank * ranks.per_node + local_rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": ranks.world_size,
+        "LOCAL_WORLD_SIZE": ranks.per_node,
+        "GROUP_RANK": ranks.node_rank,
+        "GROUP_WORLD_SIZE": ranks.nodes,
+        "MASTER_PORT": ranks.master_port,
+    }
+    return {"MASTER_ADDR": ranks.master_address, **{k: str(n) for k, n in numbers.items()}}
+
+
+@contextlib.contextmanager
+def _reserved_port(address: str) -> Iterator[int]:
+    """A port that nobody else is given, and that rank 0 can listen at.
+
+    The socket is bound and does not listen: so another one with SO_REUSEADDR may take the port, but
+    the kernel draws it for nobody.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((address, 0))
+        yield holder.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _key() -> Iterator[int]:
+    """A descriptor of memory with a new key: it has no name, and ends with its last process."""
+    descriptor = os.memfd_create("mpgrad-group-key", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, secrets.token_bytes(32))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(eq=False)
+class _Rank:
+    """One process."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    #: What it has printed since its last line, by stream.
+    unfinished: dict[int, bytes] = field(default_factory=dict)
+
+
+class _Launcher:
+    """The ranks of this host, from their start to their end."""
+
+    def __init__(self) -> None:
+        self._ranks: list[_Rank] = []
+        self._alive: set[_Rank] = set()
+        self._selector = selectors.DefaultSelector()
+        self._code = 0
+        #: When those that are alive get which signal; None while all is well.
+        self._next_signal: tuple[float, signal.Signals] | None = None
+
+    def __enter__(self) -> _Launcher:
+        self._before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for rank in self._ranks:
+            self._kill(rank)
+            rank.process.wait()
+        self._drain()
+        for rank in self._ranks:
+            os.close(rank.pidfd)
+            for stream in (rank.process.stdout, rank.process.stderr):
+                if stream is not None:
+                    stream.close()
+        self._selector.close()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def start(
+        self, number: int, command: Sequence[str], environment: Mapping[str, str], key: int | None
+    ) -> None:
+        """Start a rank, in a process group of its own."""
+        # A process of another group than the terminal's may not read from that.
+        reads = number == 0 and sys.stdin is not None and not os.isatty(0)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mpgrad.launch.rank_process", str(os.getpid()), *command],
+            env=environment,
+            stdin=None if reads else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=() if key is None else (key,),
+            process_group=0,
+        )
+        rank = _Rank(number, process, os.pidfd_open(process.pid))
+        self._ranks.append(rank)
+        self._alive.add(rank)
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, (rank, None))
+        for stream, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, (rank, sink))
+
+    def wait(self) -> int:
+        """Wait until all have ended; the exit code."""
+        while self._alive:
+            for ready, _ in self._selector.select(self._seconds_left()):
+                rank, sink = ready.data
+                if sink is None:
+                    self._note_end(rank)
+                else:
+                    self._print(rank, ready.fileobj, sink)
+            self._signal_in_time()
+        return self._code
+
+    # ------------------------------------------------------------------ ends
+
+    def _note_end(self, rank: _Rank) -> None:
+        self._selector.unregister(rank.pidfd)
+        self._alive.discard(rank)
+        self._kill(rank)
+        code = rank.process.wait()
+        if code == 0:
+            return
+        how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        if self._code == 0:
+            self._code = code if code > 0 else 128 - code
+            if self._alive and self._next_signal is None:
+                others = ", ".join(str(other.number) for other in self._living())
+                _say(
+                    f"rank {rank.number} (process {rank.process.pid}) ended with {how}; ranks "
+                    f"{others} have {AFTER_FAILURE_S:g} s to end"
+                )
+                self._next_signal = time.monotonic() + AFTER_FAILURE_S, signal.SIGTERM
+                return
+        _say(f"rank {rank.number} (process {rank.process.pid}) ended with {how}")
+
+    def _kill(self, rank: _Rank) -> None:
+        """End the rank's process group: itself, and what it has started and left.
+
+        Until it is waited for, its number is nobody else's.
+        """
+        if rank.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.process.pid, signal.SIGKILL)
+
+    def _living(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank in self._alive]
+
+    # ------------------------------------------------------------------ signals
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        is_second = self._next_signal is not None and number == signal.SIGINT
+        for rank in self._living():
+            with contextlib.suppress(ProcessLookupError):
+                rank.process.send_signal(signal.SIGKILL if is_second else number)
+        if number in _ENDING:
+            self._next_signal = time.monotonic() + AFTER_SIGNAL_S, signal.SIGKILL
+
+    def _seconds_left(self) -> float | None:
+        if self._next_signal is None:
+            return None
+        return max(0.0, self._next_signal[0] - time.monotonic())
+
+    def _signal_in_time(self) -> None:
+        if self._next_signal is None or time.monotonic() < self._next_signal[0]:
+            return
+        for rank in self._living():
+            with contextlib.suppress(ProcessLookupError):
+                rank.process.send_signal(self._next_signal[1])
+        self._next_signal = time.monotonic() + AFTER_SIGNAL_S, signal.SIGKILL
+
+    # ------------------------------------------------------------------ what they print
+
+    def _print(self, rank: _Rank, stream: Any, sink: IO[str]) -> None:
+        try:
+            data = os.read(stream.fileno(), LINE_BYTES_MAX)
+        except BlockingIOError:
+            return
+        number = stream.fileno()
+        text = rank.unfinished.pop(number, b"") + data
+        *lines, rest = text.split(b"\n")
+        if not data or len(rest) >= LINE_BYTES_MAX:
+            lines, rest = ([*lines, rest] if rest else lines), b""
+        if rest:
+            rank.unfinished[number] = rest
+        if not data:
+            self._selector.unregister(stream)
+        if lines:
+            head = f"[rank {rank.number}] ".encode()
+            _write(sink, b"".join(head + line + b"\n" for line in lines))
+
+    def _drain(self) -> None:
+        """Print what is left; nobody writes any more."""
+        while True:
+            ready = [key for key, _ in self._selector.select(0) if key.data[1] is not None]
+            if not ready:
+                return
+            for key in ready:
+                self._print(key.data[0], key.fileobj, key.data[1])
+
+
+def _write(sink: IO[str], data: bytes) -> None:
+    """To the bytes below, where there are such: lines of ranks need not be text."""
+    with contextlib.suppress(BrokenPipeError):
+        if hasattr(sink, "buffer"):
+            sink.flush()
+            sink.buffer.write(data)
+        else:
+            sink.write(data.decode(errors="replace"))
+        sink.flush()
+
+
+def _say(text: str) -> None:
+    _write(sys.stderr, f"mpgrad run: {text}\n".encode())

@@ -1,0 +1,265 @@
+"""Who belongs to a group: Rendezvous, until all ranks are there, and HostMembership, from then on.
+
+A rank is one incarnation: a process that comes later under the same number is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+# ---------------------------------------------------------------------------- rendezvous
+
+
+class Participant(NamedTuple):
+    """A process that wants to be a rank, and where it can be reached."""
+
+    rank: int
+    incarnation: str
+    address: str
+
+
+class HostJoined(NamedTuple):
+    """A process has asked for its rank."""
+
+    member: Participant
+    world_size: int
+    #: What has to be equal everywhere: (what it is, its version), in one order.
+    versions: tuple[tuple[str, str], ...]
+
+
+class HostGone(NamedTuple):
+    """A process that had joined has died, or cannot be reached."""
+
+    incarnation: str
+
+
+class RendezvousExpired(NamedTuple):
+    """The time within which all ranks have to join is over."""
+
+
+class SendRoster(NamedTuple):
+    """All are there: tell ``to`` who they are."""
+
+    to: Participant
+    members: tuple[Participant, ...]
+
+
+class RefuseHost(NamedTuple):
+    """Tell ``to`` that it cannot take part, and why."""
+
+    to: Participant
+    reason: str
+    #: Whether it was refused because others did not come.
+    is_timeout: bool
+
+
+Answer: TypeAlias = SendRoster | RefuseHost
+
+
+class Rendezvous:
+    """Kept by rank 0, which is the first to join."""
+
+    def __init__(self, world_size: int, versions: Sequence[tuple[str, str]]) -> None:
+        self._world_size = world_size
+        self._versions = tuple(versions)
+        self._members: dict[int, Participant] = {}
+        self._refused: dict[int, str] = {}
+        self.is_open = True
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not come."""
+        return [rank for rank in range(self._world_size) if rank not in self._members]
+
+    def handle_event(self, event: HostJoined | HostGone | RendezvousExpired) -> list[Answer]:
+        """Whom to tell what."""
+        if isinstance(event, HostJoined):
+            return self._join(event)
+        if isinstance(event, HostGone):
+            if self.is_open:
+                self._members = {
+                    rank: member
+                    for rank, member in self._members.items()
+                    if member.incarnation != event.incarnation
+                }
+            return []
+        return self._expire()
+
+    def _join(self, event: HostJoined) -> list[Answer]:
+        member = event.member
+        present = self._members.get(member.rank)
+        if present == member:  # a message that came twice
+            return [] if self.is_open else [SendRoster(member, self._roster())]
+        reason = self._objection(event, present)
+        if reason:
+            if present is None:
+                self._refused[member.rank] = reason
+            return [RefuseHost(member, reason, is_timeout=False)]
+        self._members[member.rank] = member
+        if self.missing:
+            return []
+        self.is_open = False
+        roster = self._roster()
+        return [SendRoster(to, roster) for to in roster]
+
+    def _objection(self, event: HostJoined, present: Participant | None) -> str:
+        rank = event.member.rank
+        if event.world_size != self._world_size:
+            return (
+                f"rank {rank} has world size {event.world_size}, but rank 0 has {self._world_size}"
+            )
+        if not 0 <= rank < self._world_size:
+            return f"rank {rank} is not below the world size, {self._world_size}"
+        for (what, theirs), (_, ours) in zip(event.versions, self._versions, strict=False):
+            if theirs != ours:
+                return f"rank {rank} has {what} {theirs}, but rank 0 has {what} {ours}"
+        if present is not None:
+            return f"rank {rank} is taken by another process, at {present.address}"
+        return "" if self.is_open else f"the group is complete, and has no place for rank {rank}"
+
+    def _roster(self) -> tuple[Participant, ...]:
+        return tuple(self._members[rank] for rank in range(self._world_size))
+
+    def _expire(self) -> list[Answer]:
+        if not self.is_open:
+            return []
+        self.is_open = False
+        reason = self.why_incomplete()
+        return [
+            RefuseHost(self._members[rank], reason, is_timeout=True)
+            for rank in range(self._world_size)
+            if rank in self._members
+        ]
+
+    def why_incomplete(self) -> str:
+        """The ranks that did not come, in words, and why those that were refused were."""
+        ranks = ", ".join(map(str, self.missing))
+        text = f"of {self._world_size} ranks these did not come: {ranks}"
+        reasons = [self._refused[rank] for rank in self.missing if rank in self._refused]
+        return f"{text} ({'; '.join(reasons)})" if reasons else text
+
+
+# ---------------------------------------------------------------------------- from then on
+
+
+class PeerDisconnected(NamedTuple):
+    """The connection to a rank has ended, without a farewell or after one."""
+
+    rank: int
+    cause: str
+
+
+class PeerLeft(NamedTuple):
+    """A rank has said farewell: it has sent all that it owes."""
+
+    rank: int
+
+
+class FarewellSeen(NamedTuple):
+    """A rank has read this rank's farewell, and so all that was sent before."""
+
+    rank: int
+
+
+class LossTold(NamedTuple):
+    """Another rank says that one is lost."""
+
+    rank: int
+    cause: str
+
+
+class PeerAwaited(NamedTuple):
+    """A collective waits for a message of this rank."""
+
+    rank: int
+
+
+class LeaveRequested(NamedTuple):
+    """This rank wants to go."""
+
+
+class TellLoss(NamedTuple):
+    """Tell all ranks: this one is lost."""
+
+    rank: int
+    cause: str
+
+
+class FailCollectives(NamedTuple):
+    """All collectives under way, and all later ones, have failed."""
+
+    rank: int
+    cause: str
+
+
+class SayFarewell(NamedTuple):
+    """Tell ``rank`` that this one goes."""
+
+    rank: int
+
+
+class AcknowledgeFarewell(NamedTuple):
+    """Tell ``rank`` that its farewell was read."""
+
+    rank: int
+
+
+MembershipEvent: TypeAlias = (
+    PeerDisconnected | PeerLeft | FarewellSeen | LossTold | PeerAwaited | LeaveRequested
+)
+MembershipInstruction: TypeAlias = TellLoss | FailCollectives | SayFarewell | AcknowledgeFarewell
+
+#: Why a collective fails that awaits a rank which has left.
+HAS_LEFT = "it has left the group, and others still wait for it"
+
+
+class HostMembership:
+    """What one rank knows of the others: there, left, or gone; the first loss ends the group.
+
+    A rank that leaves waits until all others have read its farewell. So nobody takes the end of its
+    connections for a death, and its last messages arrive.
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._others = tuple(other for other in range(ranks) if other != rank)
+        self._left: set[int] = set()
+        self._disconnected: set[int] = set()
+        #: The ranks that may not have read this one's farewell; None until it wants to go.
+        self._unread: set[int] | None = None
+        #: The first rank that was lost, and why.
+        self.loss: FailCollectives | None = None
+
+    @property
+    def may_go(self) -> bool:
+        """Whether this rank wanted to go, and everybody knows."""
+        return self._unread is not None and not self._unread
+
+    def handle_event(self, event: MembershipEvent) -> list[MembershipInstruction]:
+        """What follows."""
+        if isinstance(event, LeaveRequested):
+            present = [rank for rank in self._others if rank not in self._disconnected]
+            self._unread = set(present)
+            return [SayFarewell(rank) for rank in present]
+        if isinstance(event, LossTold):  # this rank itself may be meant
+            return self._lose(event.rank, event.cause)
+        rank = event.rank
+        if rank not in self._others:
+            return []
+        if isinstance(event, PeerLeft):
+            self._left.add(rank)
+            return [AcknowledgeFarewell(rank)]
+        if isinstance(event, PeerAwaited):
+            return self._lose(rank, HAS_LEFT, tells=True) if rank in self._left else []
+        if self._unread is not None:
+            self._unread.discard(rank)
+        if isinstance(event, FarewellSeen):
+            return []
+        self._disconnected.add(rank)
+        return [] if rank in self._left else self._lose(rank, event.cause, tells=True)
+
+    def _lose(self, rank: int, cause: str, *, tells: bool = False) -> list[MembershipInstruction]:
+        if self.loss is not None:
+            return []
+        self.loss = FailCollectives(rank, cause)
+        return [TellLoss(rank, cause), self.loss] if tells else [self.loss]

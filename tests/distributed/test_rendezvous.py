@@ -1,0 +1,161 @@
+"""How ranks find each other over TCP, and who is refused; the ranks are threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from mpgrad.distributed import rendezvous
+from mpgrad.distributed.member_thread import MemberThread
+from mpgrad.distributed.rendezvous import Meeting, meet
+from mpgrad.errors import RendezvousTimeout
+from mpgrad.scheduler.hosts.host_membership import (
+    HostGone,
+    HostJoined,
+    Participant,
+    RefuseHost,
+    Rendezvous,
+    SendRoster,
+)
+from mpgrad.wire.zeromq import ZmqHostCarrier
+from tests.leftovers import wait_until
+
+KEY = hashlib.blake2b(b"the group", digest_size=32).digest()
+OTHER_KEY = hashlib.blake2b(b"another", digest_size=32).digest()
+LONG_S = 60.0
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that the system gives to nobody else."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def carriers(key: bytes = KEY, *, encrypt: bool = True) -> Callable[..., ZmqHostCarrier]:
+    return lambda name, host, port: ZmqHostCarrier(key, name, host, port, encrypt=encrypt)
+
+
+@contextlib.contextmanager
+def met(port: int, ranks: int, **chosen: Any) -> Iterator[list[Meeting]]:
+    with ThreadPoolExecutor(ranks) as pool:
+        futures = [
+            pool.submit(meet, carriers(**chosen), k, ranks, ("localhost", port), LONG_S)
+            for k in range(ranks)
+        ]
+        meetings = [future.result() for future in futures]
+    yield meetings
+
+
+def left(threads: list[MemberThread]) -> None:
+    with ThreadPoolExecutor(len(threads)) as pool:
+        for future in [pool.submit(thread.leave) for thread in threads]:
+            future.result()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_all_ranks_learn_of_each_other(port: int, encrypt: bool) -> None:
+    with met(port, 3, encrypt=encrypt) as meetings:
+        assert len({meeting.names for meeting in meetings}) == 1
+        left([MemberThread(rank, meeting) for rank, meeting in enumerate(meetings)])
+
+
+@pytest.mark.process
+def test_a_stranger_and_a_damaged_frame_are_counted_and_not_read(port: int) -> None:
+    with met(port, 2, encrypt=False) as meetings:
+        address = meetings[0].carrier.address
+        threads = [MemberThread(rank, meeting) for rank, meeting in enumerate(meetings)]
+        stranger = ZmqHostCarrier(OTHER_KEY, "1.0", "127.0.0.1", 0, encrypt=False)
+        stranger.connect("0", address)
+        stranger.send("0", [b"\x93\x07\x00\x00"])
+        assert wait_until(lambda: meetings[0].carrier.strangers == 1)
+        damaged = lambda: threads[1]._send(0, [b"damaged"])  # noqa: E731
+        threads[1].ask(damaged)
+        assert wait_until(lambda: threads[0].member.damaged == 1)
+        stranger.close(0)
+        left(threads)
+
+
+@pytest.mark.process
+def test_whoever_has_another_key_is_not_heard(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.0)
+    with ThreadPoolExecutor(2) as pool:
+        host = pool.submit(meet, carriers(), 0, 2, ("127.0.0.1", port), 0.2)
+        guest = pool.submit(meet, carriers(OTHER_KEY), 1, 2, ("127.0.0.1", port), 0.2)
+        with pytest.raises(RendezvousTimeout, match=r"rank 0 did not answer .* another key"):
+            guest.result()
+        with pytest.raises(RendezvousTimeout, match="of 2 ranks these did not come: 1"):
+            host.result()
+
+
+def refusal(future: Future[Meeting]) -> str:
+    error = future.exception()
+    assert type(error) is RuntimeError, error
+    return str(error)
+
+
+@pytest.mark.process
+def test_who_does_not_fit_is_told_why(port: int) -> None:
+    master = ("127.0.0.1", port)
+    with ThreadPoolExecutor(4) as pool:
+        host = pool.submit(meet, carriers(), 0, 2, master, LONG_S)
+        sizes = pool.submit(meet, carriers(), 1, 3, master, LONG_S)
+        assert "rank 1 has world size 3, but rank 0 has 2" in refusal(sizes)
+        old = (("Python", "2.7"),)
+        python = pool.submit(meet, carriers(), 1, 2, master, LONG_S, old)
+        assert "rank 1 has Python 2.7, but rank 0 has Python 3." in refusal(python)
+        first = pool.submit(meet, carriers(), 1, 2, master, LONG_S)
+        meetings = [host.result(), first.result()]
+        threads = [MemberThread(rank, meeting) for rank, meeting in enumerate(meetings)]
+        left(threads)
+
+
+@pytest.mark.process
+def test_a_rank_that_goes_without_farewell_is_lost(port: int) -> None:
+    with met(port, 3) as meetings:
+        threads = [MemberThread(rank, meetings[rank]) for rank in (0, 1)]
+        meetings[2].carrier.close(0)
+        for thread in threads:
+            assert wait_until(lambda thread=thread: thread.member.membership.loss is not None)
+            assert thread.member.membership.loss.rank == 2
+        left(threads)
+
+
+# ---------------------------------------------------------------------------- the pure part
+
+VERSIONS = (("Python", "3.11"),)
+
+
+def joined(rank: int, incarnation: str = "a", size: int = 3) -> HostJoined:
+    return HostJoined(Participant(rank, incarnation, f"tcp://host{rank}"), size, VERSIONS)
+
+
+def test_a_rank_is_one_process() -> None:
+    meeting = Rendezvous(3, VERSIONS)
+    assert meeting.handle_event(joined(0)) == []
+    assert meeting.handle_event(joined(1)) == []
+    assert meeting.handle_event(joined(1)) == []  # the same message again
+    (answer,) = meeting.handle_event(joined(1, "b"))
+    assert isinstance(answer, RefuseHost)
+    assert answer.reason == "rank 1 is taken by another process, at tcp://host1"
+    meeting.handle_event(HostGone("a"))
+    assert meeting.missing == [0, 1, 2]
+
+
+def test_a_roster_that_was_lost_is_sent_again() -> None:
+    meeting = Rendezvous(2, VERSIONS)
+    meeting.handle_event(joined(0, size=2))
+    first = meeting.handle_event(joined(1, size=2))
+    assert [type(answer) for answer in first] == [SendRoster, SendRoster]
+    assert meeting.handle_event(joined(1, size=2)) == first[1:]
+    (late,) = meeting.handle_event(joined(1, "b", size=2))
+    assert isinstance(late, RefuseHost)

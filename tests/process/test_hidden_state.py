@@ -1,0 +1,165 @@
+"""State that user code changes while a backward runs, or where one looks for it last: the client's
+bits, or an error that says why."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+
+pytestmark = pytest.mark.process
+
+SCALE = 2.0
+
+
+class Counts(mg.Function):
+    """Changes lists and dictionaries on its ctx, which nobody else holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        ctx.items, ctx.table = [1], {"n": [np.ones(2)], "m": 1}
+        return x.detach() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        factor = 100 * len(ctx.items) + 10 * len(ctx.table["n"]) + ctx.table["m"]
+        ctx.items.append(len(ctx.items))
+        ctx.table["n"].append(np.zeros(3))
+        ctx.table["m"] += 1
+        return grad * factor
+
+
+class Scales(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.detach() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * SCALE
+
+
+class Divides(Scales):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * float(np.getbufsize())
+
+
+class Warns(Scales):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        try:
+            warnings.warn("odd", stacklevel=1)
+        except UserWarning:
+            return grad * 3
+        return grad * 5
+
+
+class Exponential(Scales):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * math.exp(1.0)
+
+
+def leaf() -> mg.Tensor:
+    return mg.tensor([1.0], requires_grad=True)
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    yield
+    global SCALE
+    SCALE = 2.0
+    np.setbufsize(8192)
+
+
+def tasks_of_workers(engine: mg.Engine) -> int:
+    tasks = engine.statistics().tasks
+    return sum(tasks.values()) - tasks.get("client", 0)
+
+
+def test_lists_on_a_ctx_that_backward_changes(engine: mg.Engine) -> None:
+    def gradients() -> list[float]:
+        x, found = leaf(), []
+        y = Counts.apply(x)
+        for _ in range(3):
+            x.grad = None
+            y.sum().backward(retain_graph=True)
+            assert x.grad is not None
+            found.append(x.grad.item())
+        y.grad_fn.table["n"][-1][0] = 7.0  # what is there is the caller's, and writable
+        return found
+
+    before = tasks_of_workers(engine)
+    found = gradients()
+    assert tasks_of_workers(engine) > before
+    with mg.Engine("local"):
+        assert gradients() == found == [111.0, 222.0, 333.0]
+
+
+def change_scale(grad: mg.Tensor) -> None:
+    global SCALE
+    SCALE += 1
+
+
+def change_buffers(grad: mg.Tensor) -> None:
+    np.setbufsize(4096)
+
+
+@pytest.mark.parametrize(
+    ("function", "hook", "words"),
+    [
+        (Scales, change_scale, "has changed `SCALE`, which Scales reads behind it"),
+        (Divides, change_buffers, "changed the buffer size of this process, which Divides reads"),
+    ],
+)
+def test_a_hook_that_changes_what_a_later_function_reads(
+    engine: mg.Engine,
+    restored: None,
+    function: type[mg.Function],
+    hook: Callable[[mg.Tensor], None],
+    words: str,
+) -> None:
+    x = leaf()
+    y = function.apply(x)
+    y.register_hook(hook)
+    with pytest.raises(RuntimeError) as caught:
+        y.sum().backward()
+    assert words in str(caught.value)
+    assert f'set run_on = "client" on {function.__name__}' in str(caught.value)
+    assert x.grad is None
+
+
+def test_a_hook_that_changes_it_behind_the_function(engine: mg.Engine, restored: None) -> None:
+    x = leaf()
+    x.register_hook(change_scale)
+    Scales.apply(x).sum().backward()
+    assert (x.grad.item(), SCALE) == (2.0, 3.0)
+    x.grad = None
+    Scales.apply(x).sum().backward()
+    assert x.grad.item() == 3.0
+
+
+def test_filters_that_make_errors_of_warnings(engine: mg.Engine) -> None:
+    for action, expected in (("error", 3.0), ("ignore", 5.0)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings(action, "odd", UserWarning)  # type: ignore[arg-type]
+            x = leaf()
+            Warns.apply(x).sum().backward()
+            assert x.grad.item() == expected
+
+
+def test_a_function_of_python_that_another_one_has_replaced(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = leaf()
+    Exponential.apply(x).sum().backward()
+    monkeypatch.setattr(math, "exp", math.expm1)
+    with pytest.raises(RuntimeError, match=r"reads math.exp, which has been replaced by expm1"):
+        Exponential.apply(x).sum().backward()
