@@ -247,19 +247,11 @@ class Module:
         return module
 
     def get_parameter(self, target: str) -> Parameter:
-        """The parameter of that name as ``named_parameters`` gives it.
-
-        Raises:
-            AttributeError: there is none.
-        """
+        """The parameter that ``named_parameters`` gives that name, or AttributeError."""
         return self._entry("_parameters", target)  # type: ignore[no-any-return]
 
     def get_buffer(self, target: str) -> Tensor:
-        """The buffer of that name as ``named_buffers`` gives it.
-
-        Raises:
-            AttributeError: there is none.
-        """
+        """The buffer that ``named_buffers`` gives that name, or AttributeError."""
         return self._entry("_buffers", target)  # type: ignore[no-any-return]
 
     def _entry(self, table: str, target: str) -> Any:
