@@ -2,8 +2,9 @@
 
     python -m stress.operator_calls SEED FIRST CALLS [--beside-torch] [--in-process]
 
-Before each call it writes the number of the call to the file of stdout, so that the parent knows
-which call crashed. The last line is the tally, in JSON.
+Before each call its number goes to stdout's file, so that the parent knows what a crash came from,
+and before the same call of PyTorch once more, with ``BESIDE``.
+The last line is the tally, in JSON.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import contextlib
 import importlib
 import inspect
 import json
+import operator
 import random
+import resource
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import mpgrad as mg
-from tests.operator_database.comparison import arrays_of, difference
+from stress.left_differences import reason_for
+from tests.operator_database.comparison import TOLERANCES, arrays_of, difference
 
 DTYPES = ("float32", "float64", "float16", "complex64", "int64", "int32", "uint8", "bool")
 #: Chosen at random weights: most programs use floats.
@@ -33,7 +39,17 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 NUMBERS = (0, 1, -1, 2, -2, 3, 5, 0.5, -0.0, 1e30, float("nan"), float("inf"), True, 1j, 100)
 WORDS = ("mean", "sum", "none", "floor", "trunc", "constant", "reflect", "fro", "left", "nonsense")
 SPECIAL = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e-30, 1e30)
-#: One in this many calls with gradients is repeated in workers.
+#: For sizes: none, no numbers, too many of them.
+HUGE = (2**40, (2**31, 2**31), 2**62)
+SIZES: tuple[Any, ...] = (0, 1, -1, 2, None, (0, 1), (1,), [], (-1, 0), 7, (1, 1, 1, 1), *HUGE)
+#: Seconds after which a call is taken for stuck.
+STUCK_S = 60
+#: What a child may allot, in bytes: a result that is larger is refused, not written. What lies in
+#: shared memory is not counted there; :mod:`stress.operators` limits that.
+MEMORY = 4 << 30
+#: Stands behind the number of a call that PyTorch performs.
+BESIDE = "beside"
+#: Of the calls with gradients that return, each so-manieth is repeated in workers.
 EVERY = 10
 #: Functions that change the process, draw numbers, or return uninitialised memory.
 LEFT_OUT = frozenset(
@@ -50,7 +66,14 @@ LEFT_OUT = frozenset(
         "to_dlpack",
     }
     | {"dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"}
-    | {"gumbel_softmax", "scaled_dot_product_attention", "from_numpy", "get_default_dtype"}
+    | {
+        "pca_lowrank",
+        "svd_lowrank",
+        "gumbel_softmax",
+        "scaled_dot_product_attention",
+        "from_numpy",
+        "get_default_dtype",
+    }
 )
 #: Messages of NumPy that a user of mpgrad should not see.
 BARE = (
@@ -71,9 +94,8 @@ def functions(library: Any) -> dict[str, Callable[..., Any]]:
     for name, home in vars(mg)["_HOME"].items():
         if home.startswith("mpgrad.ops.") and name not in LEFT_OUT:
             found[name] = getattr(library, name, None)
-    for module in ("nn.functional", "linalg"):
-        here = mg.nn.functional if module == "nn.functional" else mg.linalg
-        there = library.nn.functional if module == "nn.functional" else library.linalg
+    for module in ("nn.functional", "linalg", "fft", "special"):
+        here, there = (operator.attrgetter(module)(where) for where in (mg, library))
         for name in here.__all__:
             if name not in LEFT_OUT:
                 found[f"{module}.{name}"] = getattr(there, name, None)
@@ -93,8 +115,25 @@ def array(chance: random.Random) -> Any:
     if layout < 0.1 and made.ndim > 1:
         made = made.swapaxes(0, -1)
     elif layout < 0.2 and made.ndim:
-        made = np.repeat(made, 2, axis=-1)[..., ::2]
+        made = spread(made)
+    elif layout < 0.25 and made.ndim and made.size:
+        made = np.broadcast_to(made[..., :1].copy(), made.shape)
     return made
+
+
+def spread(array: Any) -> Any:
+    """``array`` with a gap after each element; each column of it is one piece of memory less."""
+    return np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array
+
+
+def copied(array: Any) -> Any:
+    """A copy of the same memory layout, which in-place options may change."""
+    owner = array if array.base is None else array.base
+    if not array.size:
+        return array
+    memory = np.array(owner, order="C")
+    start = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    return np.ndarray(array.shape, array.dtype, memory, start, array.strides)
 
 
 def argument(chance: random.Random, name: str, annotation: str) -> Any:
@@ -109,7 +148,7 @@ def argument(chance: random.Random, name: str, annotation: str) -> Any:
     if not odd and "str" in annotation and "int" not in annotation:
         return chance.choice(WORDS)
     if not odd and name in ("dim", "axis", "dims", "size", "shape", "kernel_size", "pad"):
-        return chance.choice((0, 1, -1, 2, None, (0, 1), (1,), [], (-1, 0), 7, (1, 1, 1, 1)))
+        return chance.choice(SIZES)
     if not odd and ("int" in annotation or "float" in annotation):
         return chance.choice(NUMBERS)
     return chance.choice((array(chance), chance.choice(NUMBERS), None, (), (1, 2), "nonsense"))
@@ -150,9 +189,7 @@ def _parameters(function: Any) -> list[tuple[str, str, bool]]:
 def tensors(library: Any, value: Any, *, grad: bool) -> Any:
     """``value`` with Tensors of the library instead of arrays."""
     if isinstance(value, np.ndarray):
-        # A copy of the same layout, because in-place options may change it.
-        copied = value if value.size == 0 else np.array(value, order="K")
-        tensor = library.from_numpy(copied)
+        tensor = library.from_numpy(copied(value))
         return tensor.requires_grad_() if grad and value.dtype.kind in "fc" else tensor
     if isinstance(value, list | tuple):
         return type(value)(tensors(library, item, grad=grad) for item in value)
@@ -187,6 +224,10 @@ def _flat(value: Any) -> list[Any]:
     return [value]
 
 
+def _arrays(given: list[Any]) -> list[Any]:
+    return [value for value in _flat(given) if isinstance(value, np.ndarray)]
+
+
 def words(name: str, given: list[Any]) -> str:
     """A call in the form of source code."""
     parts = [
@@ -211,12 +252,14 @@ def main(seed: int, first: int, count: int) -> None:
 
     def note(what: str, text: str) -> None:
         tally[what] += 1
-        notes[what].append(text[:260])
+        notes[what].append(f"call {number}: {text}"[:260])
 
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     in_process = "--in-process" in sys.argv
     with mg.Engine("process", cpu_workers=1) if in_process else contextlib.nullcontext():
         for number, name, given in calls(seed, first, count):
             print(number, flush=True)
+            signal.alarm(STUCK_S)  # it ends the process
             grad = number % 2 == 0
             with mg.Engine("local"):
                 found = run(mg, known[name], given, grad=grad)
@@ -228,11 +271,16 @@ def main(seed: int, first: int, count: int) -> None:
                 tally["in process"] += 1
                 if _bits(run(mg, known[name], given, grad=True)) != _bits(found):
                     note("other bits", words(name, given))
-            if name in theirs:
-                text = _beside(found, run(torch, theirs[name], given, grad=grad))
-                what = text.partition(":")[0]
+            # Some of PyTorch's operators count to such a number.
+            if name in theirs and not any(repr(huge) in map(repr, given) for huge in HUGE):
+                print(number, BESIDE, flush=True)
+                text = _beside(found, given, partial(run, torch, theirs[name], grad=grad))
+                what, _, difference = text.partition(": ")
+                reason = what == "differs" and reason_for(name, difference, _arrays(given))
                 if not text:
                     tally["agree"] += 1
+                elif reason:
+                    note("left", f"{words(name, given)}: {difference}: {reason}")
                 else:
                     note(what, f"{words(name, given)}: {text}")
     print(json.dumps({"tally": tally, "notes": notes}), flush=True)
@@ -246,8 +294,9 @@ def _bits(value: Any) -> Any:
     return repr(value)
 
 
-def _beside(found: Any, beside: Any) -> str:
-    """The difference between a call and PyTorch's; empty if there is none."""
+def _beside(found: Any, given: list[Any], run: Callable[[list[Any]], Any]) -> str:
+    """How a call differs from PyTorch's; empty: it does not."""
+    beside = run(given)
     if isinstance(beside, Exception):
         if not isinstance(found, Exception):
             return f"accepted here only: PyTorch: {type(beside).__name__}: {beside}"
@@ -255,12 +304,37 @@ def _beside(found: Any, beside: Any) -> str:
         return "" if isinstance(found, kind) else f"other class: {found!r}, PyTorch {beside!r}"
     if isinstance(found, Exception):
         return f"refused here only: {type(found).__name__}: {found}"
-    try:
-        text = difference(found[0], beside[0])
-        text = text or (difference(found[1], beside[1]) if len(found) > 1 else "")
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-    return f"differs: {text}" if text else ""
+    found, beside = _without_empty(found), _without_empty(beside)
+    # A float64 that comes of float32, as of integers, is not more exact.
+    dtypes = {str(array.dtype) for array in _arrays(given)}
+    close = max((TOLERANCES.get(dtype, TOLERANCES["float32"]) for dtype in dtypes), default=0.0)
+    if "float16" in dtypes:
+        close *= 5  # of differences of rounded numbers not much is left
+    text = difference(found, beside, close=close)
+    if not text:
+        return ""
+    # What elements of a vector register get in PyTorch, those that lie apart may not.
+    other = run([_laid_out(value) for value in given])
+    if isinstance(other, tuple) and not difference(found, _without_empty(other), close=close):
+        return f"of two minds: {text}"
+    return f"differs: {text}"
+
+
+def _without_empty(found: Any) -> Any:
+    """Result and gradients, where no gradient is the same as one without elements."""
+    result, *gradients = found
+    if not gradients or gradients[0] is None:
+        return found
+    kept = tuple(g if g is not None and g.size else None for g in gradients[0])
+    return result, kept if any(g is not None for g in kept) else None
+
+
+def _laid_out(value: Any) -> Any:
+    """Arrays that are in one piece with gaps, others without."""
+    if isinstance(value, np.ndarray):
+        is_whole = value.flags.c_contiguous
+        return spread(value) if is_whole else np.ascontiguousarray(value)
+    return type(value)(map(_laid_out, value)) if isinstance(value, list | tuple) else value
 
 
 if __name__ == "__main__":

@@ -5,17 +5,23 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
 
+from stress.operator_calls import BESIDE
 from stress.run import Run, Verdict, count, progress_bar, seed_of
 
 #: The number of calls of one child: a crash loses the tally of the calls before it.
 OF_A_CHILD = 5000
-#: Seconds after which a child counts as stuck; it normally needs a hundredth of this.
+#: Seconds after which a child is taken for stuck; it needs a tenth of it.
 STUCK_S = 1800
-#: The number of notes of each kind that are printed.
+#: What a child's tensors may take in shared memory.
+ARENA = "1G"
+#: Notes of each kind that are printed.
 PRINTED = 40
 
 
@@ -32,7 +38,8 @@ def _perform(options: argparse.Namespace) -> Verdict:
     print(f"operators: --seed {seed} --calls {options.calls}", flush=True)
     tally: collections.Counter[str] = collections.Counter()
     notes: dict[str, list[str]] = collections.defaultdict(list)
-    crashes = []
+    crashes: list[str] = []
+    theirs: list[str] = []
     start = time.monotonic()
     with progress_bar() as progress:
         bar = progress.add_task("calls", total=options.calls)
@@ -40,16 +47,15 @@ def _perform(options: argparse.Namespace) -> Verdict:
         while first < options.calls:
             number = min(OF_A_CHILD, options.calls - first)
             status, output = _child(seed, first, number, beside_torch=options.beside_torch)
-            *numbers, last = output.splitlines() or [""]
             if status == 0:
-                found = json.loads(last)
+                found = json.loads(output.splitlines()[-1])
                 tally.update(found["tally"])
                 for kind, lines in found["notes"].items():
                     notes[kind] += lines
                 first += number
             else:
-                crashed = int(numbers[-1] if not last.isdecimal() else last)
-                crashes.append(f"call {crashed} (exit status {status})")
+                crashed, is_beside = _last_call(output)
+                (theirs if is_beside else crashes).append(f"call {crashed} (exit status {status})")
                 first = crashed + 1
             progress.update(bar, completed=first)
     for kind, lines in notes.items():
@@ -57,7 +63,9 @@ def _perform(options: argparse.Namespace) -> Verdict:
     wrong = len(crashes) + tally["bare"] + tally["differs"] + tally["other bits"]
     beside = (
         f" beside PyTorch {tally['agree']:,} agree, {tally['differs']:,} differ without a word, "
-        f"{tally['accepted here only']:,} are accepted here only, "
+        f"{tally['left']:,} for a reason that is listed, "
+        f"{tally['of two minds']:,} where PyTorch differs from itself, "
+        f"{len(theirs)} crash in PyTorch, {tally['accepted here only']:,} are accepted here only, "
         f"{tally['refused here only']:,} refused here only, {tally['other class']:,} raise "
         "another class;"
         if options.beside_torch
@@ -74,14 +82,30 @@ def _perform(options: argparse.Namespace) -> Verdict:
 
 def _child(seed: int, first: int, number: int, *, beside_torch: bool) -> tuple[int, str]:
     words = ["-m", "stress.operator_calls", *map(str, (seed, first, number)), "--in-process"]
-    done = subprocess.run(
-        [sys.executable, *words, *(["--beside-torch"] if beside_torch else [])],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=STUCK_S,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    try:
+        done = subprocess.run(
+            [sys.executable, *words, *(["--beside-torch"] if beside_torch else [])],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "MPGRAD_SHM_LIMIT": ARENA},
+            timeout=STUCK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as stuck:
+        return -signal.SIGALRM, (stuck.stdout or b"").decode()
+    return done.returncode, done.stdout.decode()
+
+
+def _last_call(output: str) -> tuple[int, bool]:
+    """The number of the call that a child was at, and whether PyTorch performed it.
+
+    Raises:
+        RuntimeError: it came to none.
+    """
+    calls = re.findall(rf"^(\d+)( {BESIDE})?$", output, re.MULTILINE)
+    if not calls:
+        raise RuntimeError(f"a child ended before its first call: {output[-500:]}")
+    number, beside = calls[-1]
+    return int(number), bool(beside)
 
 
 OPERATORS = Run(

@@ -8,8 +8,9 @@ call **only** the functions of this list, because each of them exists three time
 =============  ===================================================================================
 elementwise    add subtract multiply divide power maximum minimum remainder floor_divide negative
                absolute sqrt square reciprocal exp exp2 expm1 log log2 log10 log1p logaddexp sin
-               cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh sigmoid
-               erf sign floor ceil rint trunc where(condition, a, b) astype(x, dtype) copy(x)
+               cos tan arcsin arccos arctan arctan2 hypot sinh cosh tanh arcsinh arccosh arctanh
+               sigmoid erf sign floor ceil rint trunc where(condition, a, b) astype(x, dtype)
+               copy(x)
 complex        conj real imag complex(real, imag) angle view_as_real view_as_complex
 comparison     equal not_equal greater greater_equal less less_equal logical_and logical_or
                logical_xor logical_not isnan isinf isfinite invert (of integers and booleans)

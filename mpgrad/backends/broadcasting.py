@@ -35,13 +35,15 @@ def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
     """PyTorch's error for an ``error`` that an array library raised in a forward of ``name``."""
     if isinstance(error, IndexError):
-        return error
+        return IndexError(str(error).replace("axis", "dimension").replace("array", "tensor"))
     if isinstance(error, np.linalg.LinAlgError):
         return LinAlgError(f"{name}(): {error}")
     if isinstance(error, TypeError):
         dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
+        # Which of NumPy's functions has no loop for them says nothing to a user.
+        reason = "" if "ufunc" in str(error) else f" ({error})"
         return NotImplementedError(
-            f"{name}() is not implemented for {' and '.join(dtypes)} ({error})"
+            f"{name}() is not implemented for {' and '.join(dtypes)}{reason}"
         )
     try:
         broadcast_shape(*(array.shape for array in arrays if hasattr(array, "shape")))

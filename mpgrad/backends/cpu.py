@@ -152,6 +152,7 @@ class CpuBackend(cpu_matrices.Matrices):
     arccosh = _unary(np.arccosh)
     arctanh = _unary(np.arctanh)
     arctan2 = _binary(np.arctan2)
+    hypot, fmod = _binary(np.hypot), _binary(np.fmod)
     logaddexp = _binary(np.logaddexp)
     sinh = _unary(np.sinh)
     cosh = _unary(np.cosh)

@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 class Matrices:
     """Linear maps, and functions of the last two dimensions: a part of ``backends.cpu``."""
 
-    copysign, fmod, heaviside = np.copysign, np.fmod, np.heaviside
+    copysign, heaviside = np.copysign, np.heaviside
     gcd, lcm, signbit = np.gcd, np.lcm, np.signbit
 
     fourier, real_fourier = transforms.fourier, transforms.real_fourier
@@ -46,16 +46,19 @@ class Matrices:
 
     def eigh(self, x: Array) -> tuple[Array, Array]:
         """Eigenvalues and eigenvectors; the lower triangle is read."""
+        _refuse_infinite(x)
         values, vectors = np.linalg.eigh(x)
         return values, np.ascontiguousarray(vectors)
 
     def eig(self, x: Array) -> tuple[Array, Array]:
         """Eigenvalues and eigenvectors, both complex."""
+        _refuse_infinite(x)
         values, vectors = np.linalg.eig(x)
         dtype = np.result_type(x.dtype, np.complex64)
         return values.astype(dtype), np.ascontiguousarray(vectors, dtype)
 
     def svd(self, x: Array, full_matrices: bool) -> tuple[Array, Array, Array]:
+        _refuse_infinite(x)
         u, s, vh = np.linalg.svd(x, full_matrices)
         return np.ascontiguousarray(u), s, np.ascontiguousarray(vh)
 
@@ -69,6 +72,16 @@ class Matrices:
     def eliminated(self, x: Array) -> Array:
         """Both triangles of ``L U`` of square matrices in one, without row exchanges."""
         return eliminated(self, x)
+
+
+def _refuse_infinite(x: Array) -> None:
+    """Raise rather than give ``x`` to an iteration of LAPACK's that would never end.
+
+    Raises:
+        LinAlgError: ``x`` holds NaN or infinity.
+    """
+    if not np.isfinite(x).all():
+        raise np.linalg.LinAlgError("the input matrix contains non-finite values (NaN or inf)")
 
 
 def eliminated(xp: Any, x: Any) -> Any:

@@ -102,7 +102,7 @@ class CudaBackend:
     divide, power = _same("true_divide"), _same("power")
     remainder, floor_divide = _same("remainder"), _same("floor_divide")
     maximum, minimum, arctan2 = _same("maximum"), _same("minimum"), _same("arctan2")
-    logaddexp = _same("logaddexp")
+    logaddexp, hypot = _same("logaddexp"), _same("hypot")
 
     equal, not_equal = _same("equal"), _same("not_equal")
     greater, greater_equal = _same("greater"), _same("greater_equal")

@@ -48,7 +48,7 @@ def call_source(operator: Operator) -> str:
           for name in inputs],
         "    try:",
         f"        raw = forward({passed})",
-        "    except (TypeError, ValueError) as error:",
+        "    except (TypeError, ValueError, IndexError) as error:",
         f"        raise refusal(operator.name, ({listed(arrays)}), error) from error",
         "    if isinstance(raw, tuple):",
         f"        return recorded(operator, {given}, raw)",

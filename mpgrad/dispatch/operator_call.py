@@ -141,7 +141,7 @@ def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[st
 def _forward(operator: Operator, xp: Any, arrays: list[Any], attributes: dict[str, Any]) -> Any:
     try:
         return operator.forward(xp, *arrays, **attributes)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
         raise refusal(operator.name, arrays, error) from error
 
 
@@ -229,7 +229,7 @@ def unrecorded(compute: Callable[..., Any], *values: Any) -> Tensor:
             return Tensor(program.namespace.asarray(compute(program.namespace, *arrays)))
     try:
         return Tensor(np.asarray(compute(cpu, *arrays)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
         raise refusal(compute.__name__, arrays, error) from error
 
 

@@ -6,18 +6,24 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
+from mpgrad.ops.loss_reduction import from_older
 from mpgrad.tensors.tensor import Tensor
 
 
 class _Loss(Module):
     """A loss of each element, reduced to their mean or sum, or (``"none"``) not at all."""
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
         super().__init__()
-        self.reduction = reduction
+        self.reduction = from_older(reduction, size_average, reduce)
 
 
-class CrossEntropyLoss(Module):
+class CrossEntropyLoss(_Loss):
     """See ``mg.nn.functional.cross_entropy`` for the arguments."""
 
     weight: Tensor | None
@@ -25,19 +31,25 @@ class CrossEntropyLoss(Module):
     def __init__(
         self,
         weight: Tensor | None = None,
+        size_average: bool | None = None,
         ignore_index: int = -100,
+        reduce: bool | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(size_average, reduce, reduction)
         self.register_buffer("weight", weight)
-        self.ignore_index, self.reduction = ignore_index, reduction
-        self.label_smoothing = label_smoothing
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Logits (batch, classes, ...) and class indices (batch, ...) -> the loss."""
         return F.cross_entropy(
-            input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
         )
 
 
@@ -68,8 +80,14 @@ class SoftMarginLoss(_Loss):
 class SmoothL1Loss(_Loss):
     """Squared below ``beta``, absolute above; see ``mg.nn.functional.smooth_l1_loss``."""
 
-    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
-        super().__init__(reduction)
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        beta: float = 1.0,
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.beta = beta
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -81,7 +99,7 @@ class HuberLoss(_Loss):
     """Squared below ``delta``, absolute above; see ``mg.nn.functional.huber_loss``."""
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.delta = delta
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -92,8 +110,14 @@ class HuberLoss(_Loss):
 class KLDivLoss(_Loss):
     """The Kullback-Leibler divergence; see ``mg.nn.functional.kl_div``."""
 
-    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
-        super().__init__(reduction)
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        log_target: bool = False,
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.log_target = log_target
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -107,9 +131,14 @@ class NLLLoss(_Loss):
     weight: Tensor | None
 
     def __init__(
-        self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(size_average, reduce, reduction)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
 
@@ -129,8 +158,14 @@ class BCELoss(_Loss):
 
     weight: Tensor | None
 
-    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
-        super().__init__(reduction)
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.register_buffer("weight", weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -147,10 +182,12 @@ class BCEWithLogitsLoss(_Loss):
     def __init__(
         self,
         weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
         reduction: str = "mean",
         pos_weight: Tensor | None = None,
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(size_average, reduce, reduction)
         self.register_buffer("weight", weight)
         self.register_buffer("pos_weight", pos_weight)
 
@@ -166,8 +203,14 @@ class MultiLabelSoftMarginLoss(_Loss):
 
     weight: Tensor | None
 
-    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
-        super().__init__(reduction)
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.register_buffer("weight", weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -180,8 +223,14 @@ class MultiLabelSoftMarginLoss(_Loss):
 class HingeEmbeddingLoss(_Loss):
     """Distances of pairs that are alike or not; see ``mg.nn.functional.hinge_embedding_loss``."""
 
-    def __init__(self, margin: float = 1.0, reduction: str = "mean") -> None:
-        super().__init__(reduction)
+    def __init__(
+        self,
+        margin: float = 1.0,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.margin = margin
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -192,8 +241,14 @@ class HingeEmbeddingLoss(_Loss):
 class MarginRankingLoss(_Loss):
     """Pairs in the wrong order; see ``mg.nn.functional.margin_ranking_loss``."""
 
-    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
-        super().__init__(reduction)
+    def __init__(
+        self,
+        margin: float = 0.0,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.margin = margin
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
@@ -206,8 +261,14 @@ class MarginRankingLoss(_Loss):
 class CosineEmbeddingLoss(_Loss):
     """Cosines of pairs that are alike or not; see ``mg.nn.functional.cosine_embedding_loss``."""
 
-    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
-        super().__init__(reduction)
+    def __init__(
+        self,
+        margin: float = 0.0,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
         self.margin = margin
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
@@ -226,9 +287,11 @@ class TripletMarginLoss(_Loss):
         p: float = 2.0,
         eps: float = 1e-6,
         swap: bool = False,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(size_average, reduce, reduction)
         self.margin = margin
         self.p = p
         self.eps = eps
@@ -252,9 +315,15 @@ class PoissonNLLLoss(_Loss):
     """Counts under Poisson distributions; see ``mg.nn.functional.poisson_nll_loss``."""
 
     def __init__(
-        self, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
+        self,
+        log_input: bool = True,
+        full: bool = False,
+        size_average: bool | None = None,
+        eps: float = 1e-8,
+        reduce: bool | None = None,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(size_average, reduce, reduction)
         self.log_input = log_input
         self.full = full
         self.eps = eps
@@ -275,7 +344,7 @@ class GaussianNLLLoss(_Loss):
     """Values under normal distributions; see ``mg.nn.functional.gaussian_nll_loss``."""
 
     def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.full = full
         self.eps = eps
 

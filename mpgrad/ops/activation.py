@@ -13,7 +13,13 @@ from mpgrad.dispatch.in_place import call_in_place
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import OPERATORS, Operator, operator
 from mpgrad.ops.dimensions import either, one_dim
-from mpgrad.ops.promotion import as_tensor_operand, cast, floating, refuse_complex
+from mpgrad.ops.promotion import (
+    as_tensor_operand,
+    cast,
+    floating,
+    refuse_complex,
+    require_numbers,
+)
 from mpgrad.ops.shape import clone, reshape
 from mpgrad.ops.transcendental import relu as _relu
 from mpgrad.tensors.tensor import Tensor
@@ -106,6 +112,7 @@ def _along(scaled: Operator, input: Any, dim: Any, dtype: Any) -> Tensor:
 
 def _elementwise(operator: Operator, input: Any, inplace: bool, **attributes: Any) -> Tensor:
     """``operator`` of a floating tensor, or with ``inplace`` written into it."""
+    require_numbers(operator.name, **attributes)
     if inplace:
         refuse_complex(operator.name, input)
         return call_in_place(operator, input, **attributes)
@@ -233,7 +240,7 @@ def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) 
 
 
 def _elu_values(xp: Any, x: Any, alpha: float) -> Any:
-    return xp.add(xp.maximum(x, 0), xp.multiply(xp.expm1(xp.minimum(x, 0)), alpha))
+    return xp.where(xp.less(x, 0), xp.multiply(xp.expm1(xp.minimum(x, 0)), alpha), x)
 
 
 def _elu_slope(xp: Any, grad: Any, input: Any, alpha: float) -> Any:
@@ -286,6 +293,7 @@ def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """``log(1 + exp(beta * input)) / beta``; ``input`` itself above ``threshold / beta``."""
     tensor = floating(input)
     refuse_complex("softplus", tensor)
+    require_numbers("softplus", beta=beta, threshold=threshold)
     return call(_softplus, tensor, beta=beta, threshold=threshold)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.activation import elu, softmax, softplus
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, div, mul, neg, sub
 from mpgrad.ops.choices import where
-from mpgrad.ops.comparison import ge, gt, le, lt
+from mpgrad.ops.comparison import gt, isnan, le, lt
+from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import chunk
-from mpgrad.ops.promotion import stored
+from mpgrad.ops.promotion import require_numbers, stored
 from mpgrad.ops.shape import clone, reshape
 from mpgrad.ops.transcendental import sigmoid, tanh
 from mpgrad.tensors.tensor import Tensor
@@ -27,6 +30,16 @@ def _written(activation: Callable[[Tensor], Tensor], input: Tensor, inplace: boo
     return input.copy_(activation(clone(input)))  # type: ignore[no-any-return]
 
 
+_hardtanh = operator(
+    "hardtanh",
+    lambda xp, input, *, low, high: xp.minimum(xp.maximum(input, low), high),
+    input=lambda xp, grad, input, low, high: xp.where(
+        xp.logical_or(xp.less_equal(input, low), xp.greater_equal(input, high)), 0.0, grad
+    ),
+    elementwise=True,
+)
+
+
 def hardtanh(
     input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Tensor:
@@ -39,11 +52,7 @@ def hardtanh(
         raise ValueError("min_val cannot be greater than max_val")
     if input.dtype.kind in "iu":
         min_val, max_val = (stored(bound, input._array.dtype) for bound in (min_val, max_val))
-
-    def bounded(x: Tensor) -> Tensor:
-        return where(le(x, min_val), min_val, where(ge(x, max_val), max_val, x))  # type: ignore[no-any-return]
-
-    return _written(bounded, input, inplace)
+    return _written(lambda x: call(_hardtanh, x, low=min_val, high=max_val), input, inplace)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
@@ -53,6 +62,8 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
 
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """``input`` where it is greater than ``threshold``, ``value`` elsewhere."""
+    if input.dtype.kind in "iu":
+        value = stored(value, input._array.dtype)
     return _written(lambda x: where(le(x, threshold), value, x), input, inplace)
 
 
@@ -61,15 +72,37 @@ def selu(input: Tensor, inplace: bool = False) -> Tensor:
     return _written(lambda x: mul(elu(x, _SELU_ALPHA), _SELU_SCALE), input, inplace)
 
 
+def _celu_values(xp: Any, input: Any, alpha: float) -> Any:
+    bent = xp.expm1(xp.divide(xp.minimum(input, 0), alpha))
+    return xp.where(xp.less(input, 0), xp.multiply(bent, alpha), input)
+
+
+def _celu_slope(xp: Any, grad: Any, input: Any, alpha: float) -> Any:
+    powers = xp.exp(xp.divide(xp.minimum(input, 0), alpha))
+    return xp.where(xp.less_equal(input, 0), xp.multiply(grad, powers), grad)
+
+
+_celu = operator(
+    "celu",
+    lambda xp, input, *, alpha: _celu_values(xp, input, alpha),
+    input=_celu_slope,
+    elementwise=True,
+)
+
+
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """``input``, and ``alpha * (exp(input / alpha) - 1)`` where it is negative (Barron, 2017).
 
     Raises:
         RuntimeError: ``alpha`` is 0.
+        NotImplementedError: the elements are not floating.
     """
+    require_numbers("celu", alpha=alpha)
+    if input.dtype.kind != "f":
+        raise NotImplementedError(f"celu is not implemented for {input.dtype}")
     if alpha == 0:
         raise RuntimeError("ZeroDivisionError: alpha cannot be 0 for CELU")
-    return _written(lambda x: mul(elu(div(x, alpha)), alpha), input, inplace)
+    return _written(lambda x: call(_celu, x, alpha=alpha), input, inplace)
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
@@ -82,9 +115,29 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return _written(lambda x: div(relu6(add(x, 3)), 6), input, inplace)
 
 
+def _hardswish_values(xp: Any, input: Any) -> Any:
+    gate = xp.minimum(xp.maximum(xp.add(input, 3), 0), 6)
+    return xp.divide(xp.multiply(input, gate), 6)
+
+
+def _hardswish_slope(xp: Any, grad: Any, input: Any) -> Any:
+    bent = xp.multiply(grad, xp.add(xp.divide(input, 3), 0.5))
+    above = xp.where(xp.less(input, 3), bent, grad)
+    return xp.where(xp.less_equal(input, -3), 0.0, above)
+
+
+_hardswish = operator("hardswish", _hardswish_values, input=_hardswish_slope, elementwise=True)
+
+
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
-    """``input * hardsigmoid(input)`` (Howard et al., "Searching for MobileNetV3", 2019)."""
-    return _written(lambda x: mul(x, hardsigmoid(x)), input, inplace)
+    """``input * hardsigmoid(input)`` (Howard et al., "Searching for MobileNetV3", 2019).
+
+    Raises:
+        NotImplementedError: the elements are not floating.
+    """
+    if input.dtype.kind != "f":
+        raise NotImplementedError(f"hardswish is not implemented for {input.dtype}")
+    return _written(lambda x: call(_hardswish, x), input, inplace)
 
 
 def softsign(input: Tensor) -> Tensor:
@@ -110,8 +163,8 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     """
     if lambd < 0:
         raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {lambd}.")
-    above = where(gt(input, lambd), sub(input, lambd), 0.0)
-    return where(lt(input, -lambd), add(input, lambd), above)  # type: ignore[no-any-return]
+    outside = where(gt(input, lambd), sub(input, lambd), where(isnan(input), input, 0.0))
+    return where(lt(input, -lambd), add(input, lambd), outside)  # type: ignore[no-any-return]
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -148,7 +201,7 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
     """
     if input.ndim == 0:
         raise RuntimeError("glu does not support 0-dimensional tensors")
-    if input.shape[dim] % 2:
+    if input.shape[one_dim(dim, input.ndim)] % 2:
         raise RuntimeError(
             f"Halving dimension must be even, but dimension {dim % input.ndim} is size "
             f"{input.shape[dim]}"

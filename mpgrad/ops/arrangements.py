@@ -148,6 +148,8 @@ def cdist(
     Raises:
         RuntimeError: the columns do not fit, there are no rows, or ``p`` is negative.
     """
+    if x1.dtype != x2.dtype:
+        raise RuntimeError(f"cdist: expected one dtype, but got {x1.dtype} and {x2.dtype}")
     if x1.ndim < 2 or x2.ndim < 2:
         raise RuntimeError("cdist only supports at least 2D tensors")
     if x1.shape[-1] != x2.shape[-1]:

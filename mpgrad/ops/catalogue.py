@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpgrad.ops import (
     activation,
+    activation_variants,
     arithmetic,
     choices,
     complex_numbers,
@@ -22,7 +23,9 @@ from mpgrad.ops import (
     matrices,
     normalization,
     norms,
+    order_statistics,
     overwriting,
+    piecewise,
     pooling,
     products,
     promotion,
@@ -30,6 +33,7 @@ from mpgrad.ops import (
     reduction,
     rounding,
     shape,
+    signs,
     special,
     transcendental,
 )
@@ -37,6 +41,7 @@ from mpgrad.ops import (
 #: The modules that register operators.
 FAMILIES = (
     activation,
+    activation_variants,
     arithmetic,
     choices,
     complex_numbers,
@@ -55,7 +60,9 @@ FAMILIES = (
     matrices,
     normalization,
     norms,
+    order_statistics,
     overwriting,
+    piecewise,
     pooling,
     products,
     promotion,
@@ -63,6 +70,7 @@ FAMILIES = (
     reduction,
     rounding,
     shape,
+    signs,
     special,
     transcendental,
 )

@@ -16,7 +16,7 @@ from mpgrad.ops.choices import clamp_min, minimum, where
 from mpgrad.ops.comparison import ge, gt
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import gather, index_select, select, take_along_axis
-from mpgrad.ops.loss import check_reduction, reduced
+from mpgrad.ops.loss_reduction import check_reduction, meant_reduction, reduced
 from mpgrad.ops.margin_loss import pairwise_distance
 from mpgrad.ops.reduction import logsumexp
 from mpgrad.ops.reduction import sum as sum_over
@@ -45,15 +45,14 @@ def multi_margin_loss(
         p: 1 or 2.
         margin: by which the right class is to win.
         weight: (classes,), of the right class.
-        size_average: no longer used; see ``reduction``.
-        reduce: no longer used; see ``reduction``.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
         ValueError: another ``p`` or ``reduction``.
         RuntimeError: the shapes do not fit.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
     scores = input if input.ndim == 2 else reshape(input, (1, -1))
@@ -95,14 +94,13 @@ def multilabel_margin_loss(
     Args:
         input: (batch, classes) or (classes,).
         target: of that shape: the labels in front, then -1.
-        size_average: no longer used; see ``reduction``.
-        reduce: no longer used; see ``reduction``.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
         RuntimeError: the shapes do not fit.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if input.shape != target.shape or input.ndim > 2:
         raise RuntimeError(
             f"multilabel_margin_loss: inconsistent target size {list(target.shape)} for input of "
@@ -110,6 +108,8 @@ def multilabel_margin_loss(
         )
     scores, labels = reshape(input, (-1, input.shape[-1] if input.ndim else 1)), target._array
     marks = on_host(labels).reshape(scores.shape)
+    if marks.size and marks.max() >= scores.shape[1]:
+        raise RuntimeError("multilabel_margin_loss: argument #2 'target' is out of range")
     ends = np.logical_and.accumulate(marks >= 0, 1)
     places = np.where(ends, marks, 0)
     is_label = np.zeros(scores.shape, bool)
@@ -192,6 +192,8 @@ def ctc_loss(
         steps_of, labels_of = (np.atleast_1d(_lengths(n)) for n in (input_lengths, target_lengths))
         loss = ctc_loss(unsqueeze(log_probs, 1), single, steps_of, labels_of, *options)
         return squeeze(loss, 0) if reduction == "none" else loss
+    if log_probs.ndim != 3:
+        raise RuntimeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, not {log_probs.ndim}")
     steps, batch, classes = log_probs.shape
     times, counts = _lengths(input_lengths), _lengths(target_lengths)
     if len(times) != batch or len(counts) != batch:

@@ -15,6 +15,7 @@ from mpgrad.ops.promotion import (
     refuse_complex,
     require_tensors,
     result_dtype,
+    stored,
 )
 from mpgrad.tensors.tensor import Tensor
 
@@ -61,6 +62,8 @@ def _comparison(
         if not isinstance(input, Tensor):
             require_tensors(name, input=input)
         a, b = as_operand(input), as_operand(other)
+        if type(b) is int and b < 0 and isinstance(a, Tensor) and a.dtype.kind == "u":
+            b = stored(b, a._array.dtype)  # it wraps around, as the elements do
         if orders:
             refuse_complex(name, a, b)
         return unrecorded(compare, a, b)

@@ -153,6 +153,11 @@ def conv2d(
             f"conv2d: expected 4D input and weight, but got input of size: {list(input.shape)} and "
             f"weight of size: {list(weight.shape)}"
         )
+    if weight.shape[0] == 0:
+        raise RuntimeError(
+            f"conv2d: expected weight to be at least 1 at dimension 0, but got weight of size "
+            f"{list(weight.shape)} instead"
+        )
     steps, spread = pair(stride), pair(dilation)
     if padding == "same":
         # What is left of an odd sum goes below and to the right.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import not_implemented, operator
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim, some_dims
-from mpgrad.ops.promotion import as_tensor_operand
+from mpgrad.ops.promotion import as_tensor_operand, require_numbers
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
@@ -69,6 +70,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
         RuntimeError: ``bins`` is not positive, ``max`` is less than ``min``, or not finite.
         NotImplementedError: the elements are not floating.
     """
+    require_numbers("histc", bins=bins, min=min, max=max)
     array = on_host(input._array)
     if array.dtype.kind != "f":
         raise NotImplementedError(f"histc is not implemented for {array.dtype}")
@@ -82,7 +84,10 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
         raise RuntimeError(f"range of [{min}, {max}] is not finite")
     if min > max:
         raise RuntimeError("max must be larger than min")
-    counts, _ = np.histogram(array, bins, (min, max))
+    inside = array[(array >= min) & (array <= max)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        places = (inside - array.dtype.type(min)) * bins / array.dtype.type(max - min)
+    counts = np.bincount(np.minimum(places.astype(np.int64), bins - 1), minlength=bins)
     return beside(input, counts.astype(array.dtype))
 
 
@@ -159,8 +164,11 @@ def unique(
 
     With ``return_inverse`` also where each element is among them, with ``return_counts`` also how
     often each occurs, as a tuple.
+
+    Raises:
+        RuntimeError: slices along ``dim`` have no elements.
     """
-    axis = None if dim is None else one_dim(dim, input.ndim)
+    axis = None if dim is None else _slices_dim(input, dim)
     array = on_host(input._array)
     values, inverse, counts = np.unique(
         array, return_inverse=True, return_counts=True, axis=axis, equal_nan=False
@@ -178,11 +186,15 @@ def unique_consecutive(
     """The elements (or slices along ``dim``) without those that equal the one before them.
 
     The options are those of :func:`unique`.
+
+    Raises:
+        RuntimeError: slices along ``dim`` have no elements.
     """
     array = on_host(input._array)
-    axis = 0 if dim is None else one_dim(dim, input.ndim)
+    axis = 0 if dim is None else _slices_dim(input, dim)
     flat = array.reshape(-1) if dim is None else array
-    rows = np.moveaxis(flat, axis, 0).reshape(flat.shape[axis], -1)
+    rows = np.moveaxis(flat, axis, 0)
+    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     is_new = np.ones(len(rows), bool)
     is_new[1:] = (rows[1:] != rows[:-1]).any(1)
     inverse = np.cumsum(is_new) - 1
@@ -190,6 +202,20 @@ def unique_consecutive(
     inverse = inverse.reshape(array.shape) if dim is None else inverse
     values = np.compress(is_new, flat, axis)
     return _chosen(input, values, (inverse, return_inverse), (counts, return_counts))
+
+
+def _slices_dim(input: Tensor, dim: int) -> int:
+    """``dim`` counted from the front, along which slices are compared.
+
+    Raises:
+        RuntimeError: the slices have no elements.
+    """
+    dim = one_dim(dim, input.ndim)
+    if any(n == 0 for d, n in enumerate(input.shape) if d != dim):
+        raise RuntimeError(
+            "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied"
+        )
+    return dim
 
 
 _unique = operator(

@@ -13,7 +13,7 @@ from mpgrad.base.device import CPU
 from mpgrad.base.dtype import COMPLEX, DEFAULTS, FLOATING, default_float
 from mpgrad.devices.device_arrays import on, on_host, usable
 from mpgrad.ops.device_moves import to_device
-from mpgrad.ops.promotion import cast, stored
+from mpgrad.ops.promotion import cast, require_numbers, stored
 from mpgrad.tensors import storage
 from mpgrad.tensors.tensor import Tensor
 
@@ -245,6 +245,7 @@ def linspace(
                 "linspace only supports 0-dimensional start and end tensors, but got "
                 f"{name} with {limit.ndim} dimension(s)."
             )
+    require_numbers("linspace", start=start, end=end)
     start, end, steps = _number(start), _number(end), python_operator.index(steps)
     if steps < 0:
         raise RuntimeError(f"linspace(): number of steps must be non-negative, not {steps}")
@@ -261,6 +262,8 @@ def linspace(
         # From both ends, so that rounding cuts no whole number off.
         half = steps // 2
         values[half:] = end - np.arange(steps - half)[::-1] * ((end - start) / max(steps - 1, 1))
+    elif steps > 1:
+        values = values + (end - start) * 0  # an infinite step leads nowhere
     return Tensor(storage.adopt(values.astype(dtype), here)).requires_grad_(requires_grad)
 
 
@@ -268,12 +271,23 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: An
     """``base`` to the powers of ``linspace(start, end, steps)``; ``options``: those of it.
 
     Raises:
-        RuntimeError: ``steps`` is negative.
+        RuntimeError: ``steps`` is negative, or a limit is a tensor with dimensions.
     """
-    dtype = np.dtype(options.pop("dtype", None) or default_float())
-    exponents = linspace(start, end, steps, dtype=np.float64)
-    values = np.power(float(base), on_host(exponents._array)).astype(dtype)
-    return tensor(values, **options)
+    require_numbers("logspace", base=base)
+    dtype = options.pop("dtype", None)
+    exponents = on_host(linspace(start, end, steps, dtype=_precise(start, end))._array)
+    if dtype is None:
+        dtype = DEFAULTS[COMPLEX if exponents.dtype.kind == "c" else FLOATING]
+    return tensor(np.power(float(base), exponents).astype(dtype), **options)
+
+
+def _precise(*limits: Any) -> type:
+    """The dtype of exponents between these."""
+    is_complex = any(
+        limit.dtype.kind == "c" if isinstance(limit, Tensor) else isinstance(limit, complex)
+        for limit in limits
+    )
+    return np.complex128 if is_complex else np.float64
 
 
 def tril_indices(

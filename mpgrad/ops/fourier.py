@@ -368,14 +368,30 @@ def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
 def fftfreq(
     n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """The frequencies that the elements of an ``fft`` of ``n`` samples belong to, ``d`` apart."""
-    values = np.fft.fftfreq(n, d).astype(dtype or default_float())
+    """The frequencies that the elements of an ``fft`` of ``n`` samples belong to, ``d`` apart.
+
+    Raises:
+        RuntimeError: ``n`` is negative.
+    """
+    _check_samples("fftfreq", n)
+    values = (np.fft.fftfreq(n, d) if n else np.empty(0)).astype(dtype or default_float())
     return beside(arange(1, device=device), values).requires_grad_(requires_grad)
 
 
 def rfftfreq(
     n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """The frequencies that the elements of an ``rfft`` of ``n`` samples belong to."""
-    values = np.fft.rfftfreq(n, d).astype(dtype or default_float())
+    """The frequencies that the elements of an ``rfft`` of ``n`` samples belong to.
+
+    Raises:
+        RuntimeError: ``n`` is negative.
+    """
+    _check_samples("rfftfreq", n)
+    with np.errstate(all="ignore"):
+        values = (np.arange(n // 2 + 1) / np.float64(n * d)).astype(dtype or default_float())
     return beside(arange(1, device=device), values).requires_grad_(requires_grad)
+
+
+def _check_samples(name: str, n: int) -> None:
+    if n < 0:
+        raise RuntimeError(f"{name}(): n must not be negative, but is {n}")

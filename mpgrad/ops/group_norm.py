@@ -75,12 +75,12 @@ def instance_norm(
     """
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    batch, channels, *rest = input.shape
-    if math.prod(rest) == 1:
+    if math.prod(input.shape[2:]) == 1:
         raise ValueError(
             "Expected more than 1 spatial element when training, got input size "
             f"{list(input.shape)}"
         )
+    batch, channels, *rest = input.shape
     # Each sample's channels as channels of one sample.
     means, variances = (
         None if running is None else repeat(running.detach(), batch)

@@ -199,7 +199,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
     dim = one_dim(dim, input.ndim)
     check_index_dtype("gather", index)
     if not index._array.size and index.ndim != input.ndim:
-        return reshape(getitem(reshape(input, (-1,)), slice(0)), index.shape)
+        return reshape(narrow(reshape(input, -1), 0, 0, 0), index.shape)
     source, places = as_vector(input), as_vector(index)
     check_covered("gather", places, source, dim)
     check_bounds("gather", places._array, dim, source.shape[dim], RuntimeError)
@@ -312,7 +312,8 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     if input.ndim == 0:
         raise RuntimeError("chunk expects at least a 1-dimensional tensor")
-    return split(input, -(-input.shape[one_dim(dim, input.ndim)] // chunks) or 1, dim)
+    length = input.shape[one_dim(dim, input.ndim)]
+    return split(input, -(-length // chunks) if length else [0] * chunks, dim)
 
 
 def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
@@ -377,7 +378,8 @@ def select(input: Tensor, dim: int, index: int) -> Tensor:
     """
     if input.ndim == 0:
         raise IndexError("select() cannot be applied to a 0-dim tensor.")
-    return getitem(input, (slice(None),) * one_dim(dim, input.ndim) + (index,))
+    place = python_operator.index(index)
+    return getitem(input, (slice(None),) * one_dim(dim, input.ndim) + (place,))
 
 
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:

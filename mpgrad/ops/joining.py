@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.backends.broadcasting import broadcast_shape
+from mpgrad.ops.promotion import require_tensors
 from mpgrad.ops.shape import broadcast_to, cat, expand, reshape, transpose
 from mpgrad.tensors.tensor import Tensor
 
@@ -63,11 +64,14 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
     Raises:
         RuntimeError: another ``indexing``.
+        TypeError: one is no tensor.
     """
     if indexing not in ("ij", "xy"):
         raise RuntimeError(f"meshgrid: indexing must be one of 'xy' or 'ij', but got {indexing!r}")
     if len(tensors) == 1 and isinstance(tensors[0], list | tuple):
         tensors = tuple(tensors[0])
+    for at, tensor in enumerate(tensors):
+        require_tensors("meshgrid", **{f"tensors[{at}]": tensor})
     sizes = [tensor._array.size for tensor in tensors]
     grids = [
         expand(reshape(tensor, tuple(-1 if d == at else 1 for d in range(len(sizes)))), *sizes)

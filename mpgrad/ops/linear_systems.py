@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
@@ -19,6 +20,7 @@ from mpgrad.ops.factorizations import adjoint_of, check_matrix, eigvalsh, masked
 from mpgrad.ops.linalg import matmul
 from mpgrad.ops.matrices import check_square, cholesky, inv, solve
 from mpgrad.ops.matrix_norms import matrix_norm
+from mpgrad.ops.promotion import require_numbers
 from mpgrad.ops.selection import tril, triu
 from mpgrad.ops.shape import reshape, squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
@@ -249,11 +251,20 @@ def _pseudo_inverse(xp: Any, x: Any, cutoff: Any, hermitian: bool) -> Any:
 
 def _cutoff(A: Tensor, values: Any, atol: Any, rtol: Any) -> Any:
     """Up to which singular values count as 0, one number for each matrix: a NumPy array."""
+    for name, value in (("atol", atol), ("rtol", rtol)):
+        if value is not None and not isinstance(value, Tensor):
+            require_numbers("linalg.pinv", **{name: value})
     atol, rtol = (on_host(t._array) if isinstance(t, Tensor) else t for t in (atol, rtol))
     if rtol is None:
         usual = max(A.shape[-2:]) * np.finfo(A.dtype).eps
         rtol = usual if atol is None else np.where(np.asarray(atol) > 0, 0.0, usual)
     largest = values.max(-1, initial=0.0)
+    for limit in (atol, rtol):
+        if limit is not None and broadcast_shape(np.shape(limit), largest.shape) != largest.shape:
+            raise RuntimeError(
+                f"linalg.pinv: tolerances of shape {list(np.shape(limit))} for a batch of shape "
+                f"{list(largest.shape)}"
+            )
     cutoff = np.maximum(0.0 if atol is None else atol, rtol * largest)
     return np.asarray(cutoff, values.dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from mpgrad.ops.activation import log_softmax, logsigmoid
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, div, mul, neg, square, sub
 from mpgrad.ops.choices import where
-from mpgrad.ops.comparison import lt, ne
+from mpgrad.ops.comparison import ge, logical_not, ne
 from mpgrad.ops.indexing import getitem
-from mpgrad.ops.joining import broadcast_tensors
+from mpgrad.ops.loss_reduction import alike, meant_reduction, reduced
 from mpgrad.ops.promotion import cast, operands, refuse_complex
 from mpgrad.ops.transcendental import exp, xlogy
 from mpgrad.tensors.tensor import Tensor
@@ -97,7 +97,9 @@ def nll_loss(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """The negative log-probability of each target class.
@@ -107,6 +109,7 @@ def nll_loss(
         target: class indices, of that shape without the classes.
         weight: (classes,), one factor per class, or None.
         ignore_index: targets of this value count nothing.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"`` (weighted), ``"sum"`` or ``"none"``.
 
     Raises:
@@ -114,7 +117,7 @@ def nll_loss(
         ValueError: the batches of ``input`` and ``target`` differ.
         RuntimeError: other shapes do not fit, or the targets are no integers.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     shape, samples = input._array.shape, target._array.shape
     dim = _class_dim(shape)
     expected = shape[:dim] + shape[dim + 1 :]
@@ -159,7 +162,9 @@ def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
@@ -170,6 +175,7 @@ def cross_entropy(
         target: class indices, or class probabilities of the shape of ``input``.
         weight: (classes,), one factor per class, or None.
         ignore_index: class indices of this value count nothing.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: share of each target that is spread over all classes evenly.
 
@@ -178,7 +184,7 @@ def cross_entropy(
         ValueError: the batches of ``input`` and ``target`` differ.
         RuntimeError: other shapes or dtypes do not fit, or ``label_smoothing`` is out of [0, 1].
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     shape = input._array.shape
@@ -189,7 +195,7 @@ def cross_entropy(
         if ignore_index >= 0:
             raise RuntimeError("ignore_index is not supported for floating point target")
         return _soft_cross_entropy(logs, target, weight, reduction, label_smoothing)
-    plain = nll_loss(logs, target, weight, ignore_index, reduction)
+    plain = nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
     if label_smoothing == 0:
         return plain
     counts = ne(target, ignore_index)
@@ -226,39 +232,18 @@ def _soft_cross_entropy(
     return reduced(losses, reduction)
 
 
-def alike(name: str, input: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    """``input`` and ``target`` in one shape; warns if their shapes differ."""
-    if input.shape == target.shape:
-        return input, target
-    warnings.warn(
-        f"{name}: using a target size {tuple(target.shape)} that is different to the input size "
-        f"{tuple(input.shape)}. This will likely lead to incorrect results due to broadcasting. "
-        "Please ensure they have the same size.",
-        UserWarning,
-        stacklevel=3,
-    )
-    return broadcast_tensors(input, target)
-
-
 def _mse_forward(xp: Any, input: Any, target: Any, *, reduction: str) -> Any:
     squares = xp.square(xp.subtract(input, target))
     if reduction == "none":
         return squares
     total = xp.sum(squares)
-    return total if reduction == "sum" else xp.divide(total, _elements(squares.shape))
+    return total if reduction == "sum" else xp.divide(total, math.prod(squares.shape))
 
 
 def _mse_grad(xp: Any, grad: Any, input: Any, target: Any, reduction: str) -> Any:
     difference = xp.subtract(input, target)
-    scale = 2 / _elements(difference.shape) if reduction == "mean" else 2
+    scale = 2 / max(math.prod(difference.shape), 1) if reduction == "mean" else 2
     return xp.multiply(difference, xp.multiply(grad, scale))
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return max(product, 1)
 
 
 _mse_loss = operator(
@@ -273,36 +258,53 @@ _mse_loss = operator(
 )
 
 
-def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def mse_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     """The squared difference of each pair of elements."""
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     a, b = operands(*alike("mse_loss", input, target), float_result=True)
     refuse_complex("mse_loss", a, b)
     return call(_mse_loss, a, b, reduction=reduction)
 
 
-def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     """The absolute difference of each pair of elements."""
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     return reduced(absolute(sub(*alike("l1_loss", input, target))), reduction)
 
 
 def smooth_l1_loss(
-    input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
 ) -> Tensor:
     """Squared below ``beta``, absolute above it (Girshick, "Fast R-CNN", 2015).
 
     Raises:
         RuntimeError: ``beta`` is negative.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if beta < 0:
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
     error = absolute(sub(*alike("smooth_l1_loss", input, target)))
     if beta == 0:
         return reduced(error, reduction)
-    # Only selected values are squared: other squares might overflow, and spoil the gradient.
-    is_small = lt(error, beta)
+    # Squares of what is taken alone: those of others might overflow, and spoil the gradient.
+    is_small = logical_not(ge(error, beta))
     inside = mul(square(where(is_small, error, 0.0)), 0.5 / beta)
     return reduced(where(is_small, inside, sub(error, 0.5 * beta)), reduction)
 
@@ -337,14 +339,19 @@ _binary_cross_entropy = operator(
 
 
 def binary_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
 ) -> Tensor:
     """Cross-entropy of probabilities ``input``; logarithms are limited to -100, as in PyTorch.
 
     Raises:
         ValueError: ``target`` has another shape than ``input``.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if input.shape != target.shape:
         raise ValueError(
             f"binary_cross_entropy: using a target size {tuple(target.shape)} that is different "
@@ -358,6 +365,8 @@ def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
@@ -367,13 +376,14 @@ def binary_cross_entropy_with_logits(
         input: logits.
         target: of the same shape.
         weight: factors of the losses, or None.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         pos_weight: factors of the share of ``target`` in each loss, or None.
 
     Raises:
         ValueError: ``target`` has another shape.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if input.shape != target.shape:
         raise ValueError(
             f"Target size ({tuple(target.shape)}) must be the same as input size "
@@ -387,32 +397,28 @@ def binary_cross_entropy_with_logits(
 
 
 def kl_div(
-    input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
 ) -> Tensor:
     """The Kullback-Leibler divergence ``target * (log(target) - input)``.
 
     Args:
         input: log-probabilities.
         target: probabilities, or log-probabilities with ``log_target``.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"`` over elements, ``"batchmean"``, ``"sum"`` or ``"none"``.
         log_target: ``target`` is in logarithms.
     """
+    if reduction != "batchmean" or size_average is not None or reduce is not None:
+        reduction = meant_reduction(reduction, size_average, reduce)
     if log_target:
         losses = mul(exp(target), sub(target, input))
     else:
         losses = sub(xlogy(target, target), mul(target, input))
     if reduction == "batchmean":
         return div(reductions.sum(losses), input.shape[0] if input.ndim else 1)
-    check_reduction(reduction)
     return reduced(losses, reduction)
-
-
-def reduced(losses: Tensor, reduction: str) -> Tensor:
-    if reduction == "none":
-        return losses
-    return reductions.sum(losses) if reduction == "sum" else reductions.mean(losses)
-
-
-def check_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"{reduction} is not a valid value for reduction")

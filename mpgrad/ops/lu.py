@@ -140,7 +140,13 @@ def _pivots_of(matrices: Any, pivot: bool) -> Any:
 
 
 def _order_of(pivots: Any, rows: int) -> Any:
-    """The row that comes to each place after the exchanges ``pivots``."""
+    """The row that comes to each place after the exchanges ``pivots``.
+
+    Raises:
+        RuntimeError: a pivot is no row.
+    """
+    if pivots.ndim == 0 or ((pivots < 1) | (pivots > rows)).any():
+        raise RuntimeError(f"pivots must be vectors of numbers between 1 and {rows}")
     *batch, count = pivots.shape
     order = np.tile(np.arange(rows), (math.prod(batch), 1))
     each = np.arange(len(order))

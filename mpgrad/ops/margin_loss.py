@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from mpgrad.ops import reduction as reductions
 from mpgrad.ops.activation import logsigmoid, softplus
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, div, mul, neg, sqrt, square, sub
 from mpgrad.ops.choices import clamp_min, minimum, where
-from mpgrad.ops.comparison import eq, gt, lt
-from mpgrad.ops.loss import alike, check_reduction, reduced
+from mpgrad.ops.comparison import eq, ge, gt, logical_not, lt
+from mpgrad.ops.loss_reduction import alike, check_reduction, meant_reduction, reduced
 from mpgrad.ops.norms import norm
+from mpgrad.ops.promotion import cast
 from mpgrad.ops.transcendental import exp, log
 from mpgrad.tensors.tensor import Tensor
 
@@ -32,11 +32,13 @@ def huber_loss(
     check_reduction(reduction)
     if delta <= 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
-    error = absolute(sub(*alike("huber_loss", input, target)))
-    # Only selected values are squared: other squares might overflow, and spoil the gradient.
-    is_small = lt(error, delta)
+    alike("huber_loss", input, target)
+    error = absolute(sub(input, target))
+    # Squares of what is taken alone: those of others might overflow, and spoil the gradient.
+    is_small = logical_not(ge(error, delta))
     inside = mul(square(where(is_small, error, 0.0)), 0.5)
     losses = where(is_small, inside, mul(sub(error, 0.5 * delta), delta))
+    losses = cast(losses, input.dtype) if input.dtype.kind == "f" else losses
     if weight is None:
         return reduced(losses, reduction)
     losses = mul(losses, weight)
@@ -53,14 +55,20 @@ def pairwise_distance(
 
 
 def margin_ranking_loss(
-    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
 ) -> Tensor:
     """``max(0, margin - target * (input1 - input2))`` for targets 1 and -1.
 
     Raises:
         RuntimeError: the three have different numbers of dimensions.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if not input1.ndim == input2.ndim == target.ndim:
         raise RuntimeError(
             "margin_ranking_loss : All input tensors should have same dimension but got sizes: "
@@ -70,34 +78,59 @@ def margin_ranking_loss(
 
 
 def hinge_embedding_loss(
-    input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    margin: float = 1.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
 ) -> Tensor:
     """``input`` where the target is 1, ``max(0, margin - input)`` where it is -1."""
-    check_reduction(reduction)
-    apart = where(eq(target, 1), 0.0, clamp_min(sub(margin, input), 0))
-    near = where(eq(target, -1), 0.0, input)
+    reduction = meant_reduction(reduction, size_average, reduce)
+    apart = where(eq(target, 1), 0, clamp_min(sub(margin, input), 0))
+    near = where(eq(target, -1), 0, input)
     return reduced(add(apart, near), reduction)
 
 
-def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def soft_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     """``log(1 + exp(-target * input))`` for targets 1 and -1."""
-    check_reduction(reduction)
-    return reduced(softplus(neg(mul(target, input)), threshold=math.inf), reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
+    losses = softplus(neg(mul(target, input)), threshold=math.inf)
+    losses = cast(losses, input.dtype) if input.dtype.kind == "f" else losses
+    return reduced(losses, reduction)
 
 
 def multilabel_soft_margin_loss(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
 ) -> Tensor:
-    """Binary cross-entropy of logits, its mean over the classes (the last dimension)."""
-    check_reduction(reduction)
+    """Binary cross-entropy of logits, its mean over the classes (``input``'s last dimension)."""
+    reduction = meant_reduction(reduction, size_average, reduce)
     hit = mul(target, logsigmoid(input))
     losses = neg(add(hit, mul(sub(1, target), logsigmoid(neg(input)))))
     losses = losses if weight is None else mul(losses, weight)
-    return reduced(reductions.mean(losses, -1), reduction)
+    classes = input.ndim - 1
+    return reduced(div(reductions.sum(losses, classes), input.shape[classes]), reduction)
 
 
 def cosine_embedding_loss(
-    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
 ) -> Tensor:
     """``1 - cosine`` where the target is 1, ``max(0, cosine - margin)`` where it is -1.
 
@@ -106,12 +139,13 @@ def cosine_embedding_loss(
         input2: of the same shape.
         target: (batch,) or ().
         margin: cosines below it are no loss.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
         RuntimeError: the shapes do not fit.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if input1.ndim != target.ndim + 1 or input2.ndim != input1.ndim:
         raise RuntimeError(
             f"{target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found "
@@ -136,6 +170,8 @@ def triplet_margin_loss(
     p: float = 2,
     eps: float = 1e-6,
     swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """``max(0, margin + |anchor - positive| - |anchor - negative|)``, in p-norms.
@@ -148,13 +184,14 @@ def triplet_margin_loss(
         p: which norm.
         eps: added to the differences.
         swap: take the distance of positive and negative where that is smaller.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
         ValueError: ``margin`` is not positive.
         RuntimeError: the three have different numbers of dimensions.
     """
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if margin <= 0:
         raise ValueError(f"margin must be greater than 0, got {margin}")
     if not anchor.ndim == positive.ndim == negative.ndim:
@@ -174,10 +211,10 @@ def poisson_nll_loss(
     input: Tensor,
     target: Tensor,
     log_input: bool = True,
-    size_average: Any = None,
     full: bool = False,
+    size_average: bool | None = None,
     eps: float = 1e-8,
-    reduce: Any = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """The negative log-likelihood of counts ``target`` under Poisson distributions.
@@ -186,18 +223,12 @@ def poisson_nll_loss(
         input: the rates, or their logarithms with ``log_input``.
         target: counts.
         log_input: ``input`` is in logarithms.
-        size_average: must be None; ``reduction`` takes its place.
         full: add Stirling's approximation of ``log(target!)`` where the count is above 1.
         eps: added to the rates before the logarithm.
-        reduce: must be None.
+        size_average: an older form of ``reduction``, as is ``reduce``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-
-    Raises:
-        NotImplementedError: ``size_average`` or ``reduce``.
     """
-    if size_average is not None or reduce is not None:
-        raise NotImplementedError("poisson_nll_loss: give reduction= for size_average and reduce")
-    check_reduction(reduction)
+    reduction = meant_reduction(reduction, size_average, reduce)
     if log_input:
         losses = sub(exp(input), mul(target, input))
     else:

@@ -7,6 +7,7 @@ forward and reverse mode algorithmic differentiation" (2008).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ import numpy as np
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add
+from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import eq
 from mpgrad.ops.complex_numbers import adjoint
 from mpgrad.ops.creation import eye
 from mpgrad.ops.linalg import matmul
@@ -203,7 +206,10 @@ def logdet(input: Tensor) -> Tensor:
         RuntimeError: they are not square.
     """
     sign, logarithm = slogdet(input)
-    return logarithm + log(sign)
+    if input.dtype.kind == "c":
+        return add(logarithm, log(sign))
+    # With a gradient of zeros where it is NaN, as in PyTorch.
+    return where(eq(sign, -1), math.nan, logarithm)  # type: ignore[no-any-return]
 
 
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:

@@ -56,6 +56,8 @@ def matrix_norm(
         raise RuntimeError(
             f"linalg.matrix_norm: The input must have at least 2 dimensions, not {A.ndim}"
         )
+    if len(dim) != 2:
+        raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {dim}")
     if ord == "fro":
         return norm_of(A, 2, dim, keepdim, dtype=dtype)
     x = A if dtype is None else cast(A, dtype)

@@ -178,11 +178,25 @@ def batch_norm(
 
     Raises:
         ValueError: training with a single value per channel, or with ``eps`` not positive.
-        RuntimeError: no running statistics outside training, or ``input`` has no channels.
+        RuntimeError: no running statistics outside training, ``input`` has no channels, or the
+            others not one element for each.
+        NotImplementedError: the elements of ``input`` are not floating.
     """
     if input.ndim < 2:
         raise RuntimeError(f"batch_norm: expected at least 2D input (got {input.ndim}D input)")
-    refuse_complex("batch_norm", input)
+    if input.dtype.kind != "f":
+        raise NotImplementedError(f"batch_norm is not implemented for {input.dtype}")
+    channels = input.shape[1]
+    for name, one_each in (
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("weight", weight),
+        ("bias", bias),
+    ):
+        if one_each is not None and one_each.numel() != channels:
+            raise RuntimeError(f"{name} should contain {channels} elements not {one_each.numel()}")
+        if one_each is not None and one_each.dtype.kind != "f":
+            raise RuntimeError(f"batch_norm: {name} must be floating, not {one_each.dtype}")
     if training and eps <= 0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if not training:
@@ -274,5 +288,11 @@ def layer_norm(
             f"Given normalized_shape={list(shape)}, expected input with shape [*, "
             f"{', '.join(map(str, shape))}], but got input of size {list(input.shape)}"
         )
+    for name, factor in (("weight", weight), ("bias", bias)):
+        if factor is not None and factor.shape != shape:
+            raise RuntimeError(
+                f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape "
+                f"{list(factor.shape)} and normalized_shape = {list(shape)}"
+            )
     refuse_complex("layer_norm", input)
     return call(_layer_norm, input, weight, bias, features=len(shape), eps=eps)

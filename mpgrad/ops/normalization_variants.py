@@ -45,8 +45,9 @@ def rms_norm(
         raise RuntimeError(
             f"Expected weight to be of same shape as normalized_shape, but got {list(weight.shape)}"
         )
-    least = float(np.finfo(input.dtype).eps) if eps is None else eps
-    wide = cast(input, np.float32) if input.dtype == np.float16 else input  # squares overflow early
+    # Squares of halves overflow soon.
+    wide = cast(input, np.float32) if input.dtype == np.float16 else input
+    least = float(np.finfo(wide.dtype).eps) if eps is None else eps
     mean_square = mean(square(wide), tuple(range(-len(size), 0)), keepdim=True)
     normal = cast(mul(wide, rsqrt(add(mean_square, least))), input.dtype)
     return normal if weight is None else mul(normal, weight)

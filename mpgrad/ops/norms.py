@@ -10,8 +10,9 @@ import numpy as np
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
 from mpgrad.ops import reduction
-from mpgrad.ops.arithmetic import div, mul, sub
-from mpgrad.ops.choices import clamp
+from mpgrad.ops.arithmetic import add, div, mul, sub
+from mpgrad.ops.choices import clamp, where
+from mpgrad.ops.comparison import lt
 from mpgrad.ops.dimensions import Dims, count, keep, some_dims
 from mpgrad.ops.factorizations import svdvals
 from mpgrad.ops.joining import broadcast_tensors
@@ -23,6 +24,8 @@ __all__ = ["cosine_similarity", "dist", "norm", "normalize"]
 
 
 def _norm_of(xp: Any, input: Any, *, p: float, dim: Dims, keepdim: bool) -> Any:
+    if p == 1 or (p == p and p != 0 and count(input.shape, dim) == 1):
+        return xp.sum(xp.absolute(input), dim, keepdim)  # of one element no power overflows
     if p == 2:
         return xp.sqrt(xp.sum(reduction.squared_size(xp, input), dim, keepdim))
     sizes = xp.absolute(input)
@@ -32,8 +35,6 @@ def _norm_of(xp: Any, input: Any, *, p: float, dim: Dims, keepdim: bool) -> Any:
         return xp.min(sizes, dim, keepdim)
     if p == 0:
         return xp.astype(xp.sum(xp.not_equal(sizes, 0), dim, keepdim), sizes.dtype)
-    if p == 1:
-        return xp.sum(sizes, dim, keepdim)
     return xp.power(xp.sum(xp.power(sizes, p), dim, keepdim), 1 / p)
 
 
@@ -42,7 +43,7 @@ def _norm_grad(xp: Any, grad: Any, input: Any, result: Any, p: float, dim: Dims)
     grad, result = (keep(xp, x, input.shape, dim) for x in (grad, result))
     if p == 0:
         return None
-    if p == 1:
+    if p == 1 or (p == p and count(input.shape, dim) == 1):
         return xp.multiply(xp.sign(input), grad)
     if math.isinf(p):
         attains = xp.equal(xp.absolute(input), result)
@@ -137,6 +138,8 @@ def normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The cosine of the angle between vectors along ``dim``; norms count at least ``eps``.
 
+    The gradient is that of the norms as they are, as in PyTorch.
+
     Raises:
         RuntimeError: neither input is floating, or they do not broadcast.
     """
@@ -146,5 +149,9 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
             f"cosine_similarity: expected common dtype to be floating point, yet it is {dtype}"
         )
     x1, x2 = broadcast_tensors(cast(x1, dtype), cast(x2, dtype))
-    products = mul(normalize(x1, 2.0, dim, eps), normalize(x2, 2.0, dim, eps))
-    return reduction.sum(products, dim)
+    units = []
+    for x in (x1, x2):
+        length = norm(x, 2.0, dim, keepdim=True)
+        raised = add(length, sub(eps, length.detach()))
+        units.append(div(x, where(lt(length, eps), raised, length)))
+    return reduction.sum(mul(*units), dim)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import isnan, logical_not
 from mpgrad.ops.device_moves import beside
@@ -116,12 +118,28 @@ def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
         if input._array.size == 0:
             return sum_over(input) + float("nan")
-        return median(reshape(input, -1), 0).values
+        return evenly(input, median(reshape(input.detach(), -1), 0).values)
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim] if input.ndim else 1
     if length == 0:
         raise IndexError(f"median(): Expected reduction dim {dim} to have non-zero size.")
     return _ranked(input, (length - 1) // 2, dim, keepdim, nan_first=True)
+
+
+def _shares(xp: Any, grad: Any, input: Any, value: Any) -> Any:
+    """``grad``, shared evenly by all elements that equal ``value`` (NaN equals NaN)."""
+    both_nan = xp.logical_and(xp.isnan(input), xp.isnan(value))
+    is_value = xp.logical_or(xp.equal(input, value), both_nan)
+    share = xp.divide(grad, xp.astype(xp.sum(is_value), grad.dtype))
+    return xp.where(is_value, share, 0.0)
+
+
+_evenly = operator("median", lambda xp, input, value: xp.copy(value), input=_shares)
+
+
+def evenly(input: Tensor, value: Tensor) -> Tensor:
+    """``value``, which is an element of ``input``; all that equal it share its gradient."""
+    return call(_evenly, input, value)
 
 
 def _ranked(

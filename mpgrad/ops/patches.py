@@ -20,6 +20,11 @@ def _patch_places(
     size: tuple[int, int], kernel: Any, dilation: Any, padding: Any, stride: Any
 ) -> tuple[Any, tuple[int, int]]:
     """The places in the flattened, padded image: (elements of a window, windows)."""
+    if min(kernel) < 1 or min(dilation) < 1 or min(stride) < 1 or min(padding) < 0:
+        raise RuntimeError(
+            "kernel_size, dilation and stride should be greater than zero and padding at least "
+            f"zero, but got {kernel}, {dilation}, {stride}, {padding}"
+        )
     rows, counts, padded = [], [], []
     for n, k, gap, edge, step in zip(size, kernel, dilation, padding, stride, strict=True):
         count = (n + 2 * edge - gap * (k - 1) - 1) // step + 1

@@ -7,14 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
 from mpgrad.ops import arithmetic
-from mpgrad.ops.arithmetic import add, div, mul, neg, sqrt, square, sub
+from mpgrad.ops.arithmetic import div, mul, sub
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import eq, isnan
-from mpgrad.ops.promotion import as_tensor_operand, cast, floating, operands, require_tensors
+from mpgrad.ops.promotion import (
+    as_tensor_operand,
+    cast,
+    floating,
+    operands,
+    refuse_complex,
+    require_tensors,
+)
 from mpgrad.ops.rounding import trunc
 from mpgrad.ops.shape import clone
-from mpgrad.ops.transcendental import erf, log, log1p, logaddexp
+from mpgrad.ops.transcendental import erf, logaddexp
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
@@ -64,15 +73,30 @@ def float_power(input: Any, exponent: Any) -> Tensor:
     return arithmetic.pow(base, exponent)
 
 
+_hypot = operator(
+    "hypot",
+    lambda xp, a, b: xp.hypot(a, b),
+    a=lambda xp, grad, a, result, a_shape: xp.sum_to(_leg(xp, grad, a, result), a_shape),
+    b=lambda xp, grad, b, result, b_shape: xp.sum_to(_leg(xp, grad, b, result), b_shape),
+)
+
+
+def _leg(xp: Any, grad: Any, leg: Any, hypotenuse: Any) -> Any:
+    return xp.multiply(grad, xp.divide(leg, hypotenuse))
+
+
 def hypot(input: Tensor, other: Tensor) -> Tensor:
-    """The hypotenuse ``sqrt(input ** 2 + other ** 2)``, whose squares must not overflow.
+    """The hypotenuse ``sqrt(input ** 2 + other ** 2)``, also where a square would overflow.
 
     Raises:
         TypeError: an operand is no tensor.
+        NotImplementedError: the operands are integers or complex numbers.
     """
     require_tensors("hypot", input=input, other=other)
     first, second = operands(input, other)
-    return sqrt(add(square(first), square(second)))
+    if first.dtype.kind != "f":
+        raise NotImplementedError(f"hypot is not implemented for {first.dtype}")
+    return call(_hypot, first, second)
 
 
 def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
@@ -87,15 +111,36 @@ def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
     return div(logaddexp(mul(first, factor), mul(second, factor)), factor)
 
 
+def _logit_values(xp: Any, input: Any, *, eps: float | None) -> Any:
+    if eps is not None and not eps < 0:
+        above = xp.where(xp.greater(input, 1 - eps), 1 - eps, input)
+        input = xp.where(xp.less(input, eps), eps, above)
+    return xp.subtract(xp.log(input), xp.log1p(xp.negative(input)))
+
+
+def _logit_slope(xp: Any, grad: Any, input: Any, eps: float | None) -> Any:
+    is_limited = eps is not None and not eps < 0
+    least = 0.0 if eps is None or not is_limited else eps
+    outside = xp.logical_or(xp.less(input, least), xp.greater(input, 1 - least))
+    product = xp.add(xp.multiply(input, xp.subtract(1, input)), 0.0)  # -0.0 becomes 0.0
+    slope = xp.divide(grad, product)
+    return xp.where(outside, 0.0 if is_limited else math.nan, slope)
+
+
+_logit = operator("logit", _logit_values, input=_logit_slope)
+
+
 def logit(input: Any, eps: float | None = None) -> Tensor:
-    """``log(x / (1 - x))``, of ``x`` between ``eps`` and ``1 - eps``; outside of these its gradient
-    is 0.
+    """``log(x / (1 - x))``, of ``x`` between ``eps`` and ``1 - eps``.
+
+    Outside of these its gradient is 0; without ``eps`` it is NaN outside of 0 and 1, as the value.
+
+    Raises:
+        NotImplementedError: the elements are complex.
     """
     x = floating(input)
-    if eps is not None:
-        low, high = x.new_full((), eps), x.new_full((), 1 - eps)
-        x = where(x < eps, low, where(x > 1 - eps, high, x))
-    return sub(log(x), log1p(neg(x)))
+    refuse_complex("logit", x)
+    return call(_logit, x, eps=eps)
 
 
 def nan_to_num(

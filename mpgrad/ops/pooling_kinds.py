@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.arithmetic import mul
+from mpgrad.ops.arithmetic import mul, neg
 from mpgrad.ops.arithmetic import pow as power
 from mpgrad.ops.choices import where
 from mpgrad.ops.complex_numbers import sgn
@@ -16,12 +17,12 @@ from mpgrad.ops.creation import zeros
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.extrema import argmax
 from mpgrad.ops.indexing import pick, take_along_axis
-from mpgrad.ops.pooling import avg_pool2d, pair
-from mpgrad.ops.pooling_variants import avg_pool1d
+from mpgrad.ops.pooling import avg_pool2d, max_pool2d, pair
+from mpgrad.ops.pooling_variants import avg_pool1d, max_pool1d
 from mpgrad.ops.scattering import scatter
 from mpgrad.ops.shape import broadcast_to, reshape, squeeze
 from mpgrad.ops.transcendental import relu
-from mpgrad.ops.volumes import avg_pool3d, triple
+from mpgrad.ops.volumes import avg_pool3d, max_pool3d, triple
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -103,6 +104,14 @@ def _rooted(means: Tensor, elements: int, norm_type: float) -> Tensor:
     return power(mul(mul(sgn(means), relu(absolute(means))), elements), 1.0 / norm_type)
 
 
+def _extremes(pool: Any, input: Tensor, norm_type: float, *windows: Any) -> Tensor:
+    """The largest size in each window; for minus infinity the smallest."""
+    kernel, stride, ceil_mode = windows
+    sizes = absolute(input) if norm_type > 0 else neg(absolute(input))
+    largest: Tensor = pool(sizes, kernel, stride, 0, 1, ceil_mode)
+    return largest if norm_type > 0 else neg(largest)
+
+
 def lp_pool1d(
     input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
 ) -> Tensor:
@@ -111,6 +120,8 @@ def lp_pool1d(
     Raises:
         RuntimeError: ``input`` has other dimensions, or a window does not fit.
     """
+    if math.isinf(norm_type):
+        return _extremes(max_pool1d, input, norm_type, kernel_size, stride, ceil_mode)
     means = avg_pool1d(power(input, norm_type), kernel_size, stride, 0, ceil_mode)
     return _rooted(means, one(kernel_size), norm_type)
 
@@ -119,6 +130,8 @@ def lp_pool2d(
     input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
 ) -> Tensor:
     """``lp_pool1d`` over images."""
+    if math.isinf(norm_type):
+        return _extremes(max_pool2d, input, norm_type, kernel_size, stride, ceil_mode)
     height, width = pair(kernel_size)
     means = avg_pool2d(power(input, norm_type), (height, width), stride, 0, ceil_mode)
     return _rooted(means, height * width, norm_type)
@@ -128,6 +141,8 @@ def lp_pool3d(
     input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
 ) -> Tensor:
     """``lp_pool1d`` over volumes."""
+    if math.isinf(norm_type):
+        return _extremes(max_pool3d, input, norm_type, kernel_size, stride, ceil_mode)
     kernel = triple(kernel_size)
     means = avg_pool3d(power(input, norm_type), kernel, stride, 0, ceil_mode)
     return _rooted(means, kernel[0] * kernel[1] * kernel[2], norm_type)

@@ -117,6 +117,21 @@ def require_tensors(name: str, **arguments: Any) -> None:
             )
 
 
+def require_numbers(name: str, **arguments: Any) -> None:
+    """Raise if one of the arguments of ``name`` is no Python number (a 0-d tensor is one).
+
+    Raises:
+        TypeError: that is so.
+    """
+    for argument, value in arguments.items():
+        if not isinstance(value, int | float | complex | np.generic) and not (
+            isinstance(value, Tensor) and value.ndim == 0
+        ):
+            raise TypeError(
+                f"{name}(): argument '{argument}' must be Number, not {type(value).__name__}"
+            )
+
+
 def refuse_complex(name: str, *values: Any) -> None:
     """Raise if a value is complex: ``name`` orders numbers, or is not defined for complex ones.
 
@@ -214,7 +229,7 @@ def _by_weight(values: tuple[Any, ...]) -> tuple[list[np.dtype[Any]], ...]:
             dimensioned.append(value._array.dtype)
         else:
             zero_d.append(value._array.dtype)
-    return _torch_integers(dimensioned), _torch_integers(zero_d), scalars
+    return _torch_integers(dimensioned), _torch_integers(zero_d), _torch_integers(scalars)
 
 
 def _torch_integers(dtypes: list[np.dtype[Any]]) -> list[np.dtype[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.extrema import ValuesAndIndices
-from mpgrad.ops.indexing import narrow, take_along_axis
+from mpgrad.ops.indexing import narrow, select, take_along_axis
 from mpgrad.ops.linalg import matmul
+from mpgrad.ops.order_statistics import evenly
 from mpgrad.ops.ordering import sort
 from mpgrad.ops.reduction import cumsum
 from mpgrad.ops.reduction import sum as sum_over
+from mpgrad.ops.selection import diff
 from mpgrad.ops.shape import clone, movedim, reshape, squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
@@ -142,14 +145,21 @@ def _ranked(x: Tensor, q: Tensor | None, fractions: Any, way: str, skip: bool) -
 
 
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The middle element without NaNs, the smaller one of two; see ``median``."""
+    """The middle of what is not NaN, of two the smaller one; see ``median``."""
+    if dim is None and input._array.size == 0:
+        return input.new_full((), math.nan)
     if dim is None:
-        return nanmedian(reshape(input, (-1,)), 0).values
+        return evenly(input, nanmedian(reshape(input.detach(), (-1,)), 0).values)
     dim = one_dim(dim, input.ndim)
     array = on_host(input._array)
     if array.ndim == 0:
         return ValuesAndIndices(clone(input), beside(input, np.zeros((), np.int64)))
     blank = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
+    if array.shape[dim] == 0:
+        raise IndexError(
+            f"nanmedian(): Expected reduction dim {dim} to have non-zero size for input of shape "
+            f"{list(array.shape)}"
+        )
     order = np.argsort(array, dim, kind="stable")
     rank = np.maximum((~blank).sum(dim, keepdims=True) - 1, 0) // 2
     indices = beside(input, np.take_along_axis(order, rank, dim))
@@ -171,8 +181,10 @@ def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> ValuesAndIndice
     lines = np.moveaxis(array, dim, -1)
     places = np.empty(lines.shape[:-1], np.int64)
     for at in np.ndindex(places.shape):
-        values, counts = np.unique(lines[at], return_counts=True)
-        places[at] = np.flatnonzero(lines[at] == values[counts.argmax()])[-1]
+        values, counts = np.unique(lines[at], return_counts=True, equal_nan=False)
+        chosen = values[counts.argmax()]
+        same = lines[at] == chosen if chosen == chosen else lines[at] != lines[at]
+        places[at] = np.flatnonzero(same)[-1]
     indices = beside(input, np.expand_dims(places, dim))
     found = take_along_axis(input, indices, dim)
     if keepdim:
@@ -254,8 +266,8 @@ def corrcoef(input: Tensor) -> Tensor:
 
 def _areas(y: Tensor, x: Tensor | None, dx: Any, dim: int) -> Tensor:
     dim = one_dim(dim, y.ndim)
-    count = y.shape[dim] - 1
-    both = add(narrow(y, dim, 1, max(count, 0)), narrow(y, dim, 0, max(count, 0)))
+    count = max(y.shape[dim] - 1, 0)
+    both = add(narrow(y, dim, 1, count), narrow(y, dim, 0, count))
     if x is None:
         return mul(both, dx / 2)
     if x.ndim == 1:
@@ -266,7 +278,8 @@ def _areas(y: Tensor, x: Tensor | None, dx: Any, dim: int) -> Tensor:
             )
         steps = reshape(sub(x[1:], x[:-1]), (-1, *(1,) * (y.ndim - dim - 1)))
     else:
-        steps = sub(narrow(x, dim - y.ndim, 1, count), narrow(x, dim - y.ndim, 0, count))
+        missing = max(y.ndim - x.ndim, 0)
+        steps = diff(reshape(x, (*(1,) * missing, *x.shape)), dim=dim)
     return mul(mul(both, steps), 0.5)
 
 
@@ -282,9 +295,13 @@ def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = 1, dim: int = -1)
     Raises:
         RuntimeError: the shapes do not fit.
     """
-    if y.shape[one_dim(dim, y.ndim)] == 0:
-        return sum_over(y, dim)
-    return sum_over(_areas(y, x, dx, dim), dim)
+    dim = one_dim(dim, y.ndim)
+    if y.shape[dim] == 0:
+        return y.new_zeros(y.shape[:dim] + y.shape[dim + 1 :])
+    if x is not None:
+        return sum_over(_areas(y, x, dx, dim), dim)
+    ends = add(select(y, dim, 0), select(y, dim, -1))
+    return mul(sub(sum_over(y, dim), mul(ends, 0.5)), dx)
 
 
 trapz = trapezoid

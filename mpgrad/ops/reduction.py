@@ -273,7 +273,10 @@ def cumsum(
 
 def _plain(function: str, input: Any, dim: Any, axis: Any, keepdim: bool) -> Tensor:
     tensor = as_tensor_operand(input)
-    axes = some_dims(dim, axis, tensor.ndim)
+    # Over no dimension at all, where sums go over all of them: both as in PyTorch.
+    dim = either("dim", dim, "axis", axis)
+    is_none = isinstance(dim, tuple | list) and not dim
+    axes = () if is_none else some_dims(dim, None, tensor.ndim)
     found = unrecorded(lambda xp, x: getattr(xp, function)(x, axes, keepdim), tensor)
     # For uint8, the former dtype of masks, the result is uint8, too.
     return cast(found, np.uint8) if tensor.dtype == np.uint8 else found

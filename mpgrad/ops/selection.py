@@ -186,6 +186,8 @@ def repeat_interleave(
         return repeat_interleave(count, input, 0, output_size=output_size)
     if dim is None:
         return repeat_interleave(reshape(input, -1), repeats, 0, output_size=output_size)
+    if isinstance(repeats, str):
+        raise TypeError("repeat_interleave(): argument 'repeats' must be int or Tensor, not str")
     counts = on_host(repeats._array) if isinstance(repeats, Tensor) else repeats
     dim = one_dim(dim, input.ndim)
     if np.min(counts, initial=0) < 0:

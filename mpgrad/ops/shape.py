@@ -227,6 +227,11 @@ def expand(input: Tensor, *shape: Any) -> Tensor:
             f"expand: the number of sizes provided ({len(sizes)}) must be greater or equal to the "
             f"number of dimensions in the tensor ({input.ndim})"
         )
+    if -1 in sizes[:lead]:
+        raise RuntimeError(
+            "expand: The expanded size of the tensor (-1) isn't allowed in a leading, "
+            f"non-existing dimension {sizes.index(-1)}"
+        )
     full = tuple(input.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(sizes))
     for wanted, length in zip(full[lead:], input.shape, strict=True):
         if length not in (1, wanted):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpgrad.dispatch.operator_call import unrecorded
+from mpgrad.dispatch.operator_call import call, unrecorded
+from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.arithmetic import add, mul, neg, sub
+from mpgrad.ops.arithmetic import add, mul, sub
 from mpgrad.ops.choices import larger, smaller, where
 from mpgrad.ops.comparison import eq, isnan, logical_or
 from mpgrad.ops.creation import ones_like
 from mpgrad.ops.linalg import added, bmm, mv, outer
 from mpgrad.ops.promotion import (
+    as_tensor_operand,
     cast,
     floating,
     promote_types,
@@ -21,7 +23,6 @@ from mpgrad.ops.promotion import (
     require_tensors,
 )
 from mpgrad.ops.reduction import sum as sum_over
-from mpgrad.ops.rounding import truncated_quotient
 from mpgrad.ops.transcendental import exp2
 from mpgrad.tensors.tensor import Tensor
 
@@ -53,6 +54,16 @@ def _whole_pair(name: str, input: Tensor, other: Tensor) -> tuple[Tensor, Tensor
     return a, b
 
 
+_fmod = operator(
+    "fmod",
+    lambda xp, a, b: xp.fmod(a, b),
+    a=lambda xp, grad, a_shape: xp.sum_to(grad, a_shape),
+    b=lambda xp, grad, a, b, b_shape: xp.sum_to(
+        xp.negative(xp.multiply(grad, xp.trunc(xp.divide(a, b)))), b_shape
+    ),
+)
+
+
 def fmod(input: Any, other: Any) -> Tensor:
     """``input - other * trunc(input / other)``: the remainder with the sign of ``input``.
 
@@ -66,9 +77,7 @@ def fmod(input: Any, other: Any) -> Tensor:
         if bool(eq(b, 0).any().item()):
             raise RuntimeError("ZeroDivisionError")
         return unrecorded(lambda xp, x, y: xp.fmod(x, y), a, b)
-    # The quotient of what is rounded need not be whole: the remainder itself is taken exactly.
-    exact = unrecorded(lambda xp, x, y: xp.fmod(x, y), a, b)
-    return _shifted(sub(a, mul(b, truncated_quotient(a, b))), exact)
+    return call(_fmod, a, b)
 
 
 def _shifted(found: Tensor, value: Tensor) -> Tensor:
@@ -168,7 +177,8 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
         TypeError: ``input`` is no tensor.
     """
     require_tensors("rsub", input=input)
-    return add(neg(mul(input, alpha)) if alpha != 1 else neg(input), other)
+    scaled = mul(input, alpha) if alpha != 1 else input
+    return sub(as_tensor_operand(other), scaled)
 
 
 def signbit(input: Tensor) -> Tensor:

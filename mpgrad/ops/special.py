@@ -21,7 +21,7 @@ from mpgrad.ops.promotion import (
     refuse_complex,
     require_tensors,
 )
-from mpgrad.ops.transcendental import log1p, sin
+from mpgrad.ops.transcendental import log1p
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
@@ -245,10 +245,10 @@ def mvlgamma(input: Any, p: int) -> Tensor:
     if p < 1:
         raise RuntimeError("p has to be greater than or equal to 1")
     tensor = floating(input)
-    total = add(lgamma(tensor), p * (p - 1) / 4 * math.log(math.pi))
-    for at in range(1, p):
-        total = add(total, lgamma(add(tensor, -at / 2)))
-    return total
+    total: Any = p * (p - 1) / 4 * math.log(math.pi)
+    for at in range(p):
+        total = add(lgamma(add(tensor, -at / 2)), total)
+    return total  # type: ignore[no-any-return]
 
 
 def zeta(input: Any, other: Any) -> Tensor:
@@ -280,25 +280,24 @@ def igammac(input: Any, other: Any) -> Tensor:
     return call(_igammac, *real_tensors("igammac", input, other, float_result=True))
 
 
-def _entropy(xp: Any, input: Any) -> Any:
-    above = xp.greater(input, 0)
-    inside = xp.negative(xp.multiply(input, xp.log(xp.where(above, input, 1.0))))
-    outside = xp.where(xp.isnan(input), input, xp.where(xp.less(input, 0), -math.inf, 0.0))
-    return xp.astype(xp.where(above, inside, outside), input.dtype)
+def _entr_values(xp: Any, input: Any) -> Any:
+    limited = xp.where(xp.less(input, 0), -math.inf, input)
+    inside = xp.multiply(xp.negative(input), xp.log(input))
+    return xp.where(xp.greater(input, 0), inside, limited)
 
 
 _entr = operator(
     "special_entr",
-    _entropy,
+    _entr_values,
     input=lambda xp, grad, input: xp.multiply(grad, xp.subtract(-1.0, xp.log(input))),
 )
 
 
 def entr(input: Any) -> Tensor:
     """``-input * log(input)``, 0 at 0, and minus infinity below, where the gradient is NaN."""
-    x = floating(input)
-    refuse_complex("entr", x)
-    return call(_entr, x)
+    tensor = floating(input)
+    refuse_complex("entr", tensor)
+    return call(_entr, tensor)
 
 
 def xlog1py(input: Any, other: Any) -> Tensor:
@@ -308,13 +307,33 @@ def xlog1py(input: Any, other: Any) -> Tensor:
     return mul(a, log1p(where(nothing, 0.0, b)))
 
 
+def _sinc_values(xp: Any, input: Any) -> Any:
+    origin = xp.equal(input, 0)
+    angle = xp.multiply(xp.where(origin, 1.0, input), math.pi)
+    return xp.where(origin, 1.0, xp.divide(xp.sin(angle), angle))
+
+
+def _sinc_slope(xp: Any, grad: Any, input: Any) -> Any:
+    """``pi * (cos(a) / a - sin(a) / a ** 2)`` at the angle ``a``; near 0 its Taylor series, as the
+    difference would cancel."""
+    angle = xp.multiply(input, math.pi)
+    near = xp.less(xp.absolute(angle), 0.5)
+    safe = xp.where(near, 1.0, angle)
+    far = xp.divide(xp.subtract(xp.cos(safe), xp.divide(xp.sin(safe), safe)), safe)
+    square = xp.multiply(angle, angle)
+    series: Any = 0.0
+    for factor in (1 / 3991680, -1 / 45360, 1 / 840, -1 / 30, 1 / 3):
+        series = xp.add(xp.multiply(square, series), factor)
+    slope = xp.where(near, xp.multiply(xp.negative(angle), series), far)
+    return xp.multiply(grad, xp.multiply(slope, math.pi))
+
+
+_sinc = operator("sinc", _sinc_values, input=_sinc_slope)
+
+
 def sinc(input: Any) -> Tensor:
     """``sin(pi * input) / (pi * input)``, and 1 at 0."""
-    x = floating(input)
-    scaled = mul(x, math.pi)
-    origin = eq(x, 0)
-    found = sin(scaled) / where(origin, 1.0, scaled)
-    return where(origin, 1.0 - mul(x, x), found).to(x.dtype)  # type: ignore[no-any-return]
+    return call(_sinc, floating(input))
 
 
 # ------------------------------------------------------------------------------ without derivative

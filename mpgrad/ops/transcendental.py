@@ -186,7 +186,7 @@ def _arccosh_grad(xp: Any, grad: Any, input: Any) -> Any:
     less, more = xp.subtract(input, 1), xp.add(input, 1)
     if input.dtype.kind == "c":  # the root of the product would be on the wrong branch
         return xp.divide(grad, xp.multiply(xp.sqrt(less), xp.sqrt(more)))
-    return xp.divide(grad, xp.sqrt(xp.multiply(less, more)))
+    return xp.divide(grad, xp.sqrt(xp.add(xp.multiply(less, more), 0.0)))  # -0.0 becomes 0.0
 
 
 arccosh = _elementwise(

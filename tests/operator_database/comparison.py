@@ -47,12 +47,15 @@ def arrays_of(value: Any) -> Any:
     return value
 
 
-def difference(here: Any, there: Any, *, values: bool = True, ties: bool = False) -> str:
+def difference(
+    here: Any, there: Any, *, values: bool = True, ties: bool = False, close: float = 0.0
+) -> str:
     """In what a result differs from PyTorch's; empty if it does not.
 
     Args:
         values: False: shapes and dtypes alone count.
         ties: of integers, which are places, shapes and dtypes alone count.
+        close: how closely values have to agree where their dtype would ask for more.
     """
     if isinstance(here, Exception):
         return f"raises {type(here).__name__}: {' '.join(str(here).split())[:100]}"
@@ -60,7 +63,7 @@ def difference(here: Any, there: Any, *, values: bool = True, ties: bool = False
         if not isinstance(here, tuple) or len(here) != len(there):
             return f"{_short(here)} in place of {_short(there)}"
         pairs = zip(here, there, strict=True)
-        found = (difference(a, b, values=values, ties=ties) for a, b in pairs)
+        found = (difference(a, b, values=values, ties=ties, close=close) for a, b in pairs)
         return next(filter(None, found), "")
     if isinstance(there, np.ndarray):
         if not isinstance(here, np.ndarray):
@@ -70,18 +73,21 @@ def difference(here: Any, there: Any, *, values: bool = True, ties: bool = False
         if here.shape != there.shape:
             return f"shape {here.shape} in place of {there.shape}"
         values = values and not (ties and there.dtype == np.int64)
-        return _of_values(here, there) if values else ""
+        return _of_values(here, there, close) if values else ""
     if isinstance(there, float) and isinstance(here, float):
-        return _of_values(np.asarray(here), np.asarray(there)) if values else ""
+        return _of_values(np.asarray(here), np.asarray(there), close) if values else ""
     if here is None or there is None or isinstance(there, bool | int | complex | str):
         return "" if here == there else f"{_short(here)} in place of {_short(there)}"
     return ""
 
 
-def _of_values(here: Any, there: Any) -> str:
+def _of_values(here: Any, there: Any, close: float) -> str:
+    if there.dtype.kind == "c":  # each part for itself: one of them may be infinite
+        parts = ((part(here), part(there)) for part in (np.real, np.imag))
+        return "; ".join(filter(None, (_of_values(a, b, close) for a, b in parts)))
     if here.dtype.kind not in "fc":
         return "" if (here == there).all() else f"{_short(here)} in place of {_short(there)}"
-    close = TOLERANCES.get(str(here.dtype), 1e-9)
+    close = max(close, TOLERANCES.get(str(here.dtype), 1e-9))
     finite = np.isfinite(there)
     scale = float(np.abs(there[finite]).max()) if finite.any() else 0.0
     margin = close * max(scale, 0.1)

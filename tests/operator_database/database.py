@@ -94,6 +94,18 @@ def function_for(library: Any, torch: Any, name: str, entry: Any) -> Any:
     return plain_function(library, name)
 
 
+class _WithMethods:
+    """A library whose methods are functions, too, where it lacks these."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(self._library, name) or not hasattr(self._library.Tensor, name):
+            return getattr(self._library, name)
+        return getattr(self._library.Tensor, name)
+
+
 def plain_function(library: Any, name: str) -> Any:
     """``library``'s function of that name, or one that makes and uses its layer or optimizer."""
     found = function_named(library, name)
@@ -137,7 +149,7 @@ def _rebuilt(function: types.FunctionType, library: Any, torch: Any) -> Any:
         value = names.get(name)
         if isinstance(value, types.FunctionType) and _is_of_database(value) and name not in _SEEDS:
             names[name] = _rebuilt(value, library, torch)
-    names |= {"torch": library, "F": library.nn.functional}
+    names |= {"torch": _WithMethods(library), "F": library.nn.functional}
     cells = tuple(
         types.CellType(converted(cell.cell_contents, library, torch))
         for cell in function.__closure__ or ()

@@ -106,6 +106,9 @@ ENTRIES: list[Entry] = [
         ((4, 3),),
     ),
     ("pdist", lambda m, x: m.pdist(x), ((4, 3),)),
+    ("hardtanh", lambda m, x: m.hardtanh(x, -0.5, 0.7), ((3, 4),)),
+    ("hardswish", lambda m, x: m.hardswish(x * 3), ((3, 4),)),
+    ("celu", lambda m, x: m.celu(x, 2.0), ((3, 4),)),
     (
         "multi_margin_loss",
         lambda m, x: m.multi_margin_loss(

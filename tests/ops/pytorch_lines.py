@@ -24,6 +24,12 @@ def lines() -> list[str]:
 
 def outcome(library: Any, line: str) -> Any:
     """What ``line`` gives with ``library`` as ``T``, in the words of JSON."""
+    found = result(library, line)
+    return {"error": _class_of(found)} if isinstance(found, Exception) else described(found)
+
+
+def result(library: Any, line: str) -> Any:
+    """What ``line`` gives with ``library`` as ``T``, or the exception."""
     *statements, last = line.split("; ")
     names: dict[str, Any] = {"T": library, "F": library.nn.functional}
     with warnings.catch_warnings():
@@ -31,9 +37,9 @@ def outcome(library: Any, line: str) -> Any:
         try:
             for statement in statements:
                 exec(statement, names)
-            return described(eval(last, names))
+            return eval(last, names)
         except Exception as error:
-            return {"error": _class_of(error)}
+            return error
 
 
 def _class_of(error: Exception) -> str:

@@ -87,7 +87,11 @@ def _zeros(*shape: int) -> Any:
             "Target 3 is out of bounds",
         ),
         (lambda: nll_loss(_zeros(2, 3), creation.tensor([0])), ValueError, "batch_size"),
-        (lambda: mse_loss(_zeros(2), _zeros(2), "average"), ValueError, "not a valid value"),
+        (
+            lambda: mse_loss(_zeros(2), _zeros(2), reduction="average"),
+            ValueError,
+            "not a valid value",
+        ),
         (lambda: dropout(_zeros(2), 1.5), ValueError, "between 0 and 1"),
         (lambda: layer_norm(_zeros(2, 3), (4,)), RuntimeError, "normalized_shape"),
         (

@@ -1,0 +1,194 @@
+"""Where mpgrad and PyTorch differ on purpose, or by nobody's fault: what a run does not count."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+
+class Left(NamedTuple):
+    """A difference that stays."""
+
+    #: Of the operator's whole name, a regular expression.
+    operator: str
+    #: What the difference looks like, a regular expression.
+    difference: str
+    reason: str
+    #: Of which operands alone: those with NaN or infinity, complex ones, nearly singular matrices.
+    only_of: Literal["", "infinite", "complex", "singular"] = ""
+
+
+#: One value in place of another: shapes and dtypes are the same.
+_VALUE = r"^(?!shape|dtype|None)\S+ in place of \S+(?:; \S+ in place of \S+)?$"
+
+LEFT = (
+    Left(
+        r"(linalg\.)?(svd|eigh?|qr)",
+        _VALUE,
+        "the sign or phase of a vector is LAPACK's choice, and gradients of these depend on it",
+    ),
+    Left(
+        r"(linalg\.)?(lu|lu_factor|lu_factor_ex|qr|(slog|log)?det|solve_triangular|triangular_solve"
+        r"|cholesky_inverse|cholesky_solve|lu_solve|inv|inv_ex|inverse|solve|solve_ex|tensorinv|tensorsolve|cond"
+        r"|matrix_power|eigvals|eigvalsh|ldl_factor|lstsq|householder_product|matrix_exp)",
+        _VALUE,
+        "what LAPACK makes of NaN and infinity differs from library to library",
+        only_of="infinite",
+    ),
+    Left(
+        r"unique_consecutive",
+        r"^shape .* in place of \(\d*,\)$",
+        "PyTorch takes a second positional argument for `return_counts`, though it is "
+        "`return_inverse`",
+    ),
+    Left(
+        r"special\.(airy_ai|(modified_|scaled_modified_)?bessel_[jyik][01]|spherical_bessel_j0)",
+        _VALUE,
+        "PyTorch's approximation has fewer digits than SciPy's",
+    ),
+    Left(
+        r"(special\.)?(polygamma|zeta)",
+        r"in place of (nan|-?inf)$",
+        "at infinity, and where a factor overflows, PyTorch gives NaN for a limit that SciPy knows",
+    ),
+    Left(
+        r"(special\.)?(digamma|psi|polygamma|lgamma|gammaln|mvlgamma|multigammaln)",
+        _VALUE,
+        "PyTorch's trigamma, the gradient of digamma, has fewer digits near its poles",
+    ),
+    Left(
+        r"var_mean|std_mean|std|var",
+        r"^-?(inf|nan) in place of|in place of (nan|-?inf)$",
+        "PyTorch sums in double precision, one element after another: squares that overflow in "
+        "float32 do not there, and infinity becomes NaN; its gradient "
+        "over an empty list of dimensions divides by 0",
+    ),
+    Left(
+        r"searchsorted|bucketize",
+        r"in place of",
+        "places in a sequence that is not in order are not defined",
+    ),
+    Left(
+        r"special\.i1e?",
+        r"^nan in place of 0\.5$",
+        "PyTorch's gradient at NaN is that at 0",
+    ),
+    Left(
+        r"nn\.functional\.hardsigmoid",
+        _VALUE,
+        "PyTorch's gradient rounds 1 / 6 to float32 for float64, too",
+    ),
+    Left(
+        r"arctan2|atan2",
+        _VALUE,
+        "PyTorch squares bytes as bytes in the gradient of the other operand",
+    ),
+    Left(
+        r"cosine_similarity|nn\.functional\.cosine_similarity",
+        r"in place of -?0\.0$",
+        "PyTorch takes the norm of each operand in its own dtype, where squares may overflow",
+    ),
+    Left(
+        r"(special\.)?sinc",
+        _VALUE,
+        "near 0 PyTorch's gradient is a difference that cancels",
+    ),
+    Left(
+        r"ldexp",
+        _VALUE,
+        "PyTorch's gradient takes powers of 2 as whole numbers: 0 below 1",
+    ),
+    Left(
+        r"linalg\.vector_norm",
+        r"^nan in place of 0\.0$",
+        "a norm of order NaN: of no elements PyTorch takes it for 0",
+    ),
+    Left(
+        r"arcsin|arccos|asin|acos|arctanh|atanh|arccosh|acosh|arcsinh|asinh|tan|tanh|reciprocal|sqrt"
+        r"|add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|exp|log|sigmoid|pow|square",
+        r"(nan|inf) in place of|in place of -?(nan|inf)",
+        "of infinite complex numbers and of 0 below a line: which part becomes NaN depends on how "
+        "products are taken",
+        only_of="complex",
+    ),
+    Left(r"mode", _VALUE, "NaN has no place in the order of elements", only_of="infinite"),
+    Left(r"median|nanmedian", r"^dtype", "of no integers there is no NaN: it is a float here"),
+    Left(
+        r"nn\.functional\.cross_entropy",
+        r"^0\.0 in place of nan$",
+        "without classes PyTorch's mean of no losses is NaN",
+    ),
+    Left(
+        r"linalg\.cond|pinverse|(linalg\.)?(pinv|inv|inv_ex|inverse|solve|solve_ex|lstsq|det|slogdet"
+        r"|logdet|matrix_power|tensorinv|lu_factor|lu_solve|solve_triangular|cholesky_inverse)"
+        r"|triangular_solve|cholesky_solve|cholesky_inverse",
+        _VALUE,
+        "the least singular value of a nearly singular matrix is rounding",
+        only_of="singular",
+    ),
+    Left(
+        r"topk|kthvalue",
+        r"^int64.* in place of int64",
+        "which of equal elements is meant is not defined",
+    ),
+    Left(
+        r"nn\.functional\.soft_margin_loss",
+        r"in place of inf$",
+        "PyTorch's exp overflows",
+    ),
+    Left(
+        r"norm|dist|cdist|(nn\.functional\.)?(normalize|pairwise_distance|lp_pool[123]d)|linalg\.\w*norm",
+        r"in place of -?(nan|inf|0\.0)$",
+        "sums of powers of half precision are taken in float32 here, and overflow later",
+    ),
+    Left(
+        r"nn\.functional\.poisson_nll_loss",
+        r"in place of nan$",
+        "PyTorch's gradient multiplies the logarithm of a negative count, NaN, by 0",
+    ),
+    Left(
+        r"nn\.functional\.(hardswish|hardtanh|relu6|hardshrink|softshrink|celu|elu|selu)",
+        r"^(nan|[01]\.0) in place of (nan|[01]\.0)$",
+        "PyTorch's gradient at NaN depends on whether the element lies in a vector register",
+        only_of="infinite",
+    ),
+    Left(
+        r".*",
+        r"^(nan|-?inf) in place of (nan|-?inf)(; (nan|-?inf) in place of (nan|-?inf))?$",
+        "both are not finite: whether infinity or NaN is left depends on the order of operations",
+        only_of="infinite",
+    ),
+)
+
+
+def reason_for(name: str, difference: str, arrays: list[Any]) -> str:
+    """Why a difference is left; empty: it is not.
+
+    Args:
+        name: of the operator, below the library.
+        difference: as ``difference`` of the operator database says it.
+        arrays: that the operator was given.
+    """
+    infinite = not all(np.isfinite(array).all() for array in arrays)
+    met = {
+        "": True,
+        "infinite": infinite,
+        "complex": any(array.dtype.kind == "c" for array in arrays),
+        "singular": any(map(_is_singular, arrays)),
+    }
+    for left in LEFT:
+        fits = re.fullmatch(left.operator, name) and re.search(left.difference, difference)
+        if fits and met[left.only_of]:
+            return left.reason
+    return ""
+
+
+def _is_singular(array: Any) -> bool:
+    """Whether ``array`` holds a matrix of which three digits are lost."""
+    if array.ndim < 2 or 0 in array.shape or array.dtype == np.float16:
+        return False
+    if not np.isfinite(array).all():
+        return False
+    return bool((np.linalg.cond(array) > 1e3).any())
