@@ -25,6 +25,7 @@ indexing       getitem(x, key, indices)             scatter_index(x, key, indice
                take_along_axis(x, indices, axis)    scatter_along_axis(x, indices, axis, size)
                diagonal(x, offset, axis1, axis2)
                diagonal_scatter(x, shape, offset, axis1, axis2)
+               unfold(x, axis, size, step)          as_strided(x, shape, steps, offset)
 views          take_view(x, steps): follow a chain of view functions
                put_view(x, value, steps): a copy of x with value written there
 places         argsort(x, axis) (stable) argwhere(x) arange(n) isclose array_equal

@@ -152,7 +152,7 @@ class CpuBackend(cpu_matrices.Matrices):
     arccosh = _unary(np.arccosh)
     arctanh = _unary(np.arctanh)
     arctan2 = _binary(np.arctan2)
-    hypot = _binary(np.hypot)
+    hypot, fmod = _binary(np.hypot), _binary(np.fmod)
     logaddexp = _binary(np.logaddexp)
     sinh = _unary(np.sinh)
     cosh = _unary(np.cosh)
@@ -328,6 +328,7 @@ class CpuBackend(cpu_matrices.Matrices):
     constant_beside = cpu_views.constant_beside
     diagonal = cpu_views.diagonal
     diagonal_scatter = cpu_views.diagonal_scatter
+    unfold, as_strided = cpu_views.unfold, cpu_views.as_strided
     take_view = cpu_views.take_view
     put_view = cpu_views.put_view
 

@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 class Matrices:
     """Linear maps, and functions of the last two dimensions: a part of ``backends.cpu``."""
 
-    copysign, fmod, heaviside = np.copysign, np.fmod, np.heaviside
+    copysign, heaviside = np.copysign, np.heaviside
     gcd, lcm, signbit = np.gcd, np.lcm, np.signbit
 
     fourier, real_fourier = transforms.fourier, transforms.real_fourier

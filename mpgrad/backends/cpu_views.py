@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 #: The functions that a step may call. Steps reach workers inside programs, so no other is allowed.
 STEPS = frozenset(
     {
+        "as_strided",
         "broadcast_to",
         "diagonal",
         "getitem",
@@ -24,6 +25,7 @@ STEPS = frozenset(
         "real",
         "reshape",
         "transpose",
+        "unfold",
         "view_as_complex",
         "view_as_real",
     }
@@ -91,6 +93,49 @@ def diagonal_scatter(
     out = xp.zeros(shape, x.dtype)
     xp.diagonal(out, offset, axis1, axis2)[...] = x
     return out
+
+
+def unfold(xp: CpuBackend, x: Array, axis: int, size: int, step: int) -> Array:
+    """The windows along an axis, as a last axis: a view, read-only where windows overlap."""
+    own = x.strides[axis]
+    count = (x.shape[axis] - size) // step + 1
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], size)
+    return _strided(x, shape, (*x.strides[:axis], own * step, *x.strides[axis + 1 :], own))
+
+
+def as_strided(
+    xp: CpuBackend, x: Array, shape: tuple[int, ...], steps: tuple[int, ...], offset: int
+) -> Array:
+    """The elements of a C-contiguous array from ``offset`` on, ``steps`` apart: a view, read-only
+    where an element is in it twice."""
+    strides = tuple(step * x.itemsize for step in steps)
+    return _strided(x.reshape(-1)[offset:], shape, strides)
+
+
+def strided_places(shape: tuple[int, ...], steps: tuple[int, ...], offset: int) -> Array:
+    """The places of the elements of :func:`as_strided` among those of the flattened array."""
+    places = np.full((), offset)
+    for length, step in zip(shape, steps, strict=True):
+        places = np.add.outer(places, np.arange(length) * step)
+    return np.asarray(places)
+
+
+def _strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    out = np.lib.stride_tricks.as_strided(x, shape, strides)
+    if may_overlap(out):
+        out.flags.writeable = False
+    return out
+
+
+def may_overlap(x: Array) -> bool:
+    """Whether two elements may lie in the same memory, as far as the strides tell."""
+    reach = x.itemsize
+    for stride, length in sorted(zip(map(abs, x.strides), x.shape, strict=True)):
+        if length > 1:
+            if stride < reach:
+                return True
+            reach += stride * (length - 1)
+    return False
 
 
 #: With more dimensions NumPy's ``ufunc.at`` crashes.

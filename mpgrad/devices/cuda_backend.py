@@ -250,6 +250,21 @@ class CudaBackend:
         """The elements with equal indices in two axes, as a last axis: a view."""
         return self.arrays.diagonal(x, offset, axis1, axis2)
 
+    def unfold(self, x: Any, axis: int, size: int, step: int) -> Any:
+        """The windows along an axis, as a last axis: a copy, see ``view_as_real``."""
+        starts = np.arange(0, x.shape[axis] - size + 1, step)
+        places = self.constant_beside(x, np.add.outer(starts, np.arange(size)))
+        found = self.getitem(x, (*(slice(None),) * axis, INDEX), (places,))
+        rest = [at for at in range(found.ndim) if at != axis + 1]
+        return found.transpose((*rest, axis + 1)).copy()
+
+    def as_strided(
+        self, x: Any, shape: tuple[int, ...], steps: tuple[int, ...], offset: int
+    ) -> Any:
+        """The elements from ``offset`` on, ``steps`` apart: a copy, see ``view_as_real``."""
+        places = self.constant_beside(x, cpu_views.strided_places(shape, steps, offset))
+        return self.getitem(x.reshape(-1), (INDEX,), (places,))
+
     # ------------------------------------------------------------------ indexing
 
     def getitem(self, x: Any, key: tuple[Any, ...], indices: Sequence[Any] = ()) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.cpu_views import may_overlap
 from mpgrad.base.device import CPU
 from mpgrad.devices.device_arrays import (
     CUDA,
@@ -178,9 +179,12 @@ def _lies_in_writable(tensor: Tensor) -> bool:
     array, view = tensor._array, tensor._view
     if view is None or not isinstance(array, np.ndarray) or not is_writable(view.base._array):
         return False
-    if any(n > 1 and not step for n, step in zip(array.shape, array.strides, strict=True)):
+    if may_overlap(array):
         return False
-    array.flags.writeable = True
+    try:
+        array.flags.writeable = True
+    except ValueError:  # a part of what strides alone describe
+        return False
     return True
 
 

@@ -106,6 +106,9 @@ class BatchNorm(Module):
         if input.ndim not in self._dimensions:
             expected = " or ".join(f"{n}D" for n in self._dimensions)
             raise ValueError(f"expected {expected} input (got {input.ndim}D input)")
+        self._check_channels(input)
+
+    def _check_channels(self, input: Tensor) -> None:
         if input.shape[1] != self.num_features:
             raise ValueError(
                 f"{type(self).__name__}: expected {self.num_features} channels, got input of shape "

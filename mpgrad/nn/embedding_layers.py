@@ -22,7 +22,7 @@ class Embedding(Module):
         padding_idx: a row that starts as zeros and gets no gradient.
         max_norm: rows with a greater norm are scaled to it when they are looked up.
         norm_type: which norm.
-        scale_grad_by_freq: must be False by the first call.
+        scale_grad_by_freq: see ``mg.nn.functional.embedding``.
         sparse: has no effect: gradients are dense.
         device: where the table lies.
         dtype: of it.

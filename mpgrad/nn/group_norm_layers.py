@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from mpgrad.nn import functional as F
@@ -99,7 +100,7 @@ class _InstanceNorm(BatchNorm):
         """(batch, channels, ...), or without the batch -> the same.
 
         Raises:
-            ValueError: another number of dimensions or of channels.
+            ValueError: another number of dimensions, or of channels where there is a scale.
         """
         batched = input.unsqueeze(0) if input.ndim == self._dimensions[0] - 1 else input
         self._check(batched)
@@ -114,6 +115,17 @@ class _InstanceNorm(BatchNorm):
             self.eps,
         )
         return out if batched is input else out.squeeze(0)
+
+    def _check_channels(self, input: Tensor) -> None:
+        if self.affine or self.track_running_stats:
+            super()._check_channels(input)
+        elif input.shape[1] != self.num_features:
+            warnings.warn(
+                f"input's size at dim=1 does not match num_features ({self.num_features}), which is"
+                " not used because affine=False",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 class InstanceNorm1d(_InstanceNorm):

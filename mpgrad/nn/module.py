@@ -232,6 +232,35 @@ class Module:
                 seen.add(id(module))
                 yield name, module
 
+    def get_submodule(self, target: str) -> Module:
+        """The module of that name as ``named_modules`` gives it; itself for an empty one.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        module = self
+        for name in target.split(".") if target else ():
+            inner = module._modules.get(name)
+            if inner is None:
+                raise AttributeError(f"{type(module).__name__} has no attribute `{name}`")
+            module = inner
+        return module
+
+    def get_parameter(self, target: str) -> Parameter:
+        """The parameter that ``named_parameters`` gives that name, or AttributeError."""
+        return self._entry("_parameters", target)  # type: ignore[no-any-return]
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer that ``named_buffers`` gives that name, or AttributeError."""
+        return self._entry("_buffers", target)  # type: ignore[no-any-return]
+
+    def _entry(self, table: str, target: str) -> Any:
+        path, _, name = target.rpartition(".")
+        owner = self.get_submodule(path)
+        if vars(owner)[table].get(name) is None:
+            raise AttributeError(f"`{name}` is not in the {table[1:]} of {type(owner).__name__}")
+        return vars(owner)[table][name]
+
     def _walk(self, prefix: str) -> Iterator[tuple[str, Module]]:
         """Every place in the tree, parents first; a Module in two places comes twice."""
         yield prefix, self

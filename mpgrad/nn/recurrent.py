@@ -37,11 +37,13 @@ class _Recurrent(Module):
         batch_first: sequences are (batch, length, features), not (length, batch, features).
         dropout: probability with which outputs of all layers but the last become zero in training.
         bidirectional: read the sequence backwards, too.
+        proj_size: of an LSTM: features to which each output is mapped; 0: it is not.
         device: where the parameters lie.
         dtype: of them.
 
     Raises:
-        ValueError: ``dropout`` is not a probability, or there are no layers.
+        ValueError: ``dropout`` is not a probability, there are no layers, or ``proj_size`` does not
+            fit.
     """
 
     _gates = 1
@@ -56,6 +58,7 @@ class _Recurrent(Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        proj_size: int = 0,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -65,8 +68,8 @@ class _Recurrent(Module):
                 "dropout should be a number in range [0, 1] representing the probability of an "
                 f"element being zeroed, got {dropout}"
             )
-        if hidden_size < 1 or num_layers < 1:
-            raise ValueError("hidden_size and num_layers must be greater than zero")
+        if min(input_size, hidden_size, num_layers) < 1:
+            raise ValueError("input_size, hidden_size and num_layers must be greater than zero")
         if dropout and num_layers == 1:
             warnings.warn(
                 "dropout option adds dropout after all but last recurrent layer, so non-zero "
@@ -77,19 +80,41 @@ class _Recurrent(Module):
             )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
-        self.bidirectional = bidirectional
-        rows, made = self._gates * hidden_size, {"device": device, "dtype": dtype}
+        self.bidirectional, self.proj_size = bidirectional, proj_size
+        self._check_projection()
         for layer in range(num_layers):
-            columns = hidden_size * len(self._endings()) if layer else input_size
             for ending in self._endings():
-                shapes: dict[str, Any] = {
-                    "weight_ih": (rows, columns),
-                    "weight_hh": (rows, hidden_size),
-                }
-                shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
-                for name, shape in shapes.items():
-                    setattr(self, f"{name}_l{layer}{ending}", Parameter(empty(shape, **made)))
+                for name, shape in self._shapes(layer).items():
+                    made = empty(shape, device=device, dtype=dtype)
+                    setattr(self, f"{name}_l{layer}{ending}", Parameter(made))
         self.reset_parameters()
+
+    def _check_projection(self) -> None:
+        if self.proj_size < 0 or self.proj_size >= self.hidden_size:
+            raise ValueError(
+                "proj_size should be a positive integer or zero to disable projections and smaller "
+                f"than hidden_size, got {self.proj_size}"
+            )
+        if self.proj_size and self._states == 1:
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
+
+    @property
+    def _output_size(self) -> int:
+        """Features of one direction's outputs."""
+        return self.proj_size or self.hidden_size
+
+    def _shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """The Parameters of one direction of a layer, in PyTorch's order."""
+        rows = self._gates * self.hidden_size
+        columns = self._output_size * len(self._endings()) if layer else self.input_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight_ih": (rows, columns),
+            "weight_hh": (rows, self._output_size),
+        }
+        shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if self.bias else {}
+        return shapes | (
+            {"weight_hr": (self.proj_size, self.hidden_size)} if self.proj_size else {}
+        )
 
     def _endings(self) -> tuple[str, ...]:
         """The suffixes of the Parameters of each direction."""
@@ -105,9 +130,8 @@ class _Recurrent(Module):
     @property
     def all_weights(self) -> list[list[Parameter]]:
         """The Parameters of each layer and direction."""
-        names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if self.bias else [])]
         return [
-            [getattr(self, f"{name}_l{layer}{ending}") for name in names]
+            [getattr(self, f"{name}_l{layer}{ending}") for name in self._shapes(layer)]
             for layer in range(self.num_layers)
             for ending in self._endings()
         ]
@@ -158,11 +182,12 @@ class _Recurrent(Module):
             outputs = []
             for direction in range(len(self._endings())):
                 at = len(last)
-                weight_ih, weight_hh, *biases = weights[at]
-                bias_ih, bias_hh = biases or (None, None)
+                weight_ih, weight_hh, *others = weights[at]
+                projection = others.pop() if self.proj_size else None
+                bias_ih, bias_hh = others or (None, None)
                 rows = F.linear(steps, weight_ih, bias_ih)
                 mine = tuple(state[at] for state in states)
-                step = partial(self._next, weight_hh, bias_hh)
+                step = partial(self._next, weight_hh, bias_hh, projection)
                 output, ended = run(rows, step, mine, backwards=direction == 1)
                 outputs.append(output)
                 last.append(ended)
@@ -172,14 +197,24 @@ class _Recurrent(Module):
         return steps, tuple(stack([ended[k] for ended in last]) for k in range(self._states))
 
     def _next(
-        self, weight: Tensor, bias: Tensor | None, x: Tensor, states: tuple[Tensor, ...]
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        projection: Tensor | None,
+        x: Tensor,
+        states: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
-        return self._step()(x, F.linear(states[0], weight, bias), states)
+        output, *kept = self._step()(x, F.linear(states[0], weight, bias), states)
+        return (output if projection is None else F.linear(output, projection), *kept)
 
     def _check(self, input: Tensor) -> None:
         if input.ndim not in (2, 3):
             raise ValueError(
                 f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.ndim}D instead"
+            )
+        if input.dtype != self.all_weights[0][0].dtype:
+            raise ValueError(
+                f"input must have the type {self.all_weights[0][0].dtype}, got type {input.dtype}"
             )
         if input.shape[-1] != self.input_size:
             raise RuntimeError(
@@ -192,12 +227,13 @@ class _Recurrent(Module):
     def _start(
         self, steps: Tensor, batch: int, start: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, ...]:
-        """The first states, each (layers * directions, batch, hidden_size)."""
-        shape = (self.num_layers * len(self._endings()), batch, self.hidden_size)
+        """The first states, each (layers * directions, batch, features)."""
+        count = self.num_layers * len(self._endings())
+        sizes = (self._output_size, self.hidden_size)[: self._states]
+        shapes = [(count, batch, size) for size in sizes]
         if start is None:
-            first = zeros(shape, dtype=steps.dtype, device=steps.device)
-            return (first,) * self._states
-        for state in start:
+            return tuple(zeros(s, dtype=steps.dtype, device=steps.device) for s in shapes)
+        for state, shape in zip(start, shapes, strict=True):
             if tuple(state.shape) != shape:
                 raise RuntimeError(f"Expected hidden size {shape}, got {list(state.shape)}")
         return start
@@ -210,6 +246,7 @@ class _Recurrent(Module):
             ("batch_first", False),
             ("dropout", 0),
             ("bidirectional", False),
+            ("proj_size", 0),
         ):
             if getattr(self, name) != usual:
                 parts.append(f"{name}={getattr(self, name)}")
@@ -283,7 +320,8 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory (Hochreiter and Schmidhuber, 1997), without projections."""
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997; with a ``proj_size`` Sak, Senior
+    and Beaufays, 2014)."""
 
     _gates, _states = 4, 2
 

@@ -111,6 +111,10 @@ class _RecurrentCell(Module):
             start = zeros(shape, dtype=input.dtype, device=input.device)
             states = (start,) * self._states
         for state in states:
+            if state.ndim not in (1, 2):
+                raise ValueError(
+                    f"{name}: Expected hidden to be 1D or 2D, got {state.ndim}D instead"
+                )
             if tuple(state.shape) != shape:
                 raise RuntimeError(
                     f"{name}: hidden has inconsistent shape: got {tuple(state.shape)} expected "

@@ -197,21 +197,30 @@ class ReplicationPad3d(_Padding):
     _mode = "replicate"
 
 
-class CircularPad1d(_Padding):
-    """The other end at both ends."""
-
-    _dims = 1
-    _mode = "circular"
-
-
 class CircularPad2d(_Padding):
     """The other end around images."""
 
     _mode = "circular"
 
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, *lengths), or without the batch -> the same dimensions.
 
-class CircularPad3d(_Padding):
+        Raises:
+            ValueError: there are other dimensions.
+        """
+        least = self._dims + 1
+        if input.ndim not in (least, least + 1):
+            raise ValueError(f"expected {least}D or {least + 1}D input (got {input.ndim}D input)")
+        return super().forward(input)
+
+
+class CircularPad1d(CircularPad2d):
+    """The other end at both ends."""
+
+    _dims = 1
+
+
+class CircularPad3d(CircularPad2d):
     """The other end around volumes."""
 
     _dims = 3
-    _mode = "circular"

@@ -15,6 +15,8 @@ from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import diagonal_scatter, gather, index_select
 from mpgrad.ops.joining import broadcast_tensors, meshgrid
 from mpgrad.ops.norms import norm
+from mpgrad.ops.overwriting import cleared
+from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import broadcast_to, flip, repeat, reshape, stack, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
@@ -156,7 +158,15 @@ def cdist(
         )
     if p < 0:
         raise RuntimeError("cdist only supports non-negative p values")
-    return norm(sub(unsqueeze(x1, -2), unsqueeze(x2, -3)), p, -1)
+    return length_of(sub(unsqueeze(x1, -2), unsqueeze(x2, -3)), p)
+
+
+def length_of(difference: Tensor, p: float) -> Tensor:
+    """The ``p``-norm over the last dimension; a count of elements (0) has a gradient of zeros."""
+    found = norm(difference, p, -1)
+    if p == 0 and difference.requires_grad:
+        return add(found, sum_over(cleared(difference), -1))
+    return found
 
 
 def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad.devices.device_arrays import on_host
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import not_implemented, operator
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand, require_numbers
@@ -216,7 +218,12 @@ def _slices_dim(input: Tensor, dim: int) -> int:
     return dim
 
 
+_unique = operator(
+    "unique", lambda xp, input, values: xp.copy(values), input=not_implemented("unique")
+)
+
+
 def _chosen(input: Tensor, values: Any, *others: tuple[Any, bool]) -> Any:
-    results = [values, *(array for array, is_wanted in others if is_wanted)]
-    tensors = tuple(beside(input, array) for array in results)
+    kept = (beside(input, array) for array, is_wanted in others if is_wanted)
+    tensors = (call(_unique, input, beside(input, values)), *kept)
     return tensors if len(tensors) > 1 else tensors[0]

@@ -189,6 +189,7 @@ def arange(
 
     Raises:
         RuntimeError: the step is 0 or leads away from ``end``, or an end is not finite.
+        ValueError: the step is less than 1 and ``dtype`` an integer.
         NotImplementedError: ``dtype`` is no integer or floating one.
     """
     here = usable(device)
@@ -213,6 +214,8 @@ def arange(
     if dtype == np.int64:
         end = int(end)
     if dtype.kind in "iu":
+        if int(step) == 0:
+            raise ValueError("arange(): step must be nonzero, also without its fraction")
         count = math.ceil((end - (int(start) if dtype == np.int64 else start)) / step)
         values = int(start) + np.arange(max(count, 0)) * int(step)
     else:

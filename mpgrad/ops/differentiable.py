@@ -30,6 +30,7 @@ from mpgrad.ops import (
     overwriting,
     pooling,
     products,
+    rearrangements,
     rounding,
     shape,
     transcendental,
@@ -132,6 +133,7 @@ diagonal = indexing.diagonal
 diagonal_scatter = indexing.diagonal_scatter
 scatter_index = indexing.scatter_index
 put_index = overwriting.put_index
+unfold, as_strided = rearrangements.unfold, rearrangements.as_strided
 take_along_axis = indexing.take_along_axis
 scatter_along_axis = indexing.scatter_along_axis
 

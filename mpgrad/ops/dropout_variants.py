@@ -126,9 +126,10 @@ def _alpha(
         return _written(input, mul(input, 0.0), inplace)
     scale = 1 / math.sqrt((1 - p) * (1 + p * _SELU_END**2))
     mask = bernoulli_mask(shape, 1 - p)
-    kept = beside(input, np.where(mask, scale, 0.0).astype(input.dtype))
+    kept = np.where(mask, scale, 0.0)
     rest = np.where(mask, 0.0, _SELU_END * scale) - _SELU_END * p * scale
-    return _written(input, add(mul(input, kept), beside(input, rest.astype(input.dtype))), inplace)
+    factor, summand = (beside(input, np.asarray(part, input.dtype)) for part in (kept, rest))
+    return _written(input, add(mul(input, factor), summand), inplace)
 
 
 def rrelu(

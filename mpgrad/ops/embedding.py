@@ -10,8 +10,9 @@ from mpgrad.backends.array_program import value_check
 from mpgrad.backends.cpu import INDEX
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.in_place import overwrite
-from mpgrad.dispatch.operator_call import namespace_for, unrecorded
+from mpgrad.dispatch.operator_call import call, namespace_for, unrecorded
 from mpgrad.graph.grad_modes import no_grad
+from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add, div, mul
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import eq, gt
@@ -20,6 +21,13 @@ from mpgrad.ops.indexing import pick
 from mpgrad.ops.norms import norm
 from mpgrad.ops.shape import unsqueeze
 from mpgrad.tensors.tensor import Tensor
+
+#: Rows whose gradients are divided by how often each of them is asked for.
+_by_frequency = operator(
+    "embedding_by_frequency",
+    lambda xp, input, counts: xp.copy(input),
+    input=lambda xp, grad, counts: xp.divide(grad, counts),
+)
 
 
 def embedding(
@@ -39,8 +47,8 @@ def embedding(
         padding_idx: a row that gets no gradient.
         max_norm: looked-up rows with a greater norm are scaled to it, in place.
         norm_type: which norm.
-        scale_grad_by_freq: must be False.
-        sparse: changes nothing: gradients are dense.
+        scale_grad_by_freq: the gradient of a row is divided by how often it is asked for.
+        sparse: has no effect: gradients are dense.
 
     Returns:
         (*shape of ``input``, features).
@@ -49,7 +57,6 @@ def embedding(
         RuntimeError: the indices are no integers, or ``weight`` is no matrix.
         IndexError: there is no such row.
         AssertionError: there is no row ``padding_idx``.
-        NotImplementedError: ``scale_grad_by_freq``.
     """
     if input.dtype.kind not in "iu" or weight.ndim != 2:
         raise RuntimeError(
@@ -57,13 +64,15 @@ def embedding(
             f"{weight.ndim}-D"
         )
     check_range(on_host(input._array), weight.shape[0])
-    if scale_grad_by_freq:
-        raise NotImplementedError(
-            "embedding: scale_grad_by_freq is not implemented; scale the gradient in a hook"
-        )
     if max_norm is not None:
         _limit_norms(weight, on_host(input._array), max_norm, norm_type)
     rows = pick(weight, 0, input)
+    if scale_grad_by_freq:
+        _, places, counts = np.unique(
+            on_host(input._array), return_inverse=True, return_counts=True
+        )
+        often = counts[places].reshape((*input.shape, 1)).astype(weight.dtype)
+        rows = call(_by_frequency, rows, beside(weight, often))
     if padding_idx is None:
         return rows
     if not -weight.shape[0] <= padding_idx < weight.shape[0]:

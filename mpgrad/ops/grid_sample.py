@@ -19,7 +19,9 @@ from mpgrad.ops.comparison import ge, gt, le, logical_and, lt
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import gather, select
 from mpgrad.ops.linalg import matmul
+from mpgrad.ops.overwriting import cleared
 from mpgrad.ops.promotion import cast
+from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.rounding import floor, remainder
 from mpgrad.ops.rounding import round as rounded
 from mpgrad.ops.shape import broadcast_to, reshape, transpose, unsqueeze
@@ -86,7 +88,10 @@ def grid_sample(
         weights = [weight for _, weight in chosen if weight is not None]
         part = gather(flat, 2, places)
         parts.append(mul(part, unsqueeze(reduce(mul, weights), 1)) if weights else part)
-    return reshape(reduce(add, parts), (*input.shape[:2], *size))
+    found = reduce(add, parts)
+    if mode == "nearest" and grid.requires_grad:
+        found = add(found, sum_over(cleared(grid)))
+    return reshape(found, (*input.shape[:2], *size))
 
 
 def _check(input: Tensor, grid: Tensor, mode: str, dims: int) -> None:

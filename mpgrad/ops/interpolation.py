@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from mpgrad.ops.arithmetic import add, mul
+from mpgrad.ops.choices import clamp
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import index_select
+from mpgrad.ops.pooling import adaptive_avg_pool2d
+from mpgrad.ops.pooling_variants import adaptive_avg_pool1d
+from mpgrad.ops.promotion import cast
+from mpgrad.ops.rounding import floor
 from mpgrad.ops.shape import clone, permute, reshape
+from mpgrad.ops.volumes import adaptive_avg_pool3d
 from mpgrad.tensors.tensor import Tensor
 
-#: Modes and the dimensions of the inputs that they take.
-_LINEAR = {"linear": 3, "bilinear": 4, "trilinear": 5}
+#: Modes that weight neighbours, and the dimensions of the inputs that they take.
+_WEIGHTED = {"linear": 3, "bilinear": 4, "trilinear": 5, "bicubic": 4}
+_MODES = ("nearest", "nearest-exact", "area", *_WEIGHTED)
+#: The parameter of Keys's kernel, and the one that PyTorch takes with ``antialias``.
+_CUBIC, _SMOOTH_CUBIC = -0.75, -0.5
 
 
 def interpolate(
@@ -32,30 +42,61 @@ def interpolate(
         input: (batch, channels, ...) with one to three more dimensions.
         size: the lengths of these, one number or one for each; or
         scale_factor: their factors.
-        mode: ``"nearest"``, ``"nearest-exact"``, ``"linear"``, ``"bilinear"`` or ``"trilinear"``.
-        align_corners: of the linear modes: the first and last elements keep their places.
+        mode: ``"nearest"``, ``"nearest-exact"``, ``"area"`` (means), ``"linear"``, ``"bilinear"``,
+            ``"trilinear"`` or ``"bicubic"`` (Keys, "Cubic convolution interpolation", 1981).
+        align_corners: of the last four: the first and last elements keep their places.
         recompute_scale_factor: take the factors from the size that they give, rounded down.
-        antialias: must be False.
+        antialias: of ``"bilinear"`` and ``"bicubic"``: where images become smaller, as many
+            neighbours count as fall on one pixel.
 
     Raises:
-        ValueError: neither or both of ``size`` and ``scale_factor``, or they do not fit.
-        NotImplementedError: another mode, or ``antialias``.
+        ValueError: neither or both of ``size`` and ``scale_factor``, or they do not fit, or
+            ``antialias`` of another mode.
+        NotImplementedError: an unknown mode, or one that does not take these dimensions.
     """
-    if antialias or mode not in ("nearest", "nearest-exact", *_LINEAR):
+    _check_mode(input, mode, align_corners, antialias)
+    lengths = tuple(input.shape[2:])
+    sizes, steps = _sizes(lengths, size, scale_factor, recompute_scale_factor)
+    if mode == "area":
+        pool = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)[len(lengths) - 1]
+        return pool(input, sizes)  # type: ignore[operator, no-any-return]
+    if mode in _WEIGHTED:
+        return _weighted(input, mode, sizes, steps, bool(align_corners), antialias)
+    half = 0.5 if mode == "nearest-exact" else 0.0
+    for dim, (n, count, step) in enumerate(zip(lengths, sizes, steps, strict=True), 2):
+        # In float32, as PyTorch computes places: it decides where they are nearly whole.
+        scaled = (np.arange(count) + np.float32(half)) * np.float32(step)
+        places = np.minimum(np.floor(scaled).astype(np.int64), n - 1)
+        input = index_select(input, dim, beside(input, places))
+    return input
+
+
+def _check_mode(input: Tensor, mode: str, align_corners: bool | None, antialias: bool) -> None:
+    if mode not in _MODES or input.ndim not in (3, 4, 5):
         raise NotImplementedError(
-            f"interpolate: mode={mode!r} with antialias={antialias} is not implemented; there are "
-            f"'nearest', 'nearest-exact' and {', '.join(map(repr, _LINEAR))}"
+            "Input Error: Only 3D, 4D and 5D input Tensors supported (got "
+            f"{input.ndim}D) for the modes: {' | '.join(_MODES)} (got {mode})"
         )
-    if mode in _LINEAR and input.ndim != _LINEAR[mode]:
+    if mode in _WEIGHTED and input.ndim != _WEIGHTED[mode]:
         raise NotImplementedError(
-            f"Got {input.ndim}D input, but {mode} mode needs {_LINEAR[mode]}D input"
+            f"Got {input.ndim}D input, but {mode} mode needs {_WEIGHTED[mode]}D input"
         )
-    if mode not in _LINEAR and align_corners is not None:
+    if mode not in _WEIGHTED and align_corners is not None:
         raise ValueError(
             "align_corners option can only be set with the interpolating modes: linear | bilinear "
             "| bicubic | trilinear"
         )
-    lengths = tuple(input.shape[2:])
+    if antialias and mode not in ("bilinear", "bicubic"):
+        raise ValueError(
+            "Anti-alias option is restricted to bilinear and bicubic modes and requires a 4-D "
+            "tensor as input"
+        )
+
+
+def _sizes(
+    lengths: tuple[int, ...], size: Any, scale_factor: Any, recompute: bool | None
+) -> tuple[tuple[int, ...], list[float]]:
+    """The new lengths, and how far apart their elements lie in the old ones."""
     if (size is None) == (scale_factor is None):
         which = "either" if size is None else "only one of"
         raise ValueError(f"{which} size or scale_factor should be defined")
@@ -65,24 +106,18 @@ def interpolate(
     else:
         factors = _each(scale_factor, len(lengths), "scale_factor")
         sizes = tuple(math.floor(n * f) for n, f in zip(lengths, factors, strict=True))
-        if recompute_scale_factor:
+        if recompute:
             factors = (None,) * len(lengths)
     if min(sizes, default=1) < 1:
         raise RuntimeError(
             f"Input and output sizes should be greater than 0, but got input {lengths}, output "
             f"{sizes}"
         )
-    for dim, (n, count, factor) in enumerate(zip(lengths, sizes, factors, strict=True), 2):
-        step = n / count if factor is None else 1 / factor
-        if mode in _LINEAR:
-            input = _between(input, dim, int(count), step, bool(align_corners))
-        else:
-            half = 0.5 if mode == "nearest-exact" else 0.0
-            # In float32, as PyTorch computes places: it decides where they are nearly whole.
-            scaled = (np.arange(count) + np.float32(half)) * np.float32(step)
-            places = np.minimum(np.floor(scaled).astype(np.int64), n - 1)
-            input = index_select(input, dim, beside(input, places))
-    return input
+    sizes = tuple(int(n) for n in sizes)
+    return sizes, [
+        n / count if factor is None else 1 / factor
+        for n, count, factor in zip(lengths, sizes, factors, strict=True)
+    ]
 
 
 def _each(value: Any, count: int, name: str) -> tuple[Any, ...]:
@@ -95,19 +130,86 @@ def _each(value: Any, count: int, name: str) -> tuple[Any, ...]:
     return values
 
 
-def _between(input: Tensor, dim: int, count: int, step: float, corners: bool) -> Tensor:
-    """Elements and those after them along ``dim``, weighted by how near they are."""
-    n = input.shape[dim]
-    if corners:
-        places = np.arange(count) * ((n - 1) / (count - 1) if count > 1 else 0.0)
-    else:
-        places = np.maximum((np.arange(count) + 0.5) * step - 0.5, 0.0)
-    low = np.minimum(places.astype(np.int64), n - 1)
-    high = np.minimum(low + 1, n - 1)
-    share = (places - low).clip(0, 1).astype(input.dtype)
-    share = share.reshape(-1, *(1,) * (input.ndim - dim - 1))
-    first, second = (index_select(input, dim, beside(input, at)) for at in (low, high))
-    return add(mul(first, beside(input, 1 - share)), mul(second, beside(input, share)))
+def _weighted(
+    input: Tensor,
+    mode: str,
+    sizes: tuple[int, ...],
+    steps: list[float],
+    corners: bool,
+    antialias: bool,
+) -> Tensor:
+    """Sums of neighbours along each dimension, the last one first."""
+    dtype, lengths = input.dtype, input.shape[2:]
+    is_bytes = dtype == np.uint8
+    if dtype.kind != "f" and not is_bytes:
+        raise NotImplementedError(f"interpolate: mode={mode!r} is not implemented for {dtype}")
+    if is_bytes or dtype == np.float16:
+        input = cast(input, np.float64 if is_bytes else np.float32)
+    for at in reversed(range(len(sizes))):
+        n, count, step, dim = lengths[at], sizes[at], steps[at], at + 2
+        if corners:
+            step = (n - 1) / (count - 1) if count > 1 else 0.0
+        if antialias:
+            places, weights = _smooth_neighbours(mode, n, count, step)
+        else:
+            places, weights = _neighbours(mode, n, count, step, corners)
+        if is_bytes:
+            weights = _as_whole_parts(weights)
+        terms = [
+            mul(
+                index_select(input, dim, beside(input, places[:, k])),
+                beside(input, _along(weights[:, k], input, dim)),
+            )
+            for k in range(places.shape[1])
+        ]
+        input = reduce(add, terms)
+        if is_bytes:
+            input = clamp(floor(add(input, 0.5)), 0, 255)
+    return cast(input, dtype)
+
+
+def _along(weights: Any, input: Tensor, dim: int) -> Any:
+    return weights.astype(input.dtype).reshape(-1, *(1,) * (input.ndim - dim - 1))
+
+
+def _neighbours(mode: str, n: int, count: int, step: float, corners: bool) -> tuple[Any, Any]:
+    """Of each new element the places of its neighbours among ``n`` and their weights."""
+    x = np.arange(count) * step if corners else (np.arange(count) + 0.5) * step - 0.5
+    if mode != "bicubic":
+        x = np.maximum(x, 0.0)
+    reach = 2 if mode == "bicubic" else 1
+    places = np.floor(x).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
+    return places.clip(0, n - 1), _kernel(mode, places - x[:, None], _CUBIC)
+
+
+def _smooth_neighbours(mode: str, n: int, count: int, step: float) -> tuple[Any, Any]:
+    """The same, with a kernel as wide as a new element."""
+    width = max(step, 1.0)
+    reach = (2 if mode == "bicubic" else 1) * width
+    centers = (np.arange(count) + 0.5) * step
+    first = np.maximum((centers - reach + 0.5).astype(np.int64), 0)
+    last = np.minimum((centers + reach + 0.5).astype(np.int64), n)
+    places = first[:, None] + np.arange(int((last - first).max()))
+    weights = _kernel(mode, (places - centers[:, None] + 0.5) / width, _SMOOTH_CUBIC)
+    weights = np.where(places < last[:, None], weights, 0.0)
+    return np.minimum(places, n - 1), weights / weights.sum(1, keepdims=True)
+
+
+def _kernel(mode: str, x: Any, a: float) -> Any:
+    x = np.abs(x)
+    if mode != "bicubic":
+        return np.maximum(1 - x, 0.0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+def _as_whole_parts(weights: Any) -> Any:
+    """The weights of bytes, as PyTorch has them: whole multiples that fit into 16 bits."""
+    parts = 0
+    while parts < 22 and int(0.5 + weights.max() * 2 ** (parts + 1)) < 2**15:
+        parts += 1
+    return np.trunc(weights * 2**parts + np.copysign(0.5, weights)) / 2**parts
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:

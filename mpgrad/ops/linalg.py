@@ -10,6 +10,7 @@ from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.overwriting import cleared
 from mpgrad.ops.promotion import as_tensor_operand, require_tensors, stored
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import broadcast_to, permute, reshape
@@ -247,17 +248,17 @@ def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """``beta * input + alpha * (mat1 @ mat2)``."""
-    return _added("addmm", input, mm(mat1, mat2), beta, alpha)
+    return added("addmm", input, mm(mat1, mat2), beta, alpha)
 
 
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """``beta * input + alpha * (batch1 @ batch2)``, matrix by matrix."""
-    return _added("baddbmm", input, bmm(batch1, batch2), beta, alpha)
+    return added("baddbmm", input, bmm(batch1, batch2), beta, alpha)
 
 
-def _added(name: str, input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+def added(name: str, input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     """``beta * input + alpha * product``; where ``beta`` is 0, ``input`` may hold NaN.
 
     Raises:
@@ -268,7 +269,7 @@ def _added(name: str, input: Tensor, product: Tensor, beta: float, alpha: float)
     beta, alpha = (stored(factor, product._array.dtype) for factor in (beta, alpha))
     scaled = product if alpha == 1 else mul(product, alpha)
     if beta == 0:
-        return scaled
+        return add(cleared(input), scaled) if input.requires_grad else scaled
     return add(input if beta == 1 else mul(input, beta), scaled)
 
 

@@ -22,7 +22,8 @@ from mpgrad.ops.comparison import eq
 from mpgrad.ops.complex_numbers import adjoint
 from mpgrad.ops.creation import eye
 from mpgrad.ops.linalg import matmul
-from mpgrad.ops.shape import broadcast_to, clone, squeeze, transpose, unsqueeze
+from mpgrad.ops.overwriting import cleared
+from mpgrad.ops.shape import clone, squeeze, transpose, unsqueeze
 from mpgrad.ops.transcendental import log
 from mpgrad.tensors.tensor import Tensor
 
@@ -236,7 +237,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
         return matrix_power(inv(A), -n)
     if n == 0:
         one = eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        return clone(A).copy_(broadcast_to(one, A.shape))  # type: ignore[no-any-return]
+        return add(cleared(A), one)
     half = matrix_power(A, n // 2) if n > 1 else None
     if half is None:
         return clone(A)

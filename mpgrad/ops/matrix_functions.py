@@ -81,6 +81,8 @@ def matrix_exp(A: Tensor) -> Tensor:
     Raises:
         RuntimeError: they are not square.
     """
+    if A.dtype == np.float16:
+        return cast(matrix_exp(cast(A, np.float32)), np.float16)
     check_square("matrix_exp", A)
     sums = np.abs(on_host(A._array)).sum(-2)
     largest = float(sums.max(initial=0.0))

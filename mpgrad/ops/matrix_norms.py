@@ -10,6 +10,7 @@ from mpgrad.ops.dimensions import one_dim, some_dims
 from mpgrad.ops.extrema import amax, amin
 from mpgrad.ops.factorizations import svdvals
 from mpgrad.ops.norms import norm as norm_of
+from mpgrad.ops.norms import nuclear_norm
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import movedim, squeeze, unsqueeze
@@ -63,7 +64,11 @@ def matrix_norm(
     rows, columns = (one_dim(d, A.ndim) for d in dim)
     if rows == columns:
         raise RuntimeError(f"linalg.matrix_norm: dims must be different. Got {dim}")
-    if ord in ("nuc", 2, -2):
+    if x._array.size == 0 and ord in (1, 2, math.inf):
+        return sum_over(absolute(x.detach()), (rows, columns), keepdim)
+    if ord == "nuc":
+        return nuclear_norm(x, (rows, columns), keepdim)
+    if ord in (2, -2):
         return _of_singular_values(x, ord, (rows, columns), keepdim)
     if ord not in (1, -1, math.inf, -math.inf):
         raise RuntimeError(f"linalg.matrix_norm: Order {ord} not supported.")
@@ -74,11 +79,7 @@ def matrix_norm(
 
 
 def _of_singular_values(x: Tensor, ord: Any, dims: tuple[int, int], keepdim: bool) -> Tensor:
-    values = svdvals(movedim(x, dims, (-2, -1)))
-    if ord == "nuc":
-        result = sum_over(values, -1)
-    else:
-        result = (amax if ord == 2 else amin)(values, -1)
+    result = (amax if ord == 2 else amin)(svdvals(movedim(x, dims, (-2, -1))), -1)
     if not keepdim:
         return result
     for place in sorted(dims):

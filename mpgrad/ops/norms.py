@@ -14,8 +14,10 @@ from mpgrad.ops.arithmetic import add, div, mul, sub
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.comparison import lt
 from mpgrad.ops.dimensions import Dims, count, keep, some_dims
+from mpgrad.ops.factorizations import svdvals
 from mpgrad.ops.joining import broadcast_tensors
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, promote_types
+from mpgrad.ops.shape import movedim, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["cosine_similarity", "dist", "norm", "normalize"]
@@ -75,8 +77,8 @@ def norm(
 
     Args:
         input: any floating or complex tensor; of complex numbers the norm is real.
-        p: 2 (also as ``"fro"`` or None), infinity, 0 (how many are not zero, without a gradient)
-            or another number.
+        p: 2 (also as ``"fro"`` or None), infinity, 0 (how many are not zero, without a gradient),
+            another number, or ``"nuc"`` for the sum of the singular values of matrices.
         dim: an int, several, or None for all.
         keepdim: keep the dimensions, with length 1.
         dtype: to convert the elements to first.
@@ -91,10 +93,12 @@ def norm(
         raise RuntimeError(
             f"norm: Expected a floating point or complex tensor as input. Got {tensor.dtype}"
         )
+    dims = some_dims(dim, axis, tensor.ndim)
+    if p == "nuc":
+        return nuclear_norm(tensor, dims, keepdim)
     order = 2.0 if p is None or p == "fro" else p
     if isinstance(order, str):
-        raise RuntimeError(f"norm: unknown p={p!r}; it is a number or 'fro'")
-    dims = some_dims(dim, axis, tensor.ndim)
+        raise RuntimeError(f"norm: unknown p={p!r}; it is a number, 'fro' or 'nuc'")
     if (order < 0 or order == math.inf) and count(tensor.shape, dims) == 0:
         raise RuntimeError(
             f"norm: cannot compute the {p} norm on an empty tensor because the operation does not "
@@ -104,6 +108,21 @@ def norm(
     wide = cast(tensor, np.float32) if half else tensor  # sums of powers overflow early
     result = call(_norm, wide, p=float(order), dim=dims, keepdim=keepdim)
     return cast(result, np.float16) if half else result
+
+
+def nuclear_norm(input: Tensor, dims: Dims = None, keepdim: bool = False) -> Tensor:
+    """The sum of the singular values of the matrices over two dimensions.
+
+    Raises:
+        RuntimeError: ``dims`` (None: all) are not two different dimensions.
+    """
+    dims = tuple(range(input.ndim)) if dims is None else tuple(dims)
+    if len(dims) != 2:
+        raise RuntimeError(f"norm: the nuclear norm is of two dimensions, but got dim={dims}")
+    found = reduction.sum(svdvals(movedim(input, dims, (-2, -1))), -1)
+    for place in sorted(dims) if keepdim else ():
+        found = unsqueeze(found, place)
+    return found
 
 
 def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:

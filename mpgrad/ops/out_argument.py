@@ -46,6 +46,8 @@ TAKE_OUT = frozenset(_NAMES.split())
 
 #: Functions that pick elements: ``out`` has their dtype, and lies elsewhere.
 _PICKING = frozenset({"amax", "amin", "cat", "gather", "index_select", "masked_select", "take"})
+#: Others whose ``out`` has their dtype.
+_OF_THEIR_DTYPE = frozenset({"aminmax", "complex", "multinomial"})
 #: Functions that compute in the dtype of ``out`` if no dtype is given.
 _IN_ITS_DTYPE = frozenset(
     {
@@ -174,17 +176,17 @@ def _write(name: str, out: Tensor, result: Any, args: tuple[Any, ...]) -> None:
     if not isinstance(result, Tensor):  # a bool, of equal()
         result = Tensor(np.asarray(result))
     check_cast(result.dtype, out)
-    if name in _PICKING:
-        if name != "cat" and out.dtype != result.dtype:
-            raise RuntimeError(
-                f"{name}(): Expected out tensor to have dtype {result.dtype}, but got {out.dtype}"
-            )
-        if any(_overlap(value, out) for value in args):
-            raise RuntimeError(
-                f"{name}(): unsupported operation: some elements of the input tensor and the "
-                "written-to tensor refer to a single memory location. Please clone() the tensor "
-                "before performing the operation."
-            )
+    is_exact = name in _OF_THEIR_DTYPE or (name in _PICKING and name != "cat")
+    if is_exact and out.dtype != result.dtype:
+        raise RuntimeError(
+            f"{name}(): Expected out tensor to have dtype {result.dtype}, but got {out.dtype}"
+        )
+    if name in _PICKING and any(_overlap(value, out) for value in args):
+        raise RuntimeError(
+            f"{name}(): unsupported operation: some elements of the input tensor and the "
+            "written-to tensor refer to a single memory location. Please clone() the tensor "
+            "before performing the operation."
+        )
     if out._array.shape != result._array.shape:
         _resize(out, result._array.shape)
     with on(out.device):

@@ -24,6 +24,12 @@ def _no_gradient(xp: Any, grad: Any) -> Any:
 
 _zero = operator("zero", lambda xp, input: xp.zeros_beside(input, input.shape), input=_no_gradient)
 
+
+def cleared(input: Tensor) -> Tensor:
+    """Zeros of the shape of ``input``, whose gradient is zeros: for what counts nothing."""
+    return call(_zero, input)
+
+
 _fill = operator(
     "fill",
     lambda xp, input, value: xp.broadcast_to(value, input.shape),

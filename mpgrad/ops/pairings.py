@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.arithmetic import add, div, mul, sub
+from mpgrad.ops.arrangements import length_of
 from mpgrad.ops.choices import where
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.device_moves import beside
@@ -15,7 +17,6 @@ from mpgrad.ops.einsum import einsum
 from mpgrad.ops.embedding import embedding
 from mpgrad.ops.extrema import max as max_over
 from mpgrad.ops.indexing import index_select, pick
-from mpgrad.ops.norms import norm
 from mpgrad.ops.scattering import index_add
 from mpgrad.ops.shape import reshape, transpose, unsqueeze
 from mpgrad.tensors.tensor import Tensor
@@ -72,7 +73,7 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
         raise RuntimeError("pdist only supports non-negative p values")
     first, second = np.triu_indices(input.shape[0], 1)
     left, right = (index_select(input, 0, beside(input, places)) for places in (first, second))
-    return norm(sub(left, right), p, -1)
+    return length_of(sub(left, right), p)
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
@@ -117,11 +118,11 @@ def embedding_bag(
 
     Args:
         input: (bags, indices of each), or all in one row with ``offsets``.
-        weight: (rows, features).
+        weight: (rows, features). (The first two may change places, as they once did in PyTorch.)
         offsets: where each bag begins in the row of indices.
         max_norm: see ``embedding``, as for the next three.
         norm_type: which norm.
-        scale_grad_by_freq: must be False.
+        scale_grad_by_freq: see ``embedding``.
         mode: ``"sum"``, ``"mean"`` or ``"max"``; an empty bag gives zeros.
         sparse: changes nothing.
         per_sample_weights: of the shape of ``input``, for sums.
@@ -137,17 +138,8 @@ def embedding_bag(
     """
     if mode not in ("sum", "mean", "max"):
         raise ValueError("mode has to be one of sum, mean or max")
-    if per_sample_weights is not None:
-        if mode != "sum":
-            raise NotImplementedError(
-                "embedding_bag: per_sample_weights was not None. per_sample_weights is only "
-                f"supported for mode='sum' (got mode='{mode}')."
-            )
-        if per_sample_weights.shape != input.shape:
-            raise ValueError(
-                f"embedding_bag: If per_sample_weights ({list(per_sample_weights.shape)}) is not "
-                f"None, then it must have the same shape as the input ({list(input.shape)})"
-            )
+    input, weight = _in_order(input, weight)
+    _check_sample_weights(input, per_sample_weights, mode)
     indices, bags, count = _bags(input, offsets, include_last_offset)
     rows = embedding(indices, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     counts = np.ones(len(bags), bool)
@@ -168,6 +160,34 @@ def embedding_bag(
         return total
     sizes = np.maximum(np.bincount(bags, minlength=count), 1).astype(rows.dtype)
     return div(total, beside(rows, sizes[:, None]))
+
+
+def _in_order(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices and weights, which may come in the order that they once had in PyTorch."""
+    if not (weight.dtype == np.int64 and input.dtype.kind == "f"):
+        return input, weight
+    warnings.warn(
+        "Argument order of nn.functional.embedding_bag was changed. Usage `embedding_bag(weight, "
+        "input, ...)` is deprecated, and should now be `embedding_bag(input, weight, ...)`.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return weight, input
+
+
+def _check_sample_weights(input: Tensor, weights: Tensor | None, mode: str) -> None:
+    if weights is None:
+        return
+    if mode != "sum":
+        raise NotImplementedError(
+            "embedding_bag: per_sample_weights was not None. per_sample_weights is only "
+            f"supported for mode='sum' (got mode='{mode}')."
+        )
+    if weights.shape != input.shape:
+        raise ValueError(
+            f"embedding_bag: If per_sample_weights ({list(weights.shape)}) is not None, then it "
+            f"must have the same shape as the input ({list(input.shape)})"
+        )
 
 
 def _bags(input: Tensor, offsets: Tensor | None, ends: bool) -> tuple[Tensor, Any, int]:

@@ -123,6 +123,11 @@ def _windows(
         raise RuntimeError(
             f"{name}: Expected 3D (unbatched) or 4D input, but got size: {list(input.shape)}"
         )
+    if 0 in input.shape[-3:]:
+        raise RuntimeError(
+            f"{name}: Expected 3D or 4D (batch mode) tensor with optional 0 dim batch size for "
+            f"input, but got:{list(input.shape)}"
+        )
     kernel, around, spread = pair(kernel_size), pair(padding), pair(dilation)
     steps = kernel if stride is None or stride == [] or stride == () else pair(stride)
     size, excess = [], []

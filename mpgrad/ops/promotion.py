@@ -189,6 +189,21 @@ def operands(a: Any, b: Any, *, float_result: bool = False) -> tuple[Any, Any]:
     return _convert(a, dtype), _convert(b, dtype)
 
 
+def real_tensors(name: str, a: Any, b: Any, *, float_result: bool = False) -> tuple[Tensor, Tensor]:
+    """Two operands of ``name`` as Tensors of one dtype that is not complex; see ``operands``.
+
+    Raises:
+        TypeError: both are numbers, or one is something else than a Tensor, an array and a number.
+        NotImplementedError: one is complex.
+    """
+    pair = operands(a, b, float_result=float_result)
+    refuse_complex(name, *pair)
+    tensors = [as_tensor_operand(x) for x in pair]
+    dtype = next(t.dtype for x, t in zip(pair, tensors, strict=True) if isinstance(x, Tensor))
+    first, second = (cast(t, dtype) for t in tensors)
+    return first, second
+
+
 def result_dtype(*values: Any) -> np.dtype[Any]:
     """The dtype of an elementwise result of Tensors and Python scalars."""
     best: np.dtype[Any] | None = None

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.cpu import INDEX
+from mpgrad.backends.cpu_views import strided_places
 from mpgrad.base.size import Size
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.grad_modes import is_grad_enabled
+from mpgrad.graph.registry import operator
 from mpgrad.ops.arrangements import atleast_3d
 from mpgrad.ops.choices import nonzero
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
-from mpgrad.ops.indexing import index_select, pick, tensor_split
+from mpgrad.ops.indexing import tensor_split
 from mpgrad.ops.joining import hstack
 from mpgrad.ops.ordering import sort
 from mpgrad.ops.overwriting import index_put
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.scattering import index_copy
 from mpgrad.ops.selection import diag, pad
-from mpgrad.ops.shape import cat, clone, flip, movedim, permute, reshape, transpose, unsqueeze
+from mpgrad.ops.shape import cat, clone, flip, permute, reshape, transpose, unsqueeze
 from mpgrad.tensors.tensor import Tensor
+from mpgrad.tensors.view import storage_offset as place_in_memory
 
 __all__ = [
     "argwhere",
@@ -44,8 +51,26 @@ __all__ = [
 ]
 
 
+def _windows_grad(
+    xp: Any, grad: Any, input_shape: tuple[int, ...], dim: int, size: int, step: int
+) -> Any:
+    beside_dim = (*range(dim + 1), grad.ndim - 1, *range(dim + 1, grad.ndim - 1))
+    places = np.add.outer(np.arange(grad.shape[dim]) * step, np.arange(size))
+    key = (*(slice(None),) * dim, INDEX)
+    indices = (xp.constant_beside(grad, places),)
+    return xp.scatter_index(xp.transpose(grad, beside_dim), key, indices, input_shape)
+
+
+_unfold = operator(
+    "unfold",
+    lambda xp, input, *, dim, size, step: xp.unfold(input, dim, size, step),
+    input=_windows_grad,
+    view="unfold",
+)
+
+
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """The windows along a dimension, as a last dimension: a copy (in PyTorch a view).
+    """The windows along a dimension, as a last dimension: a view (on a GPU a copy).
 
     Args:
         input: any tensor.
@@ -66,38 +91,72 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
         raise RuntimeError(f"step is {step} but must be > 0")
     if input.ndim == 0:
         return reshape(input, 1)[:size]  # type: ignore[no-any-return]
-    places = np.add.outer(np.arange(0, length - size + 1, step), np.arange(size))
-    return movedim(pick(input, dim, beside(input, places)), dim + 1, -1)
+    return call(_unfold, input, dim=dim, size=size, step=step)
+
+
+def _strided_grad(
+    xp: Any,
+    grad: Any,
+    input_shape: tuple[int, ...],
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+) -> Any:
+    places = strided_places(size, stride, offset).reshape(-1)
+    flat, total = xp.reshape(grad, (places.size,)), (math.prod(input_shape),)
+    indices = (xp.constant_beside(grad, places),)
+    return xp.reshape(xp.scatter_index(flat, (INDEX,), indices, total), input_shape)
+
+
+_as_strided = operator(
+    "as_strided",
+    lambda xp, input, *, size, stride, offset: xp.as_strided(input, size, stride, offset),
+    input=_strided_grad,
+    view="as_strided",
+)
 
 
 def as_strided(
     input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
-    """The elements of a contiguous tensor at distances that are given: a copy (in PyTorch a view).
+    """Elements of the memory of ``input`` at distances that are given: a view (on a GPU a copy).
 
     Args:
-        input: contiguous.
+        input: contiguous, or a view of a contiguous tensor; then elements outside of it can be
+            reached where no gradient is wanted.
         size: of the result.
         stride: how far apart neighbours are along each dimension, in elements.
-        storage_offset: the place of the first element, by default 0.
+        storage_offset: the place of the first element in the memory, by default that of ``input``.
 
     Raises:
-        RuntimeError: ``input`` is not contiguous, or a place lies behind it.
+        RuntimeError: the memory is not contiguous, or a place lies outside.
     """
     if len(size) != len(stride) or min([*stride, 0]) < 0:
         raise RuntimeError("mismatch in length of strides and shape, or a negative stride")
-    if not input.is_contiguous():
-        raise RuntimeError("as_strided: the input is not contiguous; call contiguous() first")
-    places = np.full((), storage_offset or 0)
-    for n, step in zip(size, stride, strict=True):
-        places = np.add.outer(places, np.arange(n) * step)
-    if places.size and places.max() >= input.numel():
+    own = place_in_memory(input)
+    first = own if storage_offset is None else storage_offset
+    reach = sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else -1
+    source, offset = input, first - own
+    if not input.is_contiguous() or offset < 0 or offset + reach >= input.numel():
+        source, offset = _memory_of(input), first
+    if offset < 0 or offset + reach >= source.numel():
         raise RuntimeError(
-            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset "
-            f"{storage_offset or 0} are out of bounds for {input.numel()} elements"
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {first} are "
+            f"out of bounds for {source.numel()} elements"
         )
-    flat = index_select(reshape(input, (-1,)), 0, beside(input, places.reshape(-1)))
-    return reshape(flat, tuple(size))
+    return call(_as_strided, source, size=tuple(size), stride=tuple(stride), offset=offset)
+
+
+def _memory_of(input: Tensor) -> Tensor:
+    """The tensor whose elements are all that ``input`` is a view of."""
+    base = input if input._view is None else input._view.base
+    wanted = input.requires_grad and is_grad_enabled()
+    if not base.is_contiguous() or (base is not input and wanted):
+        raise RuntimeError(
+            "as_strided: the input is not contiguous, or the result reaches outside of it and it "
+            "requires grad; call contiguous() first"
+        )
+    return base
 
 
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
@@ -153,7 +212,13 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Joined along the third dimension, which vectors and matrices get."""
+    """Joined along the third dimension, which vectors and matrices get.
+
+    Raises:
+        RuntimeError: there are none.
+    """
+    if not tensors:
+        raise RuntimeError("dstack expects a non-empty TensorList")
     return cat([atleast_3d(t) for t in tensors], 2)
 
 
@@ -236,6 +301,8 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
         RuntimeError: it could not.
     """
     wanted = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+    if not wanted:
+        return sum_over(input)
     lead = input.ndim - len(wanted)
     rest = tuple(input.shape[max(lead, 0) :])
     if lead < 0 or any(n not in (1, m) for n, m in zip(wanted, rest, strict=True)):

@@ -322,7 +322,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     """
     parts = _of_one_dtype("cat", tensors)
     # An empty vector fits to everything, for historical reasons.
-    filled = [part for part in parts if part.shape != (0,)] or parts[:1]
+    filled = [part for part in parts if part.shape != (0,)] or parts
     if len(filled) < len(parts):
         parts = filled
     dim = one_dim(dim if axis is None else axis, parts[0].ndim)

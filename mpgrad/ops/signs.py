@@ -10,16 +10,17 @@ from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, mul, sub
 from mpgrad.ops.choices import larger, smaller, where
-from mpgrad.ops.comparison import eq, isnan
+from mpgrad.ops.comparison import eq, isnan, logical_or
 from mpgrad.ops.creation import ones_like
-from mpgrad.ops.linalg import bmm, mv, outer
+from mpgrad.ops.linalg import added, bmm, mv, outer
 from mpgrad.ops.promotion import (
     as_tensor_operand,
+    cast,
     floating,
-    operands,
+    promote_types,
+    real_tensors,
     refuse_complex,
     require_tensors,
-    stored,
 )
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.transcendental import exp2
@@ -46,17 +47,8 @@ __all__ = [
 ]
 
 
-def _pair(name: str, input: Any, other: Any, float_result: bool = False) -> tuple[Tensor, Tensor]:
-    a, b = operands(input, other, float_result=float_result)
-    refuse_complex(name, a, b)
-    tensors = [as_tensor_operand(x) for x in (a, b)]
-    dtype = next(t.dtype for x, t in zip((a, b), tensors, strict=True) if isinstance(x, Tensor))
-    first, second = (t if t.dtype == dtype else t.to(dtype) for t in tensors)
-    return first, second
-
-
 def _whole_pair(name: str, input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = _pair(name, input, other)
+    a, b = real_tensors(name, input, other)
     if a.dtype.kind not in "iu":
         raise NotImplementedError(f"{name}() is not implemented for {a.dtype}: whole numbers only")
     return a, b
@@ -76,9 +68,11 @@ def fmod(input: Any, other: Any) -> Tensor:
     """``input - other * trunc(input / other)``: the remainder with the sign of ``input``.
 
     Raises:
+        TypeError: ``input`` is no tensor.
         RuntimeError: whole numbers are divided by 0.
     """
-    a, b = _pair("fmod", input, other)
+    require_tensors("fmod", input=input)
+    a, b = real_tensors("fmod", input, other)
     if a.dtype.kind in "iub":
         if bool(eq(b, 0).any().item()):
             raise RuntimeError("ZeroDivisionError")
@@ -95,8 +89,13 @@ def _shifted(found: Tensor, value: Tensor) -> Tensor:
 
 
 def copysign(input: Any, other: Any) -> Tensor:
-    """``abs(input)`` with the sign of ``other``; the gradient is 0 where ``input`` is."""
-    a, b = _pair("copysign", input, other, float_result=True)
+    """``abs(input)`` with the sign of ``other``; the gradient is 0 where ``input`` is.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+    """
+    require_tensors("copysign", input=input)
+    a, b = real_tensors("copysign", input, other, float_result=True)
     sign = unrecorded(lambda xp, y: xp.copysign(1.0, y), b)
     turned = mul(absolute(a), sign)
     exact = unrecorded(lambda xp, x, y: xp.copysign(x, y), a, b)
@@ -110,7 +109,7 @@ def fmax(input: Tensor, other: Tensor) -> Tensor:
         TypeError: one is no tensor.
     """
     require_tensors("fmax", input=input, other=other)
-    a, b = _pair("fmax", input, other)
+    a, b = real_tensors("fmax", input, other)
     return where(isnan(b), a, where(isnan(a), b, larger(a, b)))  # type: ignore[no-any-return]
 
 
@@ -121,7 +120,7 @@ def fmin(input: Tensor, other: Tensor) -> Tensor:
         TypeError: one is no tensor.
     """
     require_tensors("fmin", input=input, other=other)
-    a, b = _pair("fmin", input, other)
+    a, b = real_tensors("fmin", input, other)
     return where(isnan(b), a, where(isnan(a), b, smaller(a, b)))  # type: ignore[no-any-return]
 
 
@@ -172,7 +171,12 @@ def positive(input: Tensor) -> Tensor:
 
 
 def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
-    """``other - alpha * input``."""
+    """``other - alpha * input``.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+    """
+    require_tensors("rsub", input=input)
     scaled = mul(input, alpha) if alpha != 1 else input
     return sub(as_tensor_operand(other), scaled)
 
@@ -207,26 +211,23 @@ def isreal(input: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------- sums of products
 
 
-def _total(name: str, input: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
-    beta, alpha = (stored(factor, product._array.dtype) for factor in (beta, alpha))
-    scaled = product if alpha == 1 else mul(product, alpha)
-    if beta == 0:
-        return scaled
-    return add(input if beta == 1 else mul(input, beta), scaled)
-
-
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """``beta * input + alpha * (mat @ vec)``."""
-    return _total("addmv", input, mv(mat, vec), beta, alpha)
+    return added("addmv", input, mv(mat, vec), beta, alpha)
 
 
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """``beta * input + alpha * outer(vec1, vec2)``."""
-    return _total("addr", input, outer(vec1, vec2), beta, alpha)
+    product = outer(vec1, vec2)
+    if input.dtype.kind == product.dtype.kind == "b":
+        return logical_or(mul(input, bool(beta)), mul(product, bool(alpha)))
+    dtype = promote_types(input._array.dtype, product._array.dtype)
+    return added("addr", cast(input, dtype), cast(product, dtype), beta, alpha)
 
 
 def addbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """``beta * input`` plus ``alpha`` times the sum of the products of all matrices."""
-    return _total("addbmm", input, sum_over(bmm(batch1, batch2), 0), beta, alpha)
+    product = sum_over(bmm(batch1, batch2), 0, dtype=batch1.dtype)
+    return added("addbmm", input, product, beta, alpha)

@@ -16,9 +16,8 @@ from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import eq, isnan, logical_and, logical_not
 from mpgrad.ops.promotion import (
-    as_tensor_operand,
     floating,
-    operands,
+    real_tensors,
     refuse_complex,
     require_tensors,
 )
@@ -252,14 +251,6 @@ def mvlgamma(input: Any, p: int) -> Tensor:
     return total  # type: ignore[no-any-return]
 
 
-def _pair(name: str, input: Any, other: Any) -> list[Tensor]:
-    pair = operands(input, other, float_result=True)
-    refuse_complex(name, *pair)
-    tensors = [as_tensor_operand(x) for x in pair]
-    dtype = next(t.dtype for x, t in zip(pair, tensors, strict=True) if isinstance(x, Tensor))
-    return [t.to(dtype) for t in tensors]
-
-
 def zeta(input: Any, other: Any) -> Tensor:
     """Hurwitz's zeta function: the sum of ``(k + other) ** -input`` over ``k`` from 0.
 
@@ -268,7 +259,7 @@ def zeta(input: Any, other: Any) -> Tensor:
     Raises:
         ImportError: SciPy is not installed.
     """
-    return call(_zeta, *_pair("zeta", input, other))
+    return call(_zeta, *real_tensors("zeta", input, other, float_result=True))
 
 
 def igamma(input: Any, other: Any) -> Tensor:
@@ -280,13 +271,13 @@ def igamma(input: Any, other: Any) -> Tensor:
         ImportError: SciPy is not installed.
     """
     require_tensors("igamma", input=input, other=other)
-    return call(_igamma, *_pair("igamma", input, other))
+    return call(_igamma, *real_tensors("igamma", input, other, float_result=True))
 
 
 def igammac(input: Any, other: Any) -> Tensor:
     """The regularised upper incomplete gamma function; see ``igamma``."""
     require_tensors("igammac", input=input, other=other)
-    return call(_igammac, *_pair("igammac", input, other))
+    return call(_igammac, *real_tensors("igammac", input, other, float_result=True))
 
 
 def _entr_values(xp: Any, input: Any) -> Any:
@@ -311,7 +302,7 @@ def entr(input: Any) -> Tensor:
 
 def xlog1py(input: Any, other: Any) -> Tensor:
     """``input * log1p(other)``, and 0 where ``input`` is 0 (NaN where ``other`` is NaN)."""
-    a, b = _pair("xlog1py", input, other)
+    a, b = real_tensors("xlog1py", input, other, float_result=True)
     nothing = logical_and(eq(a, 0), logical_not(isnan(b)))
     return mul(a, log1p(where(nothing, 0.0, b)))
 

@@ -10,9 +10,9 @@ from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import Formula, operator
 from mpgrad.ops.promotion import (
     as_tensor_operand,
-    cast,
     floating,
     operands,
+    real_tensors,
     refuse_complex,
     require_tensors,
 )
@@ -50,6 +50,7 @@ __all__ = [
     "sinh",
     "tan",
     "tanh",
+    "xlogy",
 ]
 
 
@@ -307,10 +308,7 @@ _xlogy = operator(
 
 def xlogy(input: Any, other: Any) -> Tensor:
     """``input * log(other)``, and 0 where ``input`` is 0 (NaN where ``other`` is NaN)."""
-    a, b = operands(input, other, float_result=True)
-    refuse_complex("xlogy", a, b)
-    dtype = next(x.dtype for x in (a, b) if isinstance(x, Tensor))
-    return call(_xlogy, *(cast(as_tensor_operand(x), dtype) for x in (a, b)))
+    return call(_xlogy, *real_tensors("xlogy", input, other, float_result=True))
 
 
 _relu = operator(

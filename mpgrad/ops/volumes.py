@@ -18,6 +18,7 @@ from mpgrad.ops.creation import zeros
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import index_select, narrow, take_along_axis
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d, window_means
+from mpgrad.ops.promotion import cast
 from mpgrad.ops.scattering import index_add
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import contiguous, permute, reshape, squeeze, unsqueeze
@@ -284,6 +285,9 @@ def avg_pool3d(
         return squeeze(avg_pool3d(unsqueeze(input, 0), kernel_size, *options), 0)
     if divisor_override == 0:
         raise RuntimeError("avg_pool3d: divisor must be not zero")
+    if input.dtype.kind in "iu":  # rounded once
+        options = (stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return cast(avg_pool3d(cast(input, np.float64), kernel_size, *options), input.dtype)
     kernel, around = triple(kernel_size), triple(padding)
     steps, one = _steps(stride, kernel), None if divisor_override is None else 1
     flat = avg_pool2d(

@@ -35,7 +35,6 @@ class Adadelta(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ class Adagrad(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     _not_negative: ClassVar[tuple[str, ...]] = (

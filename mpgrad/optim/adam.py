@@ -36,7 +36,6 @@ class Adam(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ class Adamax(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     def __init__(

@@ -38,7 +38,6 @@ class ASGD(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     _not_negative: ClassVar[tuple[str, ...]] = ("lr", "weight_decay")

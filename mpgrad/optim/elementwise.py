@@ -9,7 +9,7 @@ import numpy as np
 
 from mpgrad.devices.device_arrays import copied
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
-from mpgrad.optim.scratch import Array, Scratch
+from mpgrad.optim.scratch import Array, Scratch, parts_of
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -24,7 +24,6 @@ class ElementwiseOptimizer(Optimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     #: Options that are never negative.
@@ -46,21 +45,30 @@ class ElementwiseOptimizer(Optimizer):
         for index, beta in enumerate(group.get("betas", ())):
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
-        for parameter in group["params"]:
-            if parameter.is_complex():
-                raise NotImplementedError(
-                    f"{type(self).__name__}: a parameter is {parameter.dtype}; let its real and "
-                    "its imaginary part be parameters instead"
-                )
 
     def _update(self, parameter: Tensor, grad: Tensor, group: ParamGroup) -> None:
         kept = self._kept(parameter, group)
         kept["step"] += 1
-        direction = self._direction(parameter._array, grad._array, group)
-        self._move(parameter._array, direction, kept, group)
+        if parameter.is_complex():
+            self._update_parts(parameter._array, grad._array, kept, group)
+        else:
+            direction = self._direction(parameter._array, grad._array, group)
+            self._move(parameter._array, direction, kept, group)
         for value in kept.values():
             if isinstance(value, Tensor):
                 value._version_counter.count()
+
+    def _update_parts(
+        self, array: Array, grad: Array, kept: dict[str, Any], group: ParamGroup
+    ) -> None:
+        """A step of real and imaginary parts, as if each were an element of its own."""
+        array, grad = parts_of(array), parts_of(grad)
+        views = {
+            name: Tensor(parts_of(value._array)) if isinstance(value, Tensor) else value
+            for name, value in kept.items()
+        }
+        self._move(array, self._direction(array, grad, group), views, group)
+        kept.update((n, value) for n, value in views.items() if not isinstance(value, Tensor))
 
     def _move(self, array: Array, grad: Array, kept: dict[str, Any], group: ParamGroup) -> None:
         """Change the parameter's ``array`` and its ``kept`` arrays, all in place.
@@ -86,7 +94,7 @@ class ElementwiseOptimizer(Optimizer):
             if name not in kept:
                 # On the heap: no worker ever reads it, so it need not fill the shared arena.
                 array = copied(parameter._array)
-                array.fill(value)
+                (parts_of(array) if parameter.is_complex() else array).fill(value)
                 kept[name] = Tensor(array)
         return kept
 

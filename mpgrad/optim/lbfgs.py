@@ -7,6 +7,7 @@ from typing import Any
 
 from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.graph.grad_modes import enable_grad, no_grad
+from mpgrad.ops.complex_numbers import view_as_real
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.shape import cat
 from mpgrad.optim.line_search import Point, strong_wolfe
@@ -35,7 +36,6 @@ class LBFGS(Optimizer):
 
     Raises:
         ValueError: an option is out of range, or there is more than one group.
-        NotImplementedError: a parameter is complex.
     """
 
     def __init__(
@@ -65,12 +65,6 @@ class LBFGS(Optimizer):
             raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
         if not group["lr"] >= 0.0:
             raise ValueError(f"Invalid learning rate: {group['lr']}")
-        for parameter in group["params"]:
-            if parameter.is_complex():
-                raise NotImplementedError(
-                    f"LBFGS: a parameter is {parameter.dtype}; let its real and its imaginary part "
-                    "be parameters instead"
-                )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make up to ``max_iter`` iterations.
@@ -103,7 +97,7 @@ class LBFGS(Optimizer):
         for iteration in range(1, group["max_iter"] + 1):
             kept["n_iter"] += 1
             direction = self._direction(kept, grad, group["history_size"])
-            t = group["lr"]
+            t = float(group["lr"])
             if kept["n_iter"] == 1:
                 t *= min(1.0, 1.0 / float(grad.abs().sum()))
             kept.update(d=direction, t=t, prev_flat_grad=grad, prev_loss=loss)
@@ -200,16 +194,22 @@ class LBFGS(Optimizer):
             grad = parameter.grad
             if grad is None:
                 grad = zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            parts.append(grad.detach().reshape(-1))
+            parts.append(_parts(grad.detach()).reshape(-1))
         return loss, cat(parts)
 
     def _add(self, direction: Tensor, t: float) -> None:
         """Move all parameters by ``t`` times their part of the direction."""
         offset = 0
         for parameter in self.param_groups[0]["params"]:
-            part = direction[offset : offset + parameter.numel()]
-            parameter.add_(part.reshape(parameter.shape), alpha=t)
-            offset += parameter.numel()
+            place = _parts(parameter)
+            part = direction[offset : offset + place.numel()]
+            place.add_(part.reshape(place.shape), alpha=t)
+            offset += place.numel()
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    """Complex numbers as real and imaginary parts; other tensors themselves."""
+    return view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _largest(vector: Tensor) -> float:

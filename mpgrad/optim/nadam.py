@@ -39,7 +39,6 @@ class NAdam(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     _not_negative: ClassVar[tuple[str, ...]] = ("lr", "eps", "weight_decay", "momentum_decay")

@@ -20,7 +20,8 @@ class Optimizer:
     """Base class of optimizers.
 
     Args:
-        params: Tensors, or dicts that hold "params" and options of their own.
+        params: Tensors, or pairs of a name and a Tensor (``named_parameters()``), or dicts that
+            hold such "params" and options of their own.
         defaults: options of groups that do not set them.
 
     Attributes:
@@ -57,6 +58,13 @@ class Optimizer:
         params = param_group["params"]
         group = {**self.defaults, **param_group}
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
+        if any(isinstance(parameter, tuple) for parameter in group["params"]):
+            _take_names(group)
+        if any(("param_names" in other) != ("param_names" in group) for other in self.param_groups):
+            raise ValueError(
+                "all optimizer param groups should be with/without names. Got some with names and "
+                "some without"
+            )
         taken = {id(parameter) for other in self.param_groups for parameter in other["params"]}
         for parameter in group["params"]:
             if not isinstance(parameter, Tensor):
@@ -69,6 +77,9 @@ class Optimizer:
             if id(parameter) in taken:
                 raise ValueError("some parameters appear in more than one parameter group")
             taken.add(id(parameter))
+        lr = group.get("lr")
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ValueError("Tensor lr must be 1-element")
         self._check_options(group)
         self.param_groups.append(group)
 
@@ -171,6 +182,20 @@ class Optimizer:
             for group in self.param_groups
         ]
         return f"{type(self).__name__}({'; '.join(groups)})"
+
+
+def _take_names(group: ParamGroup) -> None:
+    """Let "params" be Tensors, of pairs of a name and a Tensor, and "param_names" the names.
+
+    Raises:
+        ValueError: some have no name.
+    """
+    if not all(isinstance(parameter, tuple) for parameter in group["params"]):
+        raise ValueError(
+            "all optimizer params should be with/without names. Some param names are missing"
+        )
+    group["param_names"] = [name for name, _ in group["params"]]
+    group["params"] = [parameter for _, parameter in group["params"]]
 
 
 def _beside(parameter: Tensor, kept: Any) -> Any:

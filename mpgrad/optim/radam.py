@@ -40,7 +40,6 @@ class RAdam(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     def __init__(

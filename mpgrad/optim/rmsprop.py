@@ -38,7 +38,6 @@ class RMSprop(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     _not_negative: ClassVar[tuple[str, ...]] = ("lr", "eps", "momentum", "weight_decay", "alpha")

@@ -33,7 +33,6 @@ class Rprop(ElementwiseOptimizer):
 
     Raises:
         ValueError: an option is out of range.
-        NotImplementedError: a parameter is complex.
     """
 
     _not_negative: ClassVar[tuple[str, ...]] = ("lr",)

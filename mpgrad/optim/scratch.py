@@ -30,3 +30,8 @@ class Scratch:
         if memory is None or memory.size < array.size:
             memory = self._memory[key] = empty_beside(array, array.size)
         return memory[: array.size].reshape(array.shape)
+
+
+def parts_of(array: Array) -> Array:
+    """A view of complex numbers with one more dimension: real and imaginary part."""
+    return array[..., None].view(array.real.dtype)  # type: ignore[no-any-return]

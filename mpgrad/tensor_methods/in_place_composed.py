@@ -16,9 +16,12 @@ from mpgrad.ops import (
     linalg,
     piecewise,
     products,
+    rearrangements,
     reduction,
     scattering,
     selection,
+    signs,
+    special,
     transcendental,
 )
 from mpgrad.ops.promotion import check_cast
@@ -49,9 +52,11 @@ def _composed(
 _FORMS = (
     (arithmetic, "addcmul addcdiv"),
     (linalg, "addmm baddbmm"),
+    (rearrangements, "put"),
     (reduction, "cumsum"),
     (scattering, "index_add index_copy index_fill masked_scatter scatter scatter_add"),
     (selection, "tril triu"),
+    (signs, "addbmm addmv addr"),
 )
 #: Functions whose formulas use values; and comparisons, which give the old values no gradient.
 _FORMS_OF_VALUES = (
@@ -59,8 +64,10 @@ _FORMS_OF_VALUES = (
     (comparison, "eq ne gt ge lt le logical_and logical_not logical_or logical_xor"),
     (comparison, "not_equal greater greater_equal less less_equal"),
     (piecewise, "deg2rad erfc float_power frac hypot logit nan_to_num rad2deg"),
-    (transcendental, "xlogy"),
     (products, "cumprod"),
+    (signs, "copysign fmod gcd heaviside lcm ldexp"),
+    (transcendental, "xlogy"),
+    (special, "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc"),
 )
 
 METHODS: dict[str, Callable[..., Any]] = {

@@ -8,6 +8,7 @@ from typing import Any
 from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.devices.device_arrays import address
 from mpgrad.tensors.tensor import Tensor
+from mpgrad.tensors.view import storage_offset
 
 
 def size(self: Tensor, dim: int | None = None) -> Any:
@@ -81,6 +82,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "is_contiguous": is_contiguous,
     "stride": stride,
     "data_ptr": data_ptr,
+    "storage_offset": storage_offset,
     "get_device": get_device,
     "is_floating_point": is_floating_point,
 }

@@ -13,7 +13,7 @@ from typing import Any
 from mpgrad.devices.device_arrays import on
 from mpgrad.dispatch.in_place import check_recordable, refuse_inference_tensor
 from mpgrad.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled
-from mpgrad.ops import shape
+from mpgrad.ops import rearrangements, shape
 from mpgrad.ops.creation import shape_from
 from mpgrad.tensors import storage
 from mpgrad.tensors.tensor import Tensor
@@ -109,6 +109,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         f"{name}_": _in_place(getattr(shape, name))
         for name in ("transpose", "t", "squeeze", "unsqueeze")
     },
+    "as_strided_": _in_place(rearrangements.as_strided),
     "resize_": resize_,
     "resize_as_": resize_as_,
     "set_": set_,

@@ -188,6 +188,13 @@ def _place(array: Any) -> tuple[Any, ...]:
     return address(array), array.shape, array.strides
 
 
+def storage_offset(tensor: Tensor) -> int:
+    """The place of the first element of ``tensor`` in the memory that it is a view of."""
+    if tensor._view is None:
+        return 0
+    return (address(tensor._array) - address(tensor._view.base._array)) // tensor._array.itemsize
+
+
 def share_memory(
     operator: Operator, source: Tensor, outputs: Sequence[Tensor], attributes: dict[str, Any]
 ) -> None:
@@ -201,7 +208,9 @@ def share_memory(
         creation = SEVERAL_OUTPUTS
     for tensor in outputs:
         array = tensor._array
-        if array.base is not None and np.may_share_memory(array, source._array):
+        if array.base is None:
+            continue
+        if not array.size or np.may_share_memory(array, source._array):
             tensor._version_counter = counter
             if counter is not INFERENCE:  # without versions and history there is nothing to update
                 tensor._view = View(base, parent, operator, attributes, creation)

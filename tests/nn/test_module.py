@@ -228,3 +228,18 @@ def test_containers() -> None:
     layers = nn.ModuleList([nn.Linear(1, 1)]).append(nn.Linear(1, 1))
     assert names(layers.named_parameters()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert len(layers) == 2
+
+
+def test_parts_are_found_by_their_names() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.BatchNorm1d(3)))
+    assert net.get_submodule("") is net
+    assert net.get_submodule("1.0") is net[1][0]
+    assert net.get_parameter("0.weight") is net[0].weight
+    assert net.get_buffer("1.0.running_mean") is net[1][0].running_mean
+    for find, name in (
+        (net.get_submodule, "1.1"),
+        (net.get_parameter, "0.gamma"),
+        (net.get_buffer, "0.weight"),
+    ):
+        with pytest.raises(AttributeError, match=r"gamma|weight|1"):
+            find(name)

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.operator_database import layers_and_optimizers
+
 #: Operators that draw random numbers or leave memory as it is: shapes and dtypes alone are theirs.
 _RANDOM = """
 bernoulli empty empty_like empty_permuted empty_strided multinomial new_empty new_empty_strided
@@ -24,6 +26,8 @@ nn.functional.feature_alpha_dropout nn.functional.rrelu nn.functional.fractional
 nn.functional.fractional_max_pool3d nn.functional.multi_head_attention_forward
 """
 RANDOM = frozenset(_RANDOM.split())
+#: Operators whose vectors are determined up to a sign or a phase: sizes alone are compared.
+UP_TO_SIGN = frozenset({"linalg.eig", "linalg.eigh"})
 #: Entries that are no operators of PyTorch's interface.
 NOT_PUBLIC = frozenset({"slice", "sparse.mm", "to_sparse", "hash_tensor", "_chunk_cat"})
 
@@ -52,9 +56,15 @@ def operators() -> dict[str, list[Any]]:
     return dict(sorted(found.items()))
 
 
+def entries() -> dict[str, list[Any]]:
+    """The entries of all databases by public name: operators, layers and optimizers."""
+    return operators() | layers_and_optimizers.layers() | layers_and_optimizers.optimizers()
+
+
 def is_random(name: str, keywords: dict[str, Any]) -> bool:
     """Whether a call gives other numbers each time, or none that mean anything."""
-    return name in RANDOM or bool(keywords.get("dropout_p"))
+    random = RANDOM | layers_and_optimizers.RANDOM_LAYERS
+    return name in random or bool(keywords.get("dropout_p"))
 
 
 def is_private(name: str) -> bool:
@@ -74,6 +84,81 @@ def function_named(library: Any, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found if callable(found) else getattr(library.Tensor, name, None)
+
+
+def function_for(library: Any, torch: Any, name: str, entry: Any) -> Any:
+    """What is called with the arguments of ``entry``: ``library``'s function of that name, or the
+    entry's own function around it, if the arguments are for that."""
+    if is_wrapped(entry):
+        return _with_sizes_alone(name, _rebuilt(entry.op, library, torch))
+    return plain_function(library, name)
+
+
+class _WithMethods:
+    """A library whose methods are functions, too, where it lacks these."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(self._library, name) or not hasattr(self._library.Tensor, name):
+            return getattr(self._library, name)
+        return getattr(self._library.Tensor, name)
+
+
+def plain_function(library: Any, name: str) -> Any:
+    """``library``'s function of that name, or one that makes and uses its layer or optimizer."""
+    found = function_named(library, name)
+    if layers_and_optimizers.is_layer(name):
+        return layers_and_optimizers.layer_function(library, found)
+    if layers_and_optimizers.is_optimizer(name):
+        return layers_and_optimizers.optimizer_function(library, found)
+    return _with_sizes_alone(name, found)
+
+
+def is_wrapped(entry: Any) -> bool:
+    """Whether the arguments of ``entry`` are for a function of the database itself."""
+    return isinstance(entry.op, types.FunctionType) and _is_of_database(entry.op)
+
+
+def _with_sizes_alone(name: str, function: Any) -> Any:
+    if name not in UP_TO_SIGN:
+        return function
+    return lambda *args, **kwargs: _without_signs(function(*args, **kwargs))
+
+
+#: It draws the same random numbers for each call of what it is given.
+_SEEDS = ("wrapper_set_seed",)
+
+
+def _without_signs(factors: Any) -> Any:
+    first, *vectors = factors
+    return (first, *(vector.abs() for vector in vectors))
+
+
+def _is_of_database(function: types.FunctionType) -> bool:
+    return function.__module__.startswith("torch.testing.")
+
+
+def _rebuilt(function: types.FunctionType, library: Any, torch: Any) -> Any:
+    """A function of the database, for which ``torch`` is ``library``."""
+    if library is torch:
+        return function
+    names = dict(function.__globals__)
+    for name in function.__code__.co_names:
+        value = names.get(name)
+        if isinstance(value, types.FunctionType) and _is_of_database(value) and name not in _SEEDS:
+            names[name] = _rebuilt(value, library, torch)
+    names |= {"torch": _WithMethods(library), "F": library.nn.functional}
+    cells = tuple(
+        types.CellType(converted(cell.cell_contents, library, torch))
+        for cell in function.__closure__ or ()
+    )
+    made = types.FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, cells
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def samples(entry: Any, dtype: Any, most: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -122,6 +207,27 @@ def converted(value: Any, library: Any, torch: Any) -> Any:
         return str(value)
     if isinstance(value, torch.Generator | torch.layout):
         raise CannotBeHad(type(value).__name__)
+    if library is not torch:
+        return _of_library(value, library, torch)
+    return value
+
+
+def _of_library(value: Any, library: Any, torch: Any) -> Any:
+    """A function, class or plain layer of PyTorch, as ``library``'s."""
+    if isinstance(value, types.FunctionType) and _is_of_database(value):
+        return _rebuilt(value, library, torch)
+    if isinstance(value, torch.nn.Module):
+        try:
+            return function_named(library, f"nn.{type(value).__name__}")()
+        except TypeError:  # its arguments are not told
+            raise CannotBeHad(type(value).__name__) from None
+    module = getattr(value, "__module__", None) or ""
+    if callable(value) and (module.startswith("torch") or value in vars(torch).values()):
+        path = f"{module}.{value.__name__}".removeprefix("torch.").replace("modules.", "")
+        for name in (path, value.__name__, f"nn.functional.{value.__name__}"):
+            if function_named(library, name) is not None:
+                return function_named(library, name)
+        raise CannotBeHad(path)
     return value
 
 

@@ -1,4 +1,4 @@
-"""docs/operators.md: which operators of PyTorch's database are here, and what differs."""
+"""docs/operators.md: what of PyTorch's databases is here, and what differs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.operator_database import layers_and_optimizers
 from tests.operator_database.verdict import Verdict
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 LEFT = Path(__file__).with_name("left.toml")
 
 _INTRODUCTION = """\
-# Operators
+# Operators, layers and optimizers
 
-PyTorch comes with a database of its operators, with samples of their arguments and with arguments
-that they refuse (`torch.testing._internal.common_methods_invocations.op_db`). This page says what
-mpgrad makes of it: of {names} public names {here} are here, of which {right} give what PyTorch
-{version} gives on all that was tried; {left} differ in something that the table names.
+PyTorch comes with databases of its operators, layers and optimizers, with samples of their
+arguments and with arguments that they refuse (`op_db`, `module_db` and `optim_db` in
+`torch.testing._internal`). This page says what mpgrad makes of them, beside PyTorch {version}.
+
+{counts}
 
 Tried were: values, dtypes and shapes in float64, float32, float16, complex128, int64, int32, uint8
 and bool; first and second gradients of a weighted sum; whether the result lies in the memory of an
-argument; the method, the in-place method and `out=`; and whether wrong arguments raise PyTorch's
-class of error. Of operators that draw random numbers dtypes and shapes alone are compared, and of
-those that order elements the places of equal ones are not.
+argument; the method, the in-place method, Python's operators and `out=`; and whether wrong
+arguments raise PyTorch's class of error. Of operators that draw random numbers dtypes and shapes
+alone are compared, and of those that order elements the places of equal ones are not. Layers get
+PyTorch's parameters and buffers, by name; their gradients are those of inputs and parameters.
+Optimizers take {steps} steps; parameters and the state, with its names, are compared.
 
 {trials}
 
@@ -67,7 +71,6 @@ def text(verdicts: Sequence[Verdict], version: str) -> str:
     """The page."""
     left = reasons()
     here = [verdict for verdict in verdicts if verdict.is_here]
-    differing = [verdict for verdict in here if verdict.differs]
     things = list(dict.fromkeys(thing for verdict in here for thing in verdict.tried))
     trials = [
         f"{thing} {sum(v.right.get(thing, 0) for v in here)} of "
@@ -76,31 +79,50 @@ def text(verdicts: Sequence[Verdict], version: str) -> str:
     ]
     parts = [
         _INTRODUCTION.format(
-            names=len(verdicts),
-            here=len(here),
-            right=len(here) - len(differing),
-            left=len(differing),
+            counts=_counts(verdicts),
+            steps=layers_and_optimizers.STEPS,
             version=version,
             trials=_wrapped(f"Right: {', '.join(trials)}."),
         ),
         "## What differs",
         "",
-        "| operator | in | why |",
+        "| | in | why |",
         "|---|---|---|",
     ]
-    for verdict in differing:
+    for verdict in here:
         by_reason: dict[str, list[str]] = {}
         for thing in verdict.differs:
             by_reason.setdefault(left.get(verdict.name, {}).get(thing, "?"), []).append(thing)
         parts += [f"| `{verdict.name}` | {', '.join(t)} | {why} |" for why, t in by_reason.items()]
-    parts += ["", "## What is here", "", "| operator | |", "|---|---|"]
-    for verdict in here:
-        marks = [mark for mark, thing in _MARKS if verdict.right.get(thing)]
-        parts.append(f"| `{verdict.name}` | {' '.join(marks)} |")
-    missing = [verdict.name for verdict in verdicts if not verdict.is_here]
-    parts += ["", f"## What is missing: {len(missing)}", ""]
-    parts.append(_wrapped(", ".join(f"`{name}`" for name in missing) + "."))
+    for kind, of_kind in _kinds(verdicts).items():
+        parts += ["", f"## {kind} that are here", "", "| | |", "|---|---|"]
+        for verdict in of_kind:
+            if verdict.is_here:
+                marks = [mark for mark, thing in _MARKS if verdict.right.get(thing)]
+                parts.append(f"| `{verdict.name}` | {' '.join(marks)} |")
+        missing = [verdict.name for verdict in of_kind if not verdict.is_here]
+        if missing:
+            parts += ["", f"## {kind} that are missing: {len(missing)}", ""]
+            parts.append(_wrapped(", ".join(f"`{name}`" for name in missing) + "."))
     return "\n".join([*parts, ""])
+
+
+def _kinds(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    kinds: dict[str, list[Verdict]] = {"Operators": [], "Layers": [], "Optimizers": []}
+    for verdict in verdicts:
+        is_layer = layers_and_optimizers.is_layer(verdict.name)
+        is_optimizer = layers_and_optimizers.is_optimizer(verdict.name)
+        kinds["Layers" if is_layer else "Optimizers" if is_optimizer else "Operators"] += [verdict]
+    return kinds
+
+
+def _counts(verdicts: Sequence[Verdict]) -> str:
+    lines = ["| | in PyTorch | here | right on all that was tried |", "|---|---|---|---|"]
+    for kind, of_kind in _kinds(verdicts).items():
+        here = [verdict for verdict in of_kind if verdict.is_here]
+        right = sum(not verdict.differs for verdict in here)
+        lines.append(f"| {kind.lower()} | {len(of_kind)} | {len(here)} | {right} |")
+    return "\n".join(lines)
 
 
 def _wrapped(words: str, width: int = 99) -> str:

@@ -16,8 +16,14 @@ from typing import Any
 import numpy as np
 
 from tests.operator_database import database
-from tests.operator_database.comparison import Call, arrays_of, attempt, derivatives
-from tests.operator_database.database import CannotBeHad, converted, function_named
+from tests.operator_database.comparison import Call, arrays_of, attempt, derivatives, difference
+from tests.operator_database.database import (
+    CannotBeHad,
+    converted,
+    function_for,
+    is_wrapped,
+    plain_function,
+)
 from tests.operator_database.verdict import Verdict
 
 FILE = Path(__file__).with_name("recorded.json")
@@ -31,25 +37,27 @@ def calls_of(torch: Any, name: str, entries: list[Any]) -> Iterator[dict[str, An
     """The calls that are kept, each with what PyTorch gives."""
     for entry in entries:
         for sample in database.samples(entry, torch.float64, RECORDED_MOST):
-            yield from _recorded(torch, name, sample, has_gradient=entry.supports_autograd)
+            yield from _recorded(torch, name, entry, sample, has_gradient=entry.supports_autograd)
         for dtype in DTYPES:
             for sample in database.samples(entry, getattr(torch, dtype), RECORDED_FEW):
-                yield from _recorded(torch, name, sample, has_gradient=False)
+                yield from _recorded(torch, name, entry, sample, has_gradient=False)
         for at, sample in enumerate(database.wrong_arguments(entry)):
             if at < RECORDED_WRONG:
-                yield from _recorded(torch, name, sample, has_gradient=False)
+                yield from _recorded(torch, name, entry, sample, has_gradient=False)
 
 
 def _recorded(
-    torch: Any, name: str, sample: Call, *, has_gradient: bool
+    torch: Any, name: str, entry: Any, sample: Call, *, has_gradient: bool
 ) -> Iterator[dict[str, Any]]:
-    function = function_named(torch, name)
+    function = plain_function(torch, name)
     if "out" in sample[1]:
         return
     try:
         args, kwargs = converted(sample, torch, torch)
         text = {"args": encode(plain(args)), "kwargs": encode(plain(kwargs))}
         found = attempt(lambda: function(*args, **kwargs))
+        if is_wrapped(entry) and not _is_the_same(torch, name, entry, sample, found):
+            return
         if isinstance(found, Exception):
             found = {"error": builtin_class(found)}
         else:
@@ -62,6 +70,15 @@ def _recorded(
     except (CannotBeHad, TypeError):
         return
     yield {**text, **found}
+
+
+def _is_the_same(torch: Any, name: str, entry: Any, sample: Call, found: Any) -> bool:
+    """Whether the function that the entry has around the operator gives what the operator gave."""
+    args, kwargs = converted(sample, torch, torch)
+    wrapped = attempt(lambda: function_for(torch, torch, name, entry)(*args, **kwargs))
+    if isinstance(found, Exception) or isinstance(wrapped, Exception):
+        return False
+    return not difference(arrays_of(found), arrays_of(wrapped))
 
 
 def plain(value: Any) -> Any:
@@ -78,17 +95,20 @@ def builtin_class(error: BaseException) -> str:
     return next(kind.__name__ for kind in type(error).mro() if kind.__module__ == "builtins")
 
 
-def write(verdicts: list[Verdict], calls: dict[str, list[dict[str, Any]]]) -> None:
-    """Keep them, a line for each operator."""
-    lines = []
+def write(
+    verdicts: list[Verdict], calls: dict[str, list[dict[str, Any]]], *, keep: bool = False
+) -> None:
+    """Keep them, a line for each operator; ``keep``: and those of others that were kept."""
+    lines = json.loads(FILE.read_text()) if keep else {}
     for verdict in verdicts:
         entry: dict[str, Any] = {"is_here": verdict.is_here}
         if verdict.is_here:
             entry |= {"tried": verdict.tried, "right": verdict.right, "differs": verdict.differs}
             packed = zlib.compress(json.dumps(calls[verdict.name]).encode(), 9)
             entry["calls"] = base64.b85encode(packed).decode()
-        lines.append(f"{json.dumps(verdict.name)}: {json.dumps(entry)}")
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        lines[verdict.name] = entry
+    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(lines[name])}" for name in sorted(lines))
+    FILE.write_text("{\n" + text + "\n}\n")
 
 
 def read() -> tuple[list[Verdict], dict[str, str]]:

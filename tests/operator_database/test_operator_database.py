@@ -15,7 +15,7 @@ import pytest
 import mpgrad as mg
 from tests.operator_database import database, page, recorded
 from tests.operator_database.comparison import arrays_of, attempt, derivatives, difference
-from tests.operator_database.database import function_named
+from tests.operator_database.database import function_named, plain_function
 from tests.operator_database.verdict import TIES, judge
 from tests.torch_outcomes import find_torch
 
@@ -25,13 +25,13 @@ REASONS = page.reasons()
 
 
 @cache
-def operators() -> dict[str, list[Any]]:
-    return database.operators()
+def entries() -> dict[str, list[Any]]:
+    return database.entries()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_gives_what_was_recorded(name: str) -> None:
-    function = function_named(mg, name)
+    function = plain_function(mg, name)
     known = REASONS.get(name, {})
     for call in recorded.unpacked(CALLS[name]):
         args, kwargs = call["args"], call["kwargs"]
@@ -61,13 +61,13 @@ def test_it_does_what_pytorch_does(name: str) -> None:
     if torch is None:
         pytest.skip("PyTorch is not installed")
     torch.manual_seed(0)
-    verdict = judge(mg, torch, name, operators()[name])
+    verdict = judge(mg, torch, name, entries()[name])
     assert page.unexpected([verdict], {name: REASONS.get(name, {})}) == []
 
 
 def test_the_page_says_what_was_found() -> None:
     text = page.DOCUMENT.read_text()
-    version = text.partition("what PyTorch\n")[2].partition(" ")[0]
+    version = text.partition("beside PyTorch ")[2].partition("\n")[0].rstrip(".")
     assert text == page.text(VERDICTS, version), "python -m tests.operator_database --write"
 
 

@@ -16,8 +16,10 @@ from tests.operator_database.comparison import (
     shares_memory,
 )
 from tests.operator_database.database import (
+    UP_TO_SIGN,
     CannotBeHad,
     converted,
+    function_for,
     function_named,
     is_random,
 )
@@ -52,13 +54,11 @@ class Verdict:
 def judge(library: Any, torch: Any, name: str, entries: list[Any]) -> Verdict:
     """Try the operator ``name`` on the samples of its entries."""
     verdict = Verdict(name)
-    there = function_named(torch, name)
-    here = function_named(library, name)
-    if here is None or there is None:
+    if function_named(library, name) is None or function_named(torch, name) is None:
         verdict.is_here = False
         return verdict
-    functions = (here, there)
     for entry in entries:
+        functions = tuple(function_for(one, torch, name, entry) for one in (library, torch))
         for sample in database.samples(entry, torch.float64, MOST):
             _try(verdict, library, torch, functions, entry, sample)
         for dtype in OTHER_DTYPES:
@@ -118,7 +118,8 @@ def _try(
         expected = attempt(lambda: run(torch, there, make_torch))
         if not isinstance(expected, Exception):
             found = attempt(lambda: run(library, here, make))
-            text = difference(found, expected, values=values)
+            signed = thing == "out=" and verdict.name in UP_TO_SIGN
+            text = difference(found, expected, values=values and not signed)
             verdict.note(thing, _with_sample(text, sample))
 
     compare("memory", _memory)
@@ -132,6 +133,12 @@ def _try(
         called = getattr(variant, "__name__", "")
         if called and hasattr(torch.Tensor, called):
             compare(thing, lambda lib, f, m, called=called: _method(lib, m, called))
+    for thing, variant in (
+        ("operator", entry.operator_variant),
+        ("in-place operator", entry.inplace_operator_variant),
+    ):
+        if variant is not None:
+            compare(thing, lambda lib, f, m, variant=variant: _operator(m, variant))
 
 
 def _memory(library: Any, function: Any, make: Any) -> Any:
@@ -143,6 +150,11 @@ def _method(library: Any, make: Any, name: str) -> Any:
     (first, *others), kwargs = make()
     result = getattr(first, name)(*others, **kwargs)
     return (arrays_of(result), arrays_of(first))
+
+
+def _operator(make: Any, variant: Any) -> Any:
+    args, kwargs = make()
+    return (arrays_of(variant(*args, **kwargs)), arrays_of(args[0]))
 
 
 def _out(library: Any, function: Any, make: Any) -> Any:

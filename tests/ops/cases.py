@@ -415,6 +415,11 @@ _networks = [
     Case("elu", lambda m, x: m.elu(x, 1.5), ((3, 4),)),
     Case("logsigmoid", lambda m, x: m.logsigmoid(x * 3), ((3, 4),)),
     Case("embedding", lambda m, x: m.embedding(m.tensor([[0, 2], [2, 1]]), x), ((3, 2),)),
+    Case(
+        "embedding by frequency",
+        lambda m, x: m.embedding(m.tensor([[0, 2], [2, 1]]), x, scale_grad_by_freq=True),
+        ((3, 2),),
+    ),
     Case("embedding of one", lambda m, x: m.embedding(m.tensor(1), x), ((3, 2),)),
     Case(
         "kl_div",

@@ -135,9 +135,10 @@ ENTRIES: list[Entry] = [
     ),
 ]
 
-#: Those that PyTorch differentiates once only.
+#: Those that PyTorch differentiates once only, or forgets the frequency in second derivatives.
 ONCE_IN_PYTORCH = frozenset(
     {
+        "embedding by frequency",
         "embedding_bag sum",
         "embedding_bag mean",
         "embedding_bag max",

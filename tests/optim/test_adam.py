@@ -135,7 +135,14 @@ def test_misuse_is_named(make, error: type[Exception], said: str) -> None:
         make()
 
 
-def test_a_complex_parameter_is_refused() -> None:
-    """At once, and not half-way through a step that has changed other parameters."""
-    with pytest.raises(NotImplementedError, match="real and its imaginary part"):
-        Adam([leaf([1.0]), leaf([1.0 + 2.0j])])
+def test_parameters_may_have_names() -> None:
+    weight, bias = leaf([1.0]), leaf([2.0])
+    optimizer = Adam([("weight", weight), ("bias", bias)])
+    assert optimizer.param_groups[0]["params"] == [weight, bias]
+    assert optimizer.state_dict()["param_groups"][0]["param_names"] == ["weight", "bias"]
+    with pytest.raises(ValueError, match="Some param names are missing"):
+        Adam([("weight", weight), bias])
+    with pytest.raises(ValueError, match="groups should be with/without names"):
+        Adam([{"params": [("weight", weight)]}, {"params": [bias]}])
+    with pytest.raises(ValueError, match="1-element"):
+        Adam([weight], lr=mg.tensor([0.1, 0.2]))

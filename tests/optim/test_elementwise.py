@@ -170,3 +170,18 @@ def test_misuse_is_named(name: str, options: dict[str, Any], said: str) -> None:
 def test_adagrads_state_is_there_before_the_first_step() -> None:
     optimizer = optim.Adagrad([mg.ones(2, requires_grad=True)], initial_accumulator_value=0.5)
     assert optimizer.state_dict()["state"][0]["sum"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "Adam", "AdamW"])
+def test_complex_parameters_move_like_their_parts(name: str) -> None:
+    whole = mg.tensor([1.0 + 2.0j, -1.0j], requires_grad=True)
+    parts = mg.tensor([[1.0, 2.0], [0.0, -1.0]], requires_grad=True)
+    for leaf, see in ((whole, mg.view_as_real), (parts, lambda x: x)):
+        optimizer = getattr(optim, name)([leaf])
+        for _ in range(3):
+            optimizer.zero_grad()
+            ((see(leaf) - 3.0) ** 2).sum().backward()
+            optimizer.step()
+        kept = next(iter(optimizer.state.values()))
+        assert {x.dtype for x in kept.values() if isinstance(x, mg.Tensor)} == {leaf.dtype}
+    assert mg.equal(mg.view_as_real(whole.detach()), parts.detach())

@@ -141,5 +141,19 @@ def test_misuse_is_named() -> None:
         LBFGS([weight], line_search_fn="x").step(lambda: weight.sum())
     with pytest.raises(TypeError, match="needs a closure"):
         LBFGS([weight]).step()
-    with pytest.raises(NotImplementedError, match="real and its imaginary part"):
-        LBFGS([mg.ones(1, dtype=mg.complex64, requires_grad=True)])
+
+
+def test_complex_parameters_move_like_their_parts() -> None:
+    whole = mg.tensor([1.0 + 2.0j, -1.0j], requires_grad=True)
+    parts = mg.tensor([[1.0, 2.0], [0.0, -1.0]], requires_grad=True)
+    for leaf, see in ((whole, mg.view_as_real), (parts, lambda x: x)):
+        optimizer = LBFGS([leaf], lr=0.5, max_iter=3)
+
+        def closure(leaf: Any = leaf, see: Any = see, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = ((see(leaf) - 3.0) ** 4).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert mg.equal(mg.view_as_real(whole.detach()), parts.detach())
