@@ -2,44 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.ops import (
-    activation,
-    activation_variants,
-    arithmetic,
-    choices,
-    complex_numbers,
-    convolution,
-    counting,
-    dropout,
-    embedding,
-    extrema,
-    factorizations,
-    fourier,
-    indexing,
-    linalg,
-    linear_systems,
-    loss,
-    lu,
-    matrices,
-    normalization,
-    norms,
-    order_statistics,
-    overwriting,
-    piecewise,
-    pooling,
-    products,
-    promotion,
-    rearrangements,
-    reduction,
-    rounding,
-    shape,
-    signs,
-    special,
-    transcendental,
-)
-
-#: The modules that register operators.
-FAMILIES = (
+from mpgrad.ops import (  # noqa: F401
     activation,
     activation_variants,
     arithmetic,
