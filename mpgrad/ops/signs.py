@@ -56,7 +56,7 @@ def _whole_pair(name: str, input: Tensor, other: Tensor) -> tuple[Tensor, Tensor
 
 _fmod = operator(
     "fmod",
-    lambda xp, a, b: xp.fmod(a, b),
+    lambda xp, a, b: xp.astype(xp.fmod(a, b), a.dtype),
     a=lambda xp, grad, a_shape: xp.sum_to(grad, a_shape),
     b=lambda xp, grad, a, b, b_shape: xp.sum_to(
         xp.negative(xp.multiply(grad, xp.trunc(xp.divide(a, b)))), b_shape
