@@ -157,7 +157,7 @@ class LoweredFormulas:
             dtype = f"dtype{at}_{source.name}"
             self._known[dtype] = array.dtype
             look = f"n{at}._saved.get({source.name!r}), {array.shape}, {dtype}"
-            checks[f"not n{at}._saved or looks_like({look})"] = None
+            checks[f"n{at}._saved is None or looks_like({look})"] = None
         look_of_it = _Array(array.shape, array.dtype, array.strides)
         return look_of_it, f"saved[{source.name!r}].array(n{at})"
 

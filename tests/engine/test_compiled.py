@@ -409,3 +409,14 @@ def test_the_lines_of_a_graph_go_with_it() -> None:
     freeze_module._begin_anew_in_child()  # forgets all graphs
     gc.collect()
     assert kept() == []
+
+
+def test_another_kind_of_operand_runs_right() -> None:
+    """The tables of a graph do not say whether an operand without gradient was a tensor."""
+    tensor, scalar = mg.full((3,), 3.0), mg.tensor(4.0)
+    with mg.Engine("local"):
+        for factor, expected in [(tensor, 3.0)] * 6 + [(2.0, 2.0), (scalar, 4.0), (tensor, 3.0)]:
+            x = mg.ones(3, requires_grad=True)
+            (x * factor).sum().backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [expected] * 3
