@@ -16,7 +16,8 @@ from mpgrad.ops import activation, normalization, transcendental  # noqa: F401
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 
 ELEMENTWISE = sorted(name for name, operator in OPERATORS.items() if operator.elementwise)
-ATTRIBUTES = {"alpha": 0.5, "negative_slope": 0.1, "beta": 2.0, "threshold": 20.0}
+ATTRIBUTES = {"alpha": 0.5, "negative_slope": 0.1, "beta": 2.0, "threshold": 20.0,
+              "low": 0.2, "high": 0.8}  # fmt: skip
 
 #: A formula with sums or maxima over axes, and how many arrays it takes.
 REDUCING = {

@@ -34,7 +34,7 @@ UFUNCS = (
     " arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh sign floor ceil rint"
     " trunc conjugate equal not_equal greater greater_equal less less_equal logical_and logical_or"
     " logical_xor logical_not isnan isinf isfinite bitwise_and bitwise_or bitwise_xor invert"
-    " copysign fmod"
+    " copysign fmod hypot"
 )
 FUNCTIONS = (
     "sum prod max min any all argmax argmin cumsum cumprod reshape transpose concatenate stack flip"
