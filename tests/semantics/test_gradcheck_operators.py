@@ -12,6 +12,9 @@ from tests.ops.cases import CASES, Case
 from tests.ops.test_operators import MPGRAD
 from tests.semantics.paired import row
 
+#: But for the one whose gradient is another thing than the derivative: PyTorch defines it so.
+DERIVATIVES = [case for case in CASES if case.name != "embedding by frequency"]
+
 
 def check(case: Case) -> None:
     inputs = tuple(mg.from_numpy(array).requires_grad_() for array in case.arrays())
@@ -24,7 +27,7 @@ def check(case: Case) -> None:
 
 
 @row("Q1", "Q2")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DERIVATIVES, ids=lambda case: case.name)
 def test_first_and_second_derivatives_are_right(case: Case) -> None:
     with mg.Engine("local"):
         check(case)
@@ -32,6 +35,6 @@ def test_first_and_second_derivatives_are_right(case: Case) -> None:
 
 @row("Q1", "Q2")
 @pytest.mark.process
-@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DERIVATIVES[::4], ids=lambda case: case.name)
 def test_they_are_right_on_workers_too(case: Case, process_engine: mg.Engine) -> None:
     check(case)
