@@ -8,10 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine import engine
 
 
 @pytest.fixture(autouse=True)
-def default_again() -> Iterator[None]:
+def default_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Outside of every block, also of one that a fixture of other tests is in."""
+    monkeypatch.setattr(engine, "_stack", [])
     yield
     mg.set_engine(None)
 

@@ -74,6 +74,8 @@ def test_values_and_gradients_equal_pytorchs(case: Case, of_torch: Of) -> None:
 
 @by_name
 def test_gradients_equal_finite_differences(case: Case) -> None:
+    if case.name == "embedding by frequency":
+        pytest.skip("its gradient is no derivative: PyTorch defines it so")
     arrays = case.arrays()
     out, inputs = run(case, arrays)
     cotangent = cotangent_for(out)

@@ -261,6 +261,7 @@ def test_the_mode_survives_errors_and_inner_backwards(lib: Any) -> Any:
 
 
 @row("K6")
+@pytest.mark.process
 def test_multithreading_can_be_switched_off(process_engine: mg.Engine) -> None:
     x = leaf(mg, 3)
 
