@@ -6,6 +6,7 @@ import builtins
 import resource
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from mpgrad.workers.soundness import Soundness
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process
+
+#: Bytes that a task and its reply need at most, far below those of ``Opens``.
+ROOM = 16 << 20
 
 
 class Spoils(mg.Function):
@@ -34,7 +38,9 @@ class Spoils(mg.Function):
         if ctx.what == "modules":
             del sys.modules["numpy"]
         if ctx.what == "memory":
-            resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + ROOM
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
         return grad * 2, None
 
 
