@@ -57,7 +57,7 @@ class ClientWorker:
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
         self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
-        self._reads = ReadsOfWorkers(placed)
+        self._reads = ReadsOfWorkers(placed, handover)
         self._handover, self._arena = handover, arena
         #: What a profile has noted of this backward.
         self._profiled = current_run()

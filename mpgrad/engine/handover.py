@@ -76,7 +76,7 @@ class Handover(PackedArrays):
         self.is_timed = self.learns = False
         #: Decides for which Functions the workers report arguments and results.
         self.spot_checks: SpotChecks | None = None
-        self._numpy_errors = _changed_numpy_errors()
+        self.numpy_errors = changed_numpy_errors()
         self._surroundings = b""
 
     def connect(self, coordinator: CoordinatorProcess) -> None:
@@ -161,12 +161,12 @@ class Handover(PackedArrays):
             plan.slots[task],
             anomaly.checks_nan,
             is_timed,
-            self._numpy_errors,
-            self._around_functions() if has_function else b"",
+            self.numpy_errors,
+            self.around_functions() if has_function else b"",
             plan.joins[task],
         )
 
-    def _around_functions(self) -> bytes:
+    def around_functions(self) -> bytes:
         """The encoded surroundings of user code: the same for all tasks."""
         if not self._surroundings:
             self._surroundings = capture_surroundings()
@@ -247,7 +247,7 @@ def _read(read: Callable[[], T]) -> T:
 _NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
 
-def _changed_numpy_errors() -> dict[str, str]:
+def changed_numpy_errors() -> dict[str, str]:
     """How this thread handles floating-point errors, where that differs from NumPy's default.
 
     A worker cannot call the user's callback or order its printed lines: it warns instead.

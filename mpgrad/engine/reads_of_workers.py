@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from mpgrad.engine.handover import Handover, changed_numpy_errors
 from mpgrad.engine.placement import Placed
 from mpgrad.shipping.decision import what_changed
 from mpgrad.wire.surroundings import capture_surroundings, name_of_change
@@ -20,17 +19,16 @@ class ReadsOfWorkers:
     """Of one graph.
 
     Args:
-        placed: the graph, about to be handed over.
+        placed: the graph.
+        handover: holds what was around its Functions when they were packed, before user code ran.
     """
 
-    def __init__(self, placed: Placed) -> None:
-        self._frozen, self._code = placed.frozen, placed.code
+    def __init__(self, placed: Placed, handover: Handover) -> None:
+        self._frozen, self._code, self._handover = placed.frozen, placed.code, handover
         #: By Function and the classes on its ctx, the last of its Nodes in serial order; made when
         #: user code has run.
         self._last: dict[tuple[Any, ...], int] | None = None
         self._positions: dict[int, int] = {}
-        self._surroundings = capture_surroundings() if placed.code else b""
-        self._numpy_errors = np.geterr() if placed.code else None
 
     def check(self, node: int) -> None:
         """User code has run at ``node``.
@@ -58,9 +56,9 @@ class ReadsOfWorkers:
 
     def _change_around(self) -> str:
         """What has changed of what is brought along for all Functions, in words."""
-        now = capture_surroundings()
-        changed = "" if now == self._surroundings else name_of_change(self._surroundings, now)
-        if not changed and self._numpy_errors != np.geterr():
+        before, now = self._handover.around_functions(), capture_surroundings()
+        changed = "" if now == before else name_of_change(before, now)
+        if not changed and self._handover.numpy_errors != changed_numpy_errors():
             changed = "what NumPy does about floating-point errors (np.seterr)"
         return changed
 
