@@ -47,6 +47,7 @@ _NAMES_OF = {
     ),
     "mpgrad.engine.engine": "Engine current_engine set_engine",
     "mpgrad.compilation.compile": "compile",
+    "mpgrad.tensor_methods.array_text": "set_printoptions",
     "mpgrad.ops.creation": (
         "tensor as_tensor from_numpy empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "

@@ -429,6 +429,7 @@ from mpgrad.ops.typed_tensors import LongTensor as LongTensor
 from mpgrad.ops.typed_tensors import ShortTensor as ShortTensor
 from mpgrad.serialization import load as load
 from mpgrad.serialization import save as save
+from mpgrad.tensor_methods.array_text import set_printoptions as set_printoptions
 from mpgrad.tensors.tensor import Tensor as Tensor
 from mpgrad.tensors.tensor import is_inference as is_inference
 

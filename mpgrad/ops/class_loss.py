@@ -196,7 +196,9 @@ def ctc_loss(
         raise RuntimeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, not {log_probs.ndim}")
     steps, batch, classes = log_probs.shape
     times, counts = _lengths(input_lengths), _lengths(target_lengths)
-    if len(times) != batch or len(counts) != batch:
+    if targets.ndim not in (1, 2):
+        raise RuntimeError(f"ctc_loss: targets must have 1 or 2 dimensions, not {targets.ndim}")
+    if times.shape != (batch,) or counts.shape != (batch,):
         raise RuntimeError("ctc_loss: input_lengths and target_lengths must be of size batch_size")
     if not 0 <= blank < classes:
         raise RuntimeError("ctc_loss: blank must be in label range")

@@ -47,9 +47,12 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 
     Raises:
         RuntimeError: ``input`` is no vector of integers from 0, or ``weights`` has another shape.
+        NotImplementedError: the elements are no integers.
     """
     array = on_host(input._array)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or np.min(array, initial=0) < 0:
+    if array.dtype.kind not in "iu":
+        raise NotImplementedError(f"bincount is not implemented for {input.dtype}")
+    if array.ndim != 1 or np.min(array, initial=0) < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")

@@ -22,7 +22,7 @@ from mpgrad.ops.matrices import check_square, cholesky, inv, solve
 from mpgrad.ops.matrix_norms import matrix_norm
 from mpgrad.ops.promotion import require_numbers
 from mpgrad.ops.selection import tril, triu
-from mpgrad.ops.shape import reshape, squeeze, unsqueeze
+from mpgrad.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
@@ -97,7 +97,8 @@ def triangular_solve(
     """``solve_triangular`` with the arguments in its older order."""
     matrix, is_upper = (A.mT, not upper) if transpose else (A, upper)
     solution = solve_triangular(matrix, b, upper=is_upper, unitriangular=unitriangular)
-    return TriangularSolution(solution, A.clone())
+    batch = solution.shape[:-2]
+    return TriangularSolution(solution, broadcast_to(A, (*batch, *A.shape[-2:])).clone())
 
 
 def _solved(xp: Any, b: Any, factor: Any, upper: bool) -> Any:

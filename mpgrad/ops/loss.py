@@ -393,7 +393,10 @@ def binary_cross_entropy_with_logits(
     if pos_weight is not None:
         logs = mul(logs, add(mul(sub(pos_weight, 1), target), 1))
     losses = sub(mul(sub(1, target), input), logs)
-    return reduced(losses if weight is None else mul(losses, weight), reduction)
+    losses = losses if weight is None else mul(losses, weight)
+    # PyTorch computes in the memory of ``1 - target``.
+    dtype = target.dtype if target.dtype.kind == "f" else losses.dtype
+    return reduced(cast(losses, dtype), reduction)
 
 
 def kl_div(

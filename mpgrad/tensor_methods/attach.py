@@ -259,7 +259,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,
-    "__invert__": comparison.bitwise_not,
+    "__invert__": comparison.inverted,
     "__getitem__": indexing.getitem,
     "__hash__": object.__hash__,
     "__repr__": display.represent,
