@@ -32,7 +32,7 @@ from mpgrad.dispatch.operator_mode import MODES
 from mpgrad.errors import CompilationError, PerformanceWarning
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled
-from mpgrad.graph.node import next_sequence_nr
+from mpgrad.graph.node import SEQUENCE
 from mpgrad.nn.module import Module
 from mpgrad.shipping.constants import same
 from mpgrad.tensors import saved_tensor_clones, storage
@@ -217,7 +217,7 @@ class CompiledFunction:
     def _run(
         self, program: CallProgram, outside: Outside, watch: Watch, args: Any, kwargs: Any
     ) -> Any:
-        backward = TracedBackward(program, next_sequence_nr())
+        backward = TracedBackward(program, SEQUENCE.next())
         outside.enter()
         try:
             with ExitStack() as stack:

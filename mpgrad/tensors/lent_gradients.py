@@ -52,13 +52,14 @@ def lend(grads: list[Any]) -> list[Tensor | None]:
     for nr in range(len(grads)):
         # Taken out of the list, so that this is the only reference if nobody else has one.
         array, grads[nr] = grads[nr], None
-        if array is None or is_on_gpu(array):
-            lent.append(None if array is None else Tensor(array))
-            continue
-        if type(array) is ArrayProxy:  # a copy: in another run something else may hold the array
-            lent.append(Tensor(array.copy()))
-            continue
-        array = np.asarray(array)
+        if type(array) is not np.ndarray:
+            if array is None or is_on_gpu(array):
+                lent.append(None if array is None else Tensor(array))
+                continue
+            if type(array) is ArrayProxy:  # a copy: in another run something else may hold it
+                lent.append(Tensor(array.copy()))
+                continue
+            array = np.asarray(array)
         if is_exclusive(array):
             lent.append(Tensor(array))
             continue
@@ -76,7 +77,7 @@ def take_back(lent: list[Tensor | None]) -> list[tuple[Array, Array]]:
     array."""
     found = []
     for tensor in lent:
-        if tensor is not None and "_lent" in vars(tensor):
+        if tensor is not None and "_lent" in tensor.__dict__:
             found.append((tensor._array, tensor._lent))  # type: ignore[attr-defined]
             # User code may keep the tensor, which must not keep the gradient.
             tensor._lent = None  # type: ignore[attr-defined]
