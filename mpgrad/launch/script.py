@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import mpgrad
+from mpgrad.base import config
 from mpgrad.compat.stand_in import install
 from mpgrad.errors import RendezvousTimeout
 
@@ -27,6 +28,7 @@ def launch(
     cpu_workers: int | None = None,
     gpus: str | tuple[int, ...] | None = None,
     profile: str | None = None,
+    debugger: bool = False,
 ) -> int:
     """Start an engine in process mode, run ``script``, close the engine.
 
@@ -36,6 +38,8 @@ def launch(
         cpu_workers: number of CPU workers; None leaves it to the engine.
         gpus: which GPUs; None leaves it to the engine.
         profile: the file for a page about what ran; None: none.
+        debugger: whether pdb starts where an exception that nobody catches was raised, also where
+            that was in a Function on a worker, which is run again here.
 
     Returns:
         The exit code that ``python script.py`` would have had.
@@ -48,6 +52,8 @@ def launch(
         for name, value in (("cpu_workers", cpu_workers), ("gpus", gpus))
         if value is not None
     }
+    if debugger:
+        os.environ[config.POST_MORTEM.name] = "1"
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(mpgrad.Engine(mode="process", **chosen))
@@ -60,7 +66,7 @@ def launch(
             prof = mpgrad.profiler.profile()
             stack.callback(_write_report, profile, prof)
             prof.start()
-        return run(script, arguments)
+        return run(script, arguments, debugger=debugger)
 
 
 def _write_report(path: str, prof: mpgrad.profiler.profile) -> None:
@@ -82,8 +88,12 @@ def launch_for_torch(script: str, arguments: Sequence[str]) -> int:
     return run(script, arguments)
 
 
-def run(script: str, arguments: Sequence[str]) -> int:
+def run(script: str, arguments: Sequence[str], *, debugger: bool = False) -> int:
     """Run ``script`` as ``__main__`` in this process, which is the script's from here on.
+
+    Args:
+        script, arguments: the file, and its ``sys.argv[1:]``.
+        debugger: whether pdb follows an exception that nobody catches.
 
     Returns:
         Its exit code.
@@ -97,6 +107,10 @@ def run(script: str, arguments: Sequence[str]) -> int:
     except BaseException as error:
         trace = _without_our_frames(error.__traceback__, script)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if debugger and trace is not None and isinstance(error, Exception):
+            import pdb  # imported here: nothing else needs it
+
+            pdb.post_mortem(trace)
         if isinstance(error, RendezvousTimeout):
             return MISUSED
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1

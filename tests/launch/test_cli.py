@@ -60,6 +60,7 @@ def test_run_hands_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(script, "launch", launch)
     command = ["run", "--cpu-workers", "2", "--gpus", "0,1", "train.py", "--help", "--gpus", "x"]
     assert cli.main(command) == 5
+    assert given.pop("debugger") is False
     assert given == {
         "path": "train.py",
         "arguments": ["--help", "--gpus", "x"],
