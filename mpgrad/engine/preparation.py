@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.base import machine
 from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import gpus_of
 from mpgrad.engine.choice import (
@@ -107,6 +108,12 @@ class Preparation:
                 return Choice("local", f"{why}, which has no worker" if missing else why)
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self._options.mode}")')
+        shared = self._options.shared
+        if (
+            shared is not None
+            and too_small(frozen, machine.available_cpus(), self.message_us) is None
+        ):
+            shared.say_once()
         return too_small(frozen, self._options.cpu_workers, self.message_us)
 
     def note(self, ready: Ready, mode: Mode, took_us: float) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.autograd import variable
 from mpgrad.autograd.running import engine_slot
+from mpgrad.base.user_frames import hide_our_frames
 from mpgrad.dispatch import overrides
 from mpgrad.graph.node import Node
 from mpgrad.ops import (
@@ -136,7 +137,11 @@ def backward(
             create_graph=create_graph, inputs=inputs,
         )  # fmt: skip
         return
-    _backward()(self, gradient, retain_graph, create_graph, inputs=inputs)
+    try:
+        _backward()(self, gradient, retain_graph, create_graph, inputs=inputs)
+    except BaseException as error:
+        hide_our_frames(error)
+        raise
 
 
 @functools.cache
