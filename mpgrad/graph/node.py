@@ -74,6 +74,16 @@ def upcoming_sequence_nr() -> int:
     return _counter.next_nr
 
 
+def begin_sequence_at(number: int) -> None:
+    """This thread's next Node gets ``number``: what it runs stands in another thread's program."""
+    _counter.next_nr = number
+
+
+def continue_sequence_from(number: int) -> None:
+    """This thread's next Node gets at least ``number``: it goes on with what another has made."""
+    _counter.next_nr = max(_counter.next_nr, number)
+
+
 class Node:
     """One step of the backward graph.
 
