@@ -79,6 +79,12 @@ def command_line() -> argparse.ArgumentParser:
     _add_script(compat_run, "a Python file")
     compat_run.set_defaults(perform=_run_compat)
 
+    _add_questions(commands)
+    return parser
+
+
+def _add_questions(commands: Any) -> None:
+    """The commands that run no script: what happened, what happens, what could."""
     replay = commands.add_parser(
         "replay", help="run the journal of a process again, and compare what its core decided"
     )
@@ -98,7 +104,6 @@ def command_line() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
-    return parser
 
 
 #: What shells complete with, for shtab.
