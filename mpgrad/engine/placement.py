@@ -20,6 +20,10 @@ from mpgrad.graph.node import Node
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shipping.attributes import attributes_reason, attributes_words, classes_in
 from mpgrad.shipping.decision import Decision, ShippedCode, decide
+from mpgrad.shipping.findings import article
+from mpgrad.shipping.installed_state import is_installed_name
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.wire.surroundings import what_cannot_travel
 
 
 class Placed(NamedTuple):
@@ -60,9 +64,15 @@ def place(frozen: FrozenGraph) -> Placed:
     kept: dict[int, str] = {}
     unasked: dict[int, str] = {}
     decisions: dict[tuple[type, ...], Decision] = {}
+    around: str | None = None
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
-            found = _where(node, frozen.keep_graph, decisions)
+            if around is None:
+                around = what_cannot_travel()
+            if around and node.function.run_on is None:
+                found = _Where(around, is_unasked=True)
+            else:
+                found = _where(node, frozen.keep_graph, decisions)
             if found.code is not None:
                 code[index] = found.code
             if found.reason:
@@ -113,6 +123,8 @@ def _where(
         return _Where("new tensors in it have this process's default dtype")
     function = node.function
     held: tuple[type, ...] = ()
+    if function.run_on is None and (kind := _more_than_a_tensor(node)):
+        return _Where(f"{function.__qualname__} has saved {kind}", is_unasked=True)
     if function.run_on is None and (attributes := vars(node.ctx)):
         if found := attributes_reason(attributes):
             return _Where(attributes_words(function, found), is_unasked=True)
@@ -123,6 +135,19 @@ def _where(
     if decision.run_on == "client":
         return _Where(decision.reason, is_unasked=function.run_on is None)
     return _Where(code=decision.code)
+
+
+def _more_than_a_tensor(node: FunctionNode) -> str:
+    """A saved tensor of which a worker would have the numbers alone, in words; empty: none."""
+    for saved in node.ctx._saved or ():
+        tensor = saved._tensor if isinstance(saved, SavedTensor) else None
+        if tensor is None:
+            continue
+        if not is_installed_name(type(tensor)):
+            return f"{article(type(tensor).__name__)}, of which a worker would get a Tensor"
+        if vars(tensor):
+            return f"a tensor with the attribute `{next(iter(vars(tensor)))}`, which workers lack"
+    return ""
 
 
 def _with_kept(frozen: FrozenGraph, kept: dict[int, str]) -> FrozenGraph:
