@@ -32,6 +32,7 @@ class EngineOptions:
     journal: str
     check: str
     progress: bool
+    pin: str
 
     @classmethod
     def checked(
@@ -46,6 +47,7 @@ class EngineOptions:
         journal: str | None,
         check: str | None = None,
         progress: bool = False,
+        pin: str | None = None,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -74,6 +76,7 @@ class EngineOptions:
             ),
             _choice("check", config.check() if check is None else check, config.CHECKS),
             bool(progress),
+            _choice("pin", config.pin() if pin is None else pin, config.PINS),
         )
         if mode == "process" and sys.platform != "linux":
             raise RuntimeError(

@@ -83,6 +83,16 @@ class AccumulateGrad(Node):
         if existing._array.strides != variable._array.strides:
             _check_layout(existing._array, variable._array)
 
+    def begins(self) -> bool:
+        """Whether the leaf has no ``.grad`` yet, and accepts one."""
+        variable = self.variable
+        return (
+            variable._grad is None
+            and variable._grad_fn is None
+            and variable._requires_grad
+            and not getattr(variable, "_belongs_to_client", False)
+        )
+
     def check(self) -> None:
         """Raise if the gradient could not be added (a commit is all or none).
 

@@ -53,20 +53,23 @@ def lend(grads: list[Any]) -> list[Tensor | None]:
     for nr in range(len(grads)):
         # Taken out of the list, so that this is the only reference if nobody else has one.
         array, grads[nr] = grads[nr], None
-        if array is None:
-            lent.append(None)
-        elif type(array) is ArrayProxy:  # a copy: in another run something else may hold the array
-            lent.append(Tensor(array.copy()))
-        else:
+        is_here = type(array) is np.ndarray
+        if not is_here:
+            if array is None:
+                lent.append(None)
+                continue
+            if type(array) is ArrayProxy:  # a copy: in another run something else may hold it
+                lent.append(Tensor(array.copy()))
+                continue
             is_here = not is_on_gpu(array)
             array = np.asarray(array) if is_here else array
-            if is_exclusive(array):
-                lent.append(Tensor(array))
-                continue
-            counter = LentVersions(np.asarray(_Loan(array)) if is_here else array, array)
-            tensor = Tensor(counter.seen, version_counter=counter)
-            counter.add(tensor)
-            lent.append(tensor)
+        if is_exclusive(array):
+            lent.append(Tensor(array))
+            continue
+        counter = LentVersions(np.asarray(_Loan(array)) if is_here else array, array)
+        tensor = Tensor(counter.seen, version_counter=counter)
+        counter.add(tensor)
+        lent.append(tensor)
     return lent
 
 
