@@ -62,8 +62,11 @@ class Execution:
         self._spot_checks = SpotChecks(options.check)
         self._local_count = self._local_failed = 0
 
-    def start_anew_in_child(self) -> None:
-        """After a fork: the processes belong to the parent."""
+    def start_anew_in_child(
+        self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]
+    ) -> None:
+        """After a fork: the processes belong to the parent, and so does its share of the cores."""
+        self._options, self._spawn = options, spawn
         self.sessions.abandon()
         self.preparation = Preparation(self._options)
         self.sessions = SessionPool(self._spawn, self.preparation.expect_message_us)

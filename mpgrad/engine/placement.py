@@ -19,6 +19,7 @@ from mpgrad.errors import PerformanceWarning
 from mpgrad.graph.node import Node
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shipping.attributes import attributes_reason, attributes_words, classes_in
+from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
 from mpgrad.shipping.decision import Decision, ShippedCode, decide
 
 
@@ -60,9 +61,13 @@ def place(frozen: FrozenGraph) -> Placed:
     kept: dict[int, str] = {}
     unasked: dict[int, str] = {}
     decisions: dict[tuple[type, ...], Decision] = {}
+    stops = files_with_breakpoints()
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
-            found = _where(node, frozen.keep_graph, decisions)
+            if stops and file_of(node.function) in stops:
+                found = _Where("a debugger has breakpoints in its file")
+            else:
+                found = _where(node, frozen.keep_graph, decisions)
             if found.code is not None:
                 code[index] = found.code
             if found.reason:

@@ -64,6 +64,12 @@ def command_line() -> argparse.ArgumentParser:
         metavar="FILE",
         help="profile the whole script, and write a page about it to FILE (see mg.profiler.report)",
     )
+    run.add_argument(
+        "--pdb",
+        action="store_true",
+        help="start pdb where an exception that nobody catches was raised; a Function that fails "
+        "on a worker is run again here",
+    )
     _add_ranks(run)
     run.add_argument(
         "-m", "--module", action="store_true", help="the script is a module, as for python -m"
@@ -79,12 +85,25 @@ def command_line() -> argparse.ArgumentParser:
     _add_script(compat_run, "a Python file")
     compat_run.set_defaults(perform=_run_compat)
 
-    _add_questions(commands)
+    _add_looks(commands)
     return parser
 
 
-def _add_questions(commands: Any) -> None:
-    """The commands that run no script: what happened, what happens, what could."""
+#: What shells complete with, for shtab.
+_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+
+
+def _add_script(command: argparse.ArgumentParser, words: str) -> None:
+    """What to run, and everything behind it."""
+    script: Any = command.add_argument("script", help=words)
+    script.complete = _FILES
+    command.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv"
+    )
+
+
+def _add_looks(commands: Any) -> None:
+    """The commands that look at an engine, a journal or the machine."""
     replay = commands.add_parser(
         "replay", help="run the journal of a process again, and compare what its core decided"
     )
@@ -104,19 +123,6 @@ def _add_questions(commands: Any) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
-
-
-#: What shells complete with, for shtab.
-_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-
-
-def _add_script(command: argparse.ArgumentParser, words: str) -> None:
-    """What to run, and everything behind it."""
-    script: Any = command.add_argument("script", help=words)
-    script.complete = _FILES
-    command.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv"
-    )
 
 
 def _add_ranks(run: argparse.ArgumentParser) -> None:
@@ -199,9 +205,16 @@ def _run(options: argparse.Namespace) -> int:
     if options.nproc_per_node is None:
         if options.nnodes > 1:
             return script.refusal("--nnodes needs --nproc-per-node")
-        return script.launch(options.script, options.arguments, profile=options.profile, **chosen)
-    if options.profile is not None:
-        return script.refusal("--profile is for one process: leave out --nproc-per-node")
+        return script.launch(
+            options.script,
+            options.arguments,
+            profile=options.profile,
+            debugger=options.pdb,
+            **chosen,
+        )
+    for name in ("profile", "pdb"):
+        if getattr(options, name):
+            return script.refusal(f"--{name} is for one process: leave out --nproc-per-node")
     if options.nnodes > 1 and not (options.master_addr and options.master_port):
         return script.refusal("--nnodes needs --master-addr and --master-port, equal on all hosts")
     if options.nnodes > 1 and config.group_key_file() is None:

@@ -20,6 +20,7 @@ from mpgrad.shipping.attributes import changed_containers, containers_in, pack_a
 from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.wire.output_record import (
     CHANGED,
+    FAILED,
     RUN,
     ContextChanged,
     FunctionRun,
@@ -100,8 +101,14 @@ class Rules:
             # promises that the client does not need their changes.
             watched = {} if loaded.function.run_on else containers_in(context.attributes)
             # The contents are copied now, because backward may change them in place.
-            inputs = tuple(map(content_of, grads)) if rule.is_told else ()
-            results = run_function_backward(loaded.function, ctx, grads, needs)
+            is_heard = rule.is_told or rule.tells_failure
+            inputs = tuple(map(content_of, grads)) if is_heard else ()
+            try:
+                results = run_function_backward(loaded.function, ctx, grads, needs)
+            except Exception:
+                if rule.tells_failure:
+                    self._tell(FAILED, FunctionRun(rule.node, tuple(needs), inputs, ()))
+                raise
             if rule.is_told:
                 outputs = tuple(map(content_of, results))
                 self._tell(RUN, FunctionRun(rule.node, tuple(needs), inputs, outputs))

@@ -69,6 +69,7 @@ def test_run_hands_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(script, "launch", launch)
     ours = ["run", "--cpu-workers", "2", "--gpus", "0,1", "--pin", "cores"]
     assert cli.main([*ours, "train.py", "--help", "--gpus", "x"]) == 5
+    assert given.pop("debugger") is False
     assert given == {
         "path": "train.py",
         "arguments": ["--help", "--gpus", "x"],
