@@ -181,18 +181,22 @@ def _load_engine() -> None:
 
 
 def _where(self: Tensor, condition: Any, other: Any) -> Tensor:
+    """This tensor where ``condition`` is true, ``other`` elsewhere; all three are broadcast."""
     return choices.where(condition, self, other)
 
 
 def _view_as(self: Tensor, other: Tensor) -> Tensor:
+    """A view of the shape of ``other``."""
     return shape.view(self, other.shape)
 
 
 def _reshape_as(self: Tensor, other: Tensor) -> Tensor:
+    """``reshape`` to the shape of ``other``."""
     return shape.reshape(self, other.shape)
 
 
 def _expand_as(self: Tensor, other: Tensor) -> Tensor:
+    """A view that is broadcast to the shape of ``other``."""
     return shape.expand(self, other.shape)
 
 
@@ -201,10 +205,12 @@ def _itself(self: Tensor) -> Tensor:
 
 
 def _reversed(self: Tensor) -> Tensor:
+    """A view whose dimensions are in reverse order."""
     return shape.permute(self, tuple(reversed(range(self.ndim))))
 
 
 def _matrices_transposed(self: Tensor) -> Tensor:
+    """A view whose last two dimensions have changed places."""
     return shape.transpose(self, -2, -1)
 
 
