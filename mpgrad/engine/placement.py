@@ -70,7 +70,8 @@ def place(frozen: FrozenGraph) -> Placed:
             if around is None:
                 around = what_cannot_travel()
             if around and node.function.run_on is None:
-                found = _Where(around, is_unasked=True)
+                why = f"{around} was set in this process, and workers cannot have that"
+                found = _Where(why, is_unasked=True)
             else:
                 found = _where(node, frozen.keep_graph, decisions)
             if found.code is not None:
