@@ -85,25 +85,12 @@ def command_line() -> argparse.ArgumentParser:
     _add_script(compat_run, "a Python file")
     compat_run.set_defaults(perform=_run_compat)
 
-    _add_looks(commands)
+    _add_questions(commands)
     return parser
 
 
-#: What shells complete with, for shtab.
-_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-
-
-def _add_script(command: argparse.ArgumentParser, words: str) -> None:
-    """What to run, and everything behind it."""
-    script: Any = command.add_argument("script", help=words)
-    script.complete = _FILES
-    command.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv"
-    )
-
-
-def _add_looks(commands: Any) -> None:
-    """The commands that look at an engine, a journal or the machine."""
+def _add_questions(commands: Any) -> None:
+    """The commands that run no script: what happened, what happens, what could."""
     replay = commands.add_parser(
         "replay", help="run the journal of a process again, and compare what its core decided"
     )
@@ -123,6 +110,19 @@ def _add_looks(commands: Any) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
+
+
+#: What shells complete with, for shtab.
+_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+
+
+def _add_script(command: argparse.ArgumentParser, words: str) -> None:
+    """What to run, and everything behind it."""
+    script: Any = command.add_argument("script", help=words)
+    script.complete = _FILES
+    command.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv"
+    )
 
 
 def _add_ranks(run: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from mpgrad.ops.promotion import (
     operands,
     refuse_bool,
     stored,
+    wrapped,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
 from mpgrad.ops.rounding import floored_quotient, truncated_quotient
@@ -123,7 +124,7 @@ def scaled(a: Any, b: Any, alpha: Any) -> Any:
                 f"For operands of dtype {dtype}, argument alpha must not be a {word} number."
             )
     alpha = stored(alpha, dtype)
-    return call(_mul, b, alpha) if isinstance(b, Tensor) else b * alpha
+    return call(_mul, b, alpha) if isinstance(b, Tensor) else wrapped(b * alpha, dtype)
 
 
 _div = operator(
@@ -298,8 +299,10 @@ def pow(input: Any, exponent: Any) -> Tensor:
         if not isinstance(b, bool):
             raise NotImplementedError("pow is not implemented for bool")
         return call(_add, a, not b)
-    if isinstance(b, int) and b < 0 and isinstance(a, Tensor) and a._array.dtype.kind in "iu":
-        raise RuntimeError("Integers to negative integer powers are not allowed.")
+    if isinstance(exponent, int) and isinstance(a, Tensor) and a._array.dtype.kind in "iu":
+        if exponent < 0:
+            raise RuntimeError("Integers to negative integer powers are not allowed.")
+        stored(exponent, a._array.dtype)  # it raises for one that would wrap around
     return call(_pow, a, b)
 
 

@@ -21,21 +21,25 @@ from mpgrad.ops import (
     activation,
     arithmetic,
     arrangements,
+    bit_patterns,
     choices,
     comparison,
     complex_numbers,
     counting,
     extrema,
+    histograms,
     indexing,
     interchange,
     linalg,
     linear_systems,
     matrices,
     matrix_functions,
+    memory_layouts,
     norms,
     order_statistics,
     ordering,
     overwriting,
+    packed_factors,
     piecewise,
     products,
     quantiles,
@@ -43,9 +47,12 @@ from mpgrad.ops import (
     rearrangements,
     reduction,
     rounding,
+    running_logarithms,
+    scatter_reductions,
     scattering,
     selection,
     shape,
+    short_time_fourier,
     signs,
     special,
     transcendental,
@@ -99,6 +106,8 @@ _INFIX: dict[str, Callable[..., Tensor]] = {
     "and": comparison.bitwise_and,
     "or": comparison.bitwise_or,
     "xor": comparison.bitwise_xor,
+    "lshift": bit_patterns.bitwise_left_shift,
+    "rshift": bit_patterns.bitwise_right_shift,
 }
 _COMPARISONS = {
     "__eq__": comparison.eq,
@@ -232,6 +241,7 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (overwriting, ""),
     (selection, ""),
     (scattering, ""),
+    (scatter_reductions, ""),
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),
@@ -243,6 +253,9 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (signs, "rsub"),
     (rearrangements, "block_diag broadcast_shapes column_stack dstack"),
     (quantiles, "cumulative_trapezoid trapezoid trapz"),
+    (bit_patterns, ""),
+    (running_logarithms, ""),
+    (short_time_fourier, ""),
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -273,10 +286,13 @@ _METHODS: dict[str, Callable[..., Any]] = {
             "sinc",
         )
     },
+    **{name: getattr(packed_factors, name) for name in ["geqrf", "lu", "lu_solve", "ormqr"]},
+    "histogram": histograms.histogram,
+    "as_strided_scatter": memory_layouts.as_strided_scatter,
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,
-    "__invert__": comparison.bitwise_not,
+    "__invert__": comparison.inverted,
     "__getitem__": indexing.getitem,
     "__hash__": object.__hash__,
     "__repr__": display.represent,
@@ -311,6 +327,7 @@ def _attach() -> None:
     for name, function in _INFIX.items():
         setattr(Tensor, f"__{name}__", _infix(function))
         setattr(Tensor, f"__r{name}__", _infix(function, reflected=True))
+    Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[method-assign]  # PyTorch has both
     for name, function in _COMPARISONS.items():
         setattr(Tensor, name, _infix(function))
     for table in (

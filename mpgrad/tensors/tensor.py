@@ -222,6 +222,11 @@ class Tensor(TensorMembers):
                 UserWarning,
                 stacklevel=2,
             )
+        if self._grad is None and getattr(self, "_belongs_to_client", False):
+            raise RuntimeError(
+                "the .grad of a tensor of the calling process is read on a worker, which does not "
+                'have it. Set run_on = "client" on the Function'
+            )
         return self._grad
 
     @grad.setter

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.roots import check_roots, seed_tuple
 from mpgrad.distributed.autograd.contexts import (
     CURRENT,
@@ -87,7 +88,8 @@ def backward(
     _check_roots(tensors, seeds)
     edges, given = check_roots(tensors, seeds)
     wanted = None if inputs is None else _checked_inputs(inputs)
-    here.backward(found, edges, given, wanted, keep_graph=bool(retain_graph), is_smart=is_smart)
+    with span("torch::distributed::autograd::backward"):
+        here.backward(found, edges, given, wanted, keep_graph=bool(retain_graph), is_smart=is_smart)
 
 
 def _is_smart(mode: str | None) -> bool:

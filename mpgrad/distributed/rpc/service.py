@@ -156,7 +156,7 @@ class RpcService:
         Raises:
             TypeError: the function or an argument cannot travel.
         """
-        name = getattr(function, "__qualname__", repr(function))
+        name = _name_of(function)
         context = self.autograd.contexts.of_this_thread()
         what = f"a call of {name}"
         frames, message = self._packed((function, tuple(args), kwargs), what, to, context)
@@ -338,39 +338,31 @@ class RpcService:
         context: DistAutogradContext | None,
     ) -> None:
         """On a thread of its own: call the function, and answer."""
+        self.all_ready.wait()  # it may call others
         begin_sequence_at(message.sequence_nr)
-        done = Future()
-        number = message.number
-        done.add_done_callback(lambda done: self._answer(caller, number, done, keep, context))
+        done, what = Future(), "the result of a call"
+        done.add_done_callback(
+            lambda done: self._answer(caller, message.number, done, keep, context, what)
+        )
         with recording_in(context):
-            self._call(caller, message, frames, done, context)
-
-    def _call(
-        self,
-        caller: int,
-        message: Call,
-        frames: Frames,
-        done: Future,
-        context: DistAutogradContext | None,
-    ) -> None:
-        try:
-            with arriving(context, message.message, caller):
-                function, args, kwargs = unpacked(frames)
-            frames.clear()
-            value = function(*args, **kwargs)
-        except BaseException as error:
-            done.set_exception(error)
-            return
-        if getattr(function, "_mpgrad_async_execution", False):
-            if isinstance(value, Future):
-                value.add_done_callback(lambda inner: _follow(done, inner))
+            try:
+                with arriving(context, message.message, caller):
+                    function, args, kwargs = unpacked(frames)
+                what = f"the result of a call of {_name_of(function)}"
+                frames.clear()
+                value = function(*args, **kwargs)
+            except BaseException as error:
+                done.set_exception(error)
                 return
-            text = (
-                f"Functions decorated with @rpc.async_execution must return a Future, not {value!r}"
-            )
-            done.set_exception(RuntimeError(text))
-            return
-        done.set_result(value)
+            if not getattr(function, "_mpgrad_async_execution", False):
+                done.set_result(value)
+            elif isinstance(value, Future):
+                value.add_done_callback(lambda inner: _follow(done, inner))
+            else:
+                text = f"must return a Future, not {value!r}"
+                done.set_exception(
+                    RuntimeError(f"Functions decorated with @rpc.async_execution {text}")
+                )
 
     def _answer(
         self,
@@ -379,6 +371,7 @@ class RpcService:
         done: Future,
         keep: Future | None,
         context: DistAutogradContext | None,
+        what: str,
     ) -> None:
         error, value, message = done._error, done._value, NO_MESSAGE
         if keep is not None:
@@ -387,7 +380,7 @@ class RpcService:
         frames: Frames = []
         if error is None:
             try:
-                frames, message = self._packed(value, "the result of a call", caller, context)
+                frames, message = self._packed(value, what, caller, context)
             except TypeError as failure:
                 error = failure
         if error is not None:
@@ -409,6 +402,11 @@ class RpcService:
             return
         # Unpickling runs the user's code, which must not hold up the messages of others.
         self.threads.run(lambda: _resolve(pending, message, frames))
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name: str = getattr(function, "__qualname__", repr(function))
+    return name
 
 
 def _resolve(pending: _Pending, message: CallEnded, frames: Frames) -> None:

@@ -290,7 +290,7 @@ class PassState:
         self._reports[event.sender] = event.report
         if not self._is_quiet():
             return []
-        for host, report in self._reports.items():
+        for host, report in sorted(self._reports.items()):
             if report.waits_for != NOTHING_AWAITED:
                 return self._fail(EndBackward(stuck=(host, report.waits_for)))
         self._unconfirmed = dict.fromkeys(h for h in self._hosts() if h != self._rank)
