@@ -264,7 +264,8 @@ class DistEngine:
         if isinstance(message, AskMarks):
             return ps.MarksAsked(sender, message.question, part.reach_from_slots(message.slots))
         if isinstance(message, AnswerMarks):
-            return ps.MarksAnswered(message.question, message.hosts)
+            reached = part.reach_from_slots(message.slots)
+            return ps.MarksAnswered(message.question, message.hosts, reached)
         if isinstance(message, BeginPart):
             part.begin_as(keep_graph=message.keep_graph, is_partial=message.is_partial)
             return ps.PartRequested()
@@ -312,7 +313,7 @@ class DistEngine:
         if isinstance(step, AskHost):
             self._send(step.to, AskMarks(*head, step.question, step.slots))
         elif isinstance(step, AnswerHost):
-            self._send(step.to, AnswerMarks(*head, step.question, step.hosts))
+            self._send(step.to, AnswerMarks(*head, step.question, step.hosts, step.slots))
         elif isinstance(step, ps.RequestPart):
             is_partial = part.inputs is not None
             self._send(step.to, BeginPart(*head, part.keep_graph, is_partial))
