@@ -152,7 +152,8 @@ class BackwardWorld:
         self.raising, self.has_raised = False, False
         self.context_id = self.hosts[0].engine.contexts.new().id
         self.dead = -1
-        #: The calls of hooks, by leaf: the order in which they ran.
+        #: The host of each operation, and the order in which their hooks ran.
+        self.operations: list[int] = []
         self.hooks: list[int] = []
         #: What the backward gave.
         self.result: list[bytes | None] = []
@@ -170,10 +171,7 @@ class BackwardWorld:
 
     def _leaf(self, host: int) -> Tensor:
         made = mg.tensor(self._numbers.standard_normal(3), requires_grad=True)
-        number = len(self.leaves)
         self.leaves.append((host, made))
-        if self.program.random() < 0.5:
-            made.register_hook(lambda grad: self._hook(number, grad))
         return made
 
     def _hook(self, number: int, grad: Tensor | None) -> None:
@@ -199,7 +197,7 @@ class BackwardWorld:
             elif chance < 0.55:
                 values.append(self._leaf(host))
             else:
-                values.append(self._operation(draw.choice(values), draw.choice(values)))
+                values.append(self._operation(host, draw.choice(values), draw.choice(values)))
             if later and draw.random() < 0.5:
                 results, number = later.pop(0)
                 node.continue_sequence_from(number)
@@ -209,7 +207,7 @@ class BackwardWorld:
             values += results
         return draw.sample(values, draw.randint(1, min(3, len(values))))
 
-    def _operation(self, a: Tensor, b: Tensor) -> Tensor:
+    def _operation(self, host: int, a: Tensor, b: Tensor) -> Tensor:
         kind = self.program.randrange(4)
         result: Tensor
         if kind == 0:
@@ -220,6 +218,10 @@ class BackwardWorld:
             result = a.sin() + b
         else:
             result = a - b * 1.3
+        # Not of leaves: those that one Node completes are in no order.
+        number = len(self.operations)
+        self.operations.append(host)
+        result.register_hook(lambda grad: self._hook(number, grad))
         if self.program.random() < 0.3:
             result.register_hook(self._maybe_raise)
         return result
@@ -452,7 +454,7 @@ class BackwardWorld:
                 raise BackwardWorldFailure(f"hooks ran in another order at rank {rank}")
 
     def _hooks_at(self, rank: int, hooks: Sequence[int]) -> list[int]:
-        return [number for number in hooks if self.leaves[number][0] == rank]
+        return [number for number in hooks if self.operations[number] == rank]
 
     def _compare_with_grad(self) -> None:
         plain = BackwardWorld(self.seed, 1, crosses=False)
