@@ -366,7 +366,7 @@ def test_rref_str():
 def test_user_rrefs_confirmed():
     reference = rpc.remote(NAME, add, (3,))
     reference.to_here()
-    assert reference.confirmed_by_owner()
+    assert wait_until(reference.confirmed_by_owner)
     assert RRef(3).confirmed_by_owner()
 
 

@@ -184,7 +184,7 @@ def test_numbers_go_on() -> None:
     before = node.upcoming_sequence_nr()
     node.begin_sequence_at(7)
     node.continue_sequence_from(5)
-    assert node.next_sequence_nr() == 7
+    assert node.SEQUENCE.next() == 7
     node.continue_sequence_from(20)
     assert node.upcoming_sequence_nr() == 20
     node.begin_sequence_at(before)

@@ -280,10 +280,11 @@ def rule_of(node: Node) -> Rule:
     """The rule that the client runs for ``node``: user code may ask for the Node or hook it."""
     if not (node.is_user_code or node.has_packed):
         return node.apply
-    return functools.partial(_run_user_code, node)
+    return functools.partial(run_user_code, node)
 
 
-def _run_user_code(node: Node, xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
+def run_user_code(node: Node, xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
+    """The rule of a Node whose user code may ask for the Node, or hook it."""
     hooked = runs_node_hooks(node)
     with executing(node):
         results = node.apply(xp, grads, needs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +17,10 @@ class LeafSink(NamedTuple):
     """A capture that is added to a leaf's ``.grad``."""
 
     accumulator: AccumulateGrad
+
+
+#: Made for each leaf in every step, without the Python code of ``LeafSink.__new__``.
+new_leaf_sink: Callable[[tuple[Any]], LeafSink] = functools.partial(tuple.__new__, LeafSink)
 
 
 class RetainSink(NamedTuple):
