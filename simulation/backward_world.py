@@ -9,7 +9,6 @@ none may wait for ever.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,13 +18,12 @@ import mpgrad as mg
 from mpgrad.autograd.freezing.recurring_graphs import walk
 from mpgrad.autograd.roots import check_roots
 from mpgrad.distributed.autograd.crossing import Departure, arriving
-from mpgrad.distributed.autograd.dist_engine import DistEngine
-from mpgrad.distributed.autograd.local_part import LocalPart
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.errors import HostLost
 from mpgrad.graph import node
 from mpgrad.tensors.tensor import Tensor, gradient_edge
 from mpgrad.wire.hosts import decode_head, encode_head
+from simulation.turns import TurningEngine, Turns
 
 HOSTS_MAX = 5
 CALLS_DEEP_MAX = 4
@@ -43,74 +41,13 @@ class RuleRaised(Exception):
     """What a rule of the program raises."""
 
 
-class Turns:
-    """Threads that take turns with the world: while one runs, the world waits."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._mine, self._worlds = threading.Semaphore(0), threading.Semaphore(0)
-        self.is_over = False
-        #: Whether it could go on.
-        self.is_ready: Callable[[], bool] = lambda: True
-        self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
-        self._thread.start()
-
-    def _run(self, function: Callable[[], None]) -> None:
-        self._mine.acquire()
-        _turns.of_this_thread = self
-        try:
-            function()
-        finally:
-            self.is_over = True
-            self._worlds.release()
-
-    def run_on(self) -> None:
-        """Let the thread run until it gives its turn back."""
-        self._mine.release()
-        self._worlds.acquire()
-
-    def give_back(self, is_ready: Callable[[], bool]) -> None:
-        """On the thread: wait until the world lets it run again."""
-        self.is_ready = is_ready
-        self._worlds.release()
-        self._mine.acquire()
-
-
-class _OfThread(threading.local):
-    of_this_thread: Turns
-
-
-_turns = _OfThread()
-
-
-class TurningPart(LocalPart):
-    """A part whose thread gives its turn back where it would wait, and where it sends."""
-
-    #: The message that it waits for; -1: none, or the host has been told.
-    awaited = -1
-
-    def _take(self, message: int) -> list[Any]:
-        if not self._is_ready(message):
-            self.awaited = message
-            _turns.of_this_thread.give_back(lambda: self._is_ready(message))
-            self.awaited = -1
-        return super()._take(message)
-
-    def send_gradients(self, node: Any, grads: list[Any]) -> None:
-        super().send_gradients(node, grads)
-        _turns.of_this_thread.give_back(lambda: True)
-
-
-class _Engine(DistEngine):
-    part_class = TurningPart
-
-
 class _Host:
     def __init__(self, world: BackwardWorld, rank: int) -> None:
         self.world, self.rank = world, rank
         self.requests: list[Callable[[], None]] = []
         self.threads: list[Turns] = []
         self.is_dead = False
-        self.engine = _Engine(
+        self.engine = TurningEngine(
             rank, f"rank {rank}", self._tell, self.requests.append, self._begin_thread
         )
 

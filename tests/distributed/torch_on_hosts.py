@@ -25,6 +25,7 @@ from conformance import harness
 from conformance.stand_in import torch_stands_for_mpgrad
 from mpgrad.distributed import futures
 from mpgrad.distributed.rpc.current_service import current
+from mpgrad.wire import zeromq
 from tests.leftovers import wait_until
 
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -155,6 +156,7 @@ def run(module: types.ModuleType, cls: str, test: str) -> None:
 
 
 def main(folder: Path, names: list[str], *, alone: bool) -> None:
+    zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
     given = given_in(Path.cwd())
     with torch_stands_for_mpgrad(given), mg.Engine("local"):
         modules = {name: load(folder / f"{name}.py", given) for name in FILES.values()}
