@@ -7,11 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.comparison import changes
+from benchmarks.in_short import in_short
 from benchmarks.machine import is_busy
 from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.report import Run, cells_of, figure, published
-from benchmarks.rounds import CaseResult
-from benchmarks.statistics import Verdict, verdict
+from benchmarks.rounds import TIME, CaseResult
+from benchmarks.statistics import Verdict, spread, verdict
 from benchmarks.workloads import WORKLOADS
 
 _INTRODUCTION = """\
@@ -65,7 +66,7 @@ def document(
     for name, results in run.results.items():
         blocks += [f"## {name}", WORKLOADS[name].about, *filter(None, [pictures.get(name)])]
         for result in results:
-            blocks += [f"### {name}: {result.name}", _table(result)]
+            blocks += [f"### {name}: {result.name}", _table(result), *_in_short(result)]
         targets = _targets(published(results))
         if targets:
             blocks += ["Targets:", targets]
@@ -115,6 +116,14 @@ def _table(result: CaseResult) -> str:
     if result.fault:
         return f"Not published: {result.fault}."
     return _markdown_table(*cells_of(result))
+
+
+def _in_short(result: CaseResult) -> Iterator[str]:
+    if result.fault or result.quantity != TIME:
+        return
+    said = in_short({name: spread(found).median for name, found in result.samples.items() if found})
+    if said:
+        yield said
 
 
 def _targets(results: Sequence[CaseResult]) -> str:

@@ -87,7 +87,7 @@ def _backward(
     edges, seeds = check_roots(roots, seed_tuple(grad_tensors, len(roots)))
     wanted = None if wanted_places is None else wanted_grads(wanted_places)
     keep_graph = bool(create_graph if retain_graph is None else retain_graph)
-    frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
+    frozen, seeds = _freeze(edges, seeds, wanted, keep_graph, create_graph)
     with RunningBackward(create_graph=bool(create_graph), is_partial=inputs is not None):
         if create_graph:
             _warn_of_cycle()
@@ -271,7 +271,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     """The gradient for each of ``wanted``; None where it does not influence ``roots``."""
     edges, seeds = check_roots(roots, seed_tuple(grad_outputs, len(roots)))
-    frozen, seeds = _freeze(edges, seeds, wanted_results(wanted), keep_graph)
+    frozen, seeds = _freeze(edges, seeds, wanted_results(wanted), keep_graph, create_graph)
     with RunningBackward(create_graph=bool(create_graph), is_partial=True):
         if create_graph:
             gradients = engine_slot.execute_recorded(frozen, seeds)
@@ -289,11 +289,20 @@ def _refuse_unused(results: Sequence[Tensor | None]) -> None:
 
 
 def _freeze(
-    edges: list[Edge], seeds: list[Tensor | None], wanted: Wanted | None, keep_graph: bool
+    edges: list[Edge],
+    seeds: list[Tensor | None],
+    wanted: Wanted | None,
+    keep_graph: bool,
+    create_graph: bool,
 ) -> tuple[FrozenGraph, list[Tensor | None]]:
-    """The frozen graph, and its seeds with their history."""
+    """The frozen graph, and with ``create_graph`` its seeds with their history."""
     engine_slot.expect()
+    arrays = [None if seed is None else seed._array for seed in seeds]
     with span("freeze"):
-        frozen = freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
-    arrays = tuple(None if seed is None else seed._array for seed in frozen.seeds)
-    return frozen._replace(seeds=arrays), list(frozen.seeds)
+        given = seeds if create_graph else arrays
+        frozen = freeze(edges, given, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
+    if not create_graph:
+        return frozen, []
+    kept = list(frozen.seeds)
+    arrays = [None if seed is None else seed._array for seed in kept]
+    return frozen._replace(seeds=tuple(arrays)), kept

@@ -18,6 +18,7 @@ T = TypeVar("T")
 ENGINE_MODES = ("auto", "local", "process")
 JOURNAL_MODES = ("errors", "always", "off")
 CHECKS = ("off", "sample", "all")
+PINS = ("none", "cores", "nodes")
 TRACEBACKS = ("short", "full")
 CUPY = "mpgrad.devices.cuda_cupy:CupyDriver"
 
@@ -119,6 +120,14 @@ def parse_check(text: str) -> str:
     return check
 
 
+def parse_pin(text: str) -> str:
+    """``none``, ``cores`` or ``nodes``."""
+    pin = text.lower()
+    if pin not in PINS:
+        raise ValueError(f"expected one of {', '.join(PINS)}")
+    return pin
+
+
 def parse_traceback(text: str) -> str:
     """``short`` or ``full``."""
     traceback = text.lower()
@@ -175,6 +184,14 @@ GPUS: Setting[str | tuple[int, ...]] = Setting(
     "`auto`, `all`, `none`, or numbers such as `0,1`",
     "Which GPUs get a worker process.",
     "`auto`",
+)
+PIN: Setting[str] = Setting(
+    "MPGRAD_PIN",
+    "none",
+    parse_pin,
+    "`none`, `cores`, `nodes`",
+    "What each CPU worker is bound to: nothing; a core of its own; the processors of a NUMA node.",
+    "`none`",
 )
 SHM_LIMIT: Setting[int | None] = Setting(
     "MPGRAD_SHM_LIMIT",
@@ -273,6 +290,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     ENGINE,
     CPU_WORKERS,
     GPUS,
+    PIN,
     SHM_LIMIT,
     CHECK,
     DEBUG,
@@ -299,6 +317,11 @@ def cpu_workers() -> int | None:
 def gpus() -> str | tuple[int, ...]:
     """MPGRAD_GPUS: ``auto``, ``all``, ``none`` or device numbers."""
     return GPUS.get()
+
+
+def pin() -> str:
+    """MPGRAD_PIN: ``none``, ``cores`` or ``nodes``."""
+    return PIN.get()
 
 
 def shm_limit() -> int | None:

@@ -124,6 +124,7 @@ class WorkerSpawner:
             device=device,
             device_arena=arena,
             device_board_fd=setup.device_board_fd,
+            cpus=setup.cpus_of_workers[slot] if slot < len(setup.cpus_of_workers) else (),
         )
 
     def _environment(self) -> dict[str, str]:

@@ -67,6 +67,10 @@ class Engine:
             ``errors.ResultsDiffer``. Default: MPGRAD_CHECK or "sample".
         progress: whether a backward in workers that takes longer than half a second shows how far
             it is: on stderr if that is a terminal, in a notebook under the cell.
+        pin: what each CPU worker is bound to: "none" leaves that to the system; "cores" gives each
+            a core with all its threads, on one NUMA node after the other (if there are more workers
+            than cores: a thread); "nodes" the processors of one NUMA node. GPU workers are not
+            bound. Default: MPGRAD_PIN or "none".
 
     Raises:
         ValueError: an argument is out of range.
@@ -85,6 +89,7 @@ class Engine:
         journal: str | None = None,
         check: str | None = None,
         progress: bool = False,
+        pin: str | None = None,
     ) -> None:
         self._options = EngineOptions.checked(
             mode,
@@ -97,6 +102,7 @@ class Engine:
             journal,
             check,
             progress,
+            pin,
         )
         self._made: Execution | None = None
         self._making = threading.Lock()

@@ -21,7 +21,7 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.base import config
-from mpgrad.base.handles import GradientRef
+from mpgrad.base.handles import INLINE_LIMIT_BYTES, GradientRef
 from mpgrad.devices.device_arrays import is_array
 from mpgrad.devices.device_handover import DeviceHandover
 from mpgrad.dispatch.operator_node import OperatorNode
@@ -123,30 +123,33 @@ class Handover(PackedArrays):
     def _tables(self, start: int, stop: int, done: int) -> tuple[NodeTaskSpec, ...]:
         """The tables of tasks ``start`` to ``stop``; who runs the first ``done`` needs nothing."""
         tasks, first = self._graph.plan.tasks, max(start, done)
-        payloads = self.programs(range(first, stop))
+        programs = self.programs(range(first, stop))
         written = [
-            task._replace(payload=payload)
-            for task, payload in zip(tasks[first:stop], payloads, strict=True)
+            task.with_program(*program)
+            for task, program in zip(tasks[first:stop], programs, strict=True)
         ]
         return (*tasks[start:first], *written)
 
     # ------------------------------------------------------------------ programs
 
-    def programs(self, tasks: range) -> list[tuple[int, int]]:
-        """Write the programs of some tasks; return the offset and length of each.
+    def programs(self, tasks: range) -> list[tuple[tuple[int, int], bytes]]:
+        """Encode the programs of some tasks; return for each its place in the arena, and itself.
 
-        Tasks of the client need no program.
+        If they are short, they travel inside the message, which costs less than a block does. Tasks
+        of the client need no program.
         """
         encoded = [
             b"" if self._graph.plan.tasks[task].on_client else encode_program(self._program(task))
             for task in tasks
         ]
+        if sum(map(len, encoded)) <= INLINE_LIMIT_BYTES:
+            return [((0, 0), data) for data in encoded]
         start = self._located(self._store(b"".join(encoded)))[0]
-        payloads = []
+        placed = []
         for data in encoded:
-            payloads.append((start, len(data)))
+            placed.append(((start, len(data)), b""))
             start += len(data)
-        return payloads
+        return placed
 
     def _program(self, task: int) -> TaskProgram:
         plan, code = self._graph.plan, self._code

@@ -33,6 +33,7 @@ class EngineOptions:
     journal: str
     check: str
     progress: bool
+    pin: str
     #: Whether nobody has said how many CPU workers there shall be, and who shares the cores then.
     is_default_count: bool = False
     shared: SharedCores | None = None
@@ -50,6 +51,7 @@ class EngineOptions:
         journal: str | None,
         check: str | None = None,
         progress: bool = False,
+        pin: str | None = None,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -78,6 +80,7 @@ class EngineOptions:
             ),
             _choice("check", config.check() if check is None else check, config.CHECKS),
             bool(progress),
+            _choice("pin", config.pin() if pin is None else pin, config.PINS),
             asked is None,
         )
         if mode == "process" and sys.platform != "linux":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 from collections import Counter
@@ -12,6 +13,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.base import machine
+from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import gpus_of
 from mpgrad.engine.choice import (
     Choice,
@@ -77,7 +79,18 @@ class Preparation:
             frozen: the graph.
             has_workers: whether workers are running.
         """
-        choice = self._choice_without_plan(frozen)
+        known, mode = frozen.remembered, self.mode()
+        if known is not None and known.here is not None and not CUDA.in_use:
+            asked = (frozen.spec, self._plans_for, mode)
+            if all(map(operator.is_, known.here[:3], asked)):
+                return known.here[3]
+        ready = self._ready(frozen, mode, has_workers=has_workers)
+        if known is not None and ready.graph is None:
+            known.here = (frozen.spec, self._plans_for, mode, ready)
+        return ready
+
+    def _ready(self, frozen: FrozenGraph, mode: str, *, has_workers: bool) -> Ready:
+        choice = self._choice_without_plan(frozen, mode)
         if choice is not None and choice.mode == "local":
             return Ready(choice)
         placed = place(frozen)
@@ -89,8 +102,7 @@ class Preparation:
             )
         return Ready(choice, placed, graph)
 
-    def _choice_without_plan(self, frozen: FrozenGraph) -> Choice | None:
-        mode = self.mode()
+    def _choice_without_plan(self, frozen: FrozenGraph, mode: str) -> Choice | None:
         if gpus := gpus_of(frozen.nodes):
             missing = [gpu for gpu in gpus if gpu not in self._options.gpus]
             if mode != "process" or missing:

@@ -212,7 +212,7 @@ class SessionPool:
         with self._lock:
             self.refused_frames += session.refused_frames
             session.refused_frames = 0
-            if coordinator is self._coordinator and self.is_running:
+            if coordinator is self._coordinator:
                 self._idle.append(session)
             else:
                 session.close()

@@ -59,7 +59,7 @@ _add = operator(
 def add(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """``input + alpha * other``."""
     a, b = operands(input, other)
-    return call(_add, a, b if alpha == 1 else scaled(a, b, alpha))
+    return _add.run(a, b if alpha == 1 else scaled(a, b, alpha))  # type: ignore[no-any-return]
 
 
 _sub = operator(
@@ -92,7 +92,7 @@ def sub(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """
     refuse_subtraction(input, other)
     a, b = operands(input, other)
-    return call(_sub, a, b if alpha == 1 else scaled(a, b, alpha))
+    return _sub.run(a, b if alpha == 1 else scaled(a, b, alpha))  # type: ignore[no-any-return]
 
 
 _mul = operator(
@@ -105,7 +105,8 @@ _mul = operator(
 
 def mul(input: Any, other: Any) -> Tensor:
     """``input * other``."""
-    return call(_mul, *operands(input, other))
+    a, b = operands(input, other)
+    return _mul.run(a, b)  # type: ignore[no-any-return]
 
 
 def scaled(a: Any, b: Any, alpha: Any) -> Any:
@@ -151,7 +152,8 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
             "div expected rounding_mode to be one of None, 'trunc' or 'floor' but found "
             f"{rounding_mode!r}"
         )
-    return call(_div, *operands(input, other, float_result=True))
+    a, b = operands(input, other, float_result=True)
+    return _div.run(a, b)  # type: ignore[no-any-return]
 
 
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:

@@ -5,6 +5,7 @@ Importing this module completes Tensor; ``mpgrad`` does so before it returns any
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +131,6 @@ def backward(
     Raises:
         RuntimeError: the tensor does not require grad, or the saved tensors were freed.
     """
-    from mpgrad.autograd.backward import backward as run
-
     if type(self) is not Tensor and overrides.is_overridden((self,)):
         overrides.call_override(
             Tensor.backward, (self,), self, gradient=gradient, retain_graph=retain_graph,
@@ -139,10 +138,17 @@ def backward(
         )  # fmt: skip
         return
     try:
-        run(self, gradient, retain_graph, create_graph, inputs=inputs)
+        _backward()(self, gradient, retain_graph, create_graph, inputs=inputs)
     except BaseException as error:
         hide_our_frames(error)
         raise
+
+
+@functools.cache
+def _backward() -> Callable[..., None]:
+    from mpgrad.autograd.backward import backward as run  # the first backward loads it
+
+    return run
 
 
 def call_node(self: Node, *grads: Any) -> Any:

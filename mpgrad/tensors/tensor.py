@@ -366,7 +366,7 @@ def gradient_metadata(tensor: Tensor) -> InputMetadata:
 
 
 #: Made for each operand, without the Python code of ``Edge.__new__``.
-_edge: Callable[[tuple[Node, int]], Edge] = functools.partial(tuple.__new__, Edge)
+new_edge: Callable[[tuple[Node, int]], Edge] = functools.partial(tuple.__new__, Edge)
 
 
 def gradient_edge(tensor: Tensor) -> Edge:
@@ -375,9 +375,9 @@ def gradient_edge(tensor: Tensor) -> Edge:
         tensor._view.refresh(tensor)
     node = tensor._grad_fn
     if node is not None:
-        return _edge((node, tensor._output_nr))
+        return new_edge((node, tensor._output_nr))
     known = tensor._accumulator
-    return _edge(((known and known()) or _new_accumulator(tensor), 0))
+    return new_edge(((known and known()) or _new_accumulator(tensor), 0))
 
 
 #: Held so that two threads that use a leaf for the first time get the same AccumulateGrad.

@@ -1,8 +1,8 @@
 """The payload of a NodeTask: the rules, their saved arrays, and how the Nodes are connected.
 
-The client writes it into its arena and the worker reads it there; the coordinator passes on the
-offset and never looks. Arrays are exact: strides are sent too, because NumPy and BLAS may round
-differently for another memory layout.
+The client writes it into its arena and the worker reads it there, or it travels inside the messages
+if it is short; the coordinator passes it on and never looks. Arrays are exact: strides are sent,
+too, because NumPy and BLAS may round differently for another memory layout.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
         sys.exit(1)
     if os.getppid() != setup.coordinator_pid:
         sys.exit(1)  # the coordinator died before the kernel could bind this process to it
+    _bind(setup)  # before anything is loaded: a page lies near the processor that touches it first
     report_faults(setup.stack_fd)
     environment = restore_environment(setup.environment)
     sys.breakpointhook = _no_breakpoint
@@ -56,6 +57,17 @@ def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
         who = f"worker {setup.peer} (pid {os.getpid()})"
         say(f"{who} met an internal error: {error}")
         raise
+
+
+def _bind(setup: WorkerSetup) -> None:
+    """Let this process and its threads run on the processors of the setup only."""
+    if not setup.cpus:
+        return
+    try:
+        os.sched_setaffinity(0, setup.cpus)
+    except OSError as error:  # they have been taken from this group of processes since then
+        numbers = ", ".join(map(str, setup.cpus))
+        say(f"worker {setup.peer} is not bound to processor {numbers}: {error.strerror}")
 
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:

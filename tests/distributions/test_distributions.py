@@ -146,6 +146,7 @@ def test_draws_have_the_mean_and_the_variance(name: str) -> None:
         np.testing.assert_allclose(drawn.std(0), spread, rtol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
