@@ -121,7 +121,7 @@ LEFT = (
     ),
     Left(
         r"linalg\.cond|pinverse|(linalg\.)?(pinv|inv|inv_ex|inverse|solve|solve_ex|lstsq|det|slogdet"
-        r"|logdet|matrix_power|tensorinv|lu_factor|lu_solve|solve_triangular|cholesky_inverse)"
+        r"|logdet|matrix_power|tensorinv|lu|lu_factor|lu_factor_ex|lu_solve|solve_triangular|cholesky_inverse)"
         r"|triangular_solve|cholesky_solve|cholesky_inverse",
         _VALUE,
         "the least singular value of a nearly singular matrix is rounding",
@@ -160,12 +160,17 @@ LEFT = (
         only_of="infinite",
     ),
     Left(
-        r"(linalg\.)?matrix_power|linalg\.multi_dot",
+        r"(linalg\.)?matrix_power|linalg\.multi_dot|cov|corrcoef",
         _NOT_FINITE,
         "sums of infinities: which one is left depends on the order of operations",
     ),
     Left(
-        r"cumprod|linalg\.vander",
+        r"linalg\.(cholesky|inv|solve)_ex",
+        r"^nan in place of",
+        "of a matrix that fails the result is NaN; PyTorch leaves what the algorithm has reached",
+    ),
+    Left(
+        r"prod|cumprod|linalg\.vander",
         r"in place of (nan|-?inf)$",
         "PyTorch divides products that have overflowed in the gradient",
     ),
