@@ -28,9 +28,9 @@ _NOT_FINITE = r"^(nan|-?inf) in place of (nan|-?inf)(; (nan|-?inf) in place of (
 
 LEFT = (
     Left(
-        r"(linalg\.)?(svd|eigh?|qr)",
+        r"(linalg\.)?(svd|eigh?|eigvals|qr)",
         _VALUE,
-        "the sign or phase of a vector is LAPACK's choice, and gradients of these depend on it",
+        "signs and phases of vectors, and the order of complex eigenvalues, are LAPACK's choice",
     ),
     Left(
         r"(linalg\.)?(lu|lu_factor|lu_factor_ex|qr|(slog|log)?det|solve_triangular|triangular_solve"
@@ -42,7 +42,7 @@ LEFT = (
     ),
     Left(
         r"unique_consecutive",
-        r"^shape .* in place of \(\d*,\)$",
+        r"^shape .* in place of \(\d*,\)$|^int64",
         "PyTorch takes a second positional argument for `return_counts`, though it is "
         "`return_inverse`",
     ),
