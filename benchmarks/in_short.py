@@ -1,4 +1,4 @@
-"""in_short(): what the table of a case says, in one sentence."""
+"""in_short(): what follows from the table of a case, in one or two sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EQUAL = 1.05
 
 
 def in_short(medians: Mapping[str, float]) -> str:
-    """The sentence; empty without a library to compare with.
+    """The sentences; empty without a library to compare with.
 
     Args:
         medians: the median time of each contender, in one unit.
@@ -21,14 +21,16 @@ def in_short(medians: Mapping[str, float]) -> str:
     if not ours or not peers:
         return ""
     mine, peer = min(ours, key=ours.__getitem__), min(peers, key=peers.__getitem__)
-    factor = ours[mine] / peers[peer]
+    factor, own, other = ours[mine] / peers[peer], f"*{mine}*", f"*{peer}*"
     if factor >= _EQUAL:
-        said = f"{peer} is fastest; {mine}, mpgrad's fastest mode here, takes {factor:.2g} times"
-        said += " as long"
+        said = (
+            f"{other} is fastest. mpgrad's fastest mode, {own}, takes {factor:.2g} times as long."
+        )
     elif factor > 1 / _EQUAL:
-        said = f"{mine}, mpgrad's fastest mode here, takes as long as the fastest peer, {peer}"
+        said = f"mpgrad's fastest mode, {own}, takes as long as the fastest peer, {other}."
     else:
-        said = f"{mine} is fastest: the fastest peer, {peer}, takes {1 / factor:.2g} times as long"
+        said = f"{own} is fastest. The fastest peer, {other}, takes {1 / factor:.2g} times as long."
     limit = medians.get("two-process limit")
-    beside = f"; two bare processes take {limit / ours[mine]:.2g} of its time" if limit else ""
-    return f"In short: {said}{beside}."
+    if limit is not None:
+        said += f" Two bare processes take {limit / ours[mine]:.2g} of mpgrad's time."
+    return said

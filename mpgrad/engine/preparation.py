@@ -97,7 +97,9 @@ class Preparation:
         graph = self.plan_of(placed.frozen)
         if choice is None:
             predicted = predict(graph.plan, self._options.cpu_workers, self.message_us)
-            choice = self._experience(graph).choose(predicted, has_workers=has_workers)
+            choice = self._experience(graph).choose(
+                predicted, has_workers=has_workers, shapes=graph.shapes
+            )
         return Ready(choice, placed, graph)
 
     def _choice_without_plan(self, frozen: FrozenGraph, mode: str) -> Choice | None:
@@ -117,9 +119,19 @@ class Preparation:
         return too_small(frozen, self._options.cpu_workers, self.message_us)
 
     def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
-        """Record a time for ``auto``, unless the graph ran locally only until the workers start."""
-        if ready.graph is not None and ready.choice.mode == mode:
-            self._experience(ready.graph).note(mode, took_us, ready.choice)
+        """Record a time for ``auto``. It does not count if the graph ran here only because the
+        workers were starting, which took time from it."""
+        if ready.graph is None:
+            return
+        experience = self._experience(ready.graph)
+        if ready.choice.mode == mode:
+            experience.note(mode, took_us, ready.choice)
+        else:
+            experience.begin(mode)
+
+    def is_new(self, graph: PreparedGraph) -> bool:
+        """Whether it is the first graph of its structure."""
+        return self._experience(graph).is_new
 
     def _experience(self, graph: PreparedGraph) -> Experience:
         if graph.experience is None:

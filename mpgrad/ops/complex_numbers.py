@@ -22,11 +22,13 @@ __all__ = [
     "angle",
     "complex",
     "conj",
+    "conj_physical",
     "imag",
     "is_complex",
     "polar",
     "real",
     "resolve_conj",
+    "resolve_neg",
     "sgn",
     "view_as_complex",
     "view_as_real",
@@ -83,8 +85,16 @@ def conj(input: Tensor) -> Tensor:
     return call(_conj, input) if is_complex(input) else input
 
 
+conj_physical = conj
+
+
 def resolve_conj(input: Tensor) -> Tensor:
     """``input`` itself: conjugates are always computed here, not marked."""
+    return input
+
+
+def resolve_neg(input: Tensor) -> Tensor:
+    """``input`` itself: negatives are always computed here, not marked."""
     return input
 
 

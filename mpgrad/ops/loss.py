@@ -189,6 +189,11 @@ def cross_entropy(
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     shape = input._array.shape
     dim = _class_dim(shape)
+    if len(shape) > 1 and target._array.shape[:1] not in ((), shape[:1]):
+        raise ValueError(
+            f"Expected input batch_size ({shape[0]}) to match target batch_size "
+            f"({target.shape[0]})."
+        )
     logs = log_softmax(input, dim)
     _check_weight(weight, shape[dim])
     if target._array.shape == shape and target._array.dtype.kind == "f":

@@ -32,7 +32,7 @@ fmod frac frexp full gather gcd ge geqrf ger greater greater_equal gt heaviside
 histc histogram hstack hypot i0 igamma igammac index_add index_copy index_reduce index_select inner
 inverse isin isneginf isposinf kron kthvalue lcm ldexp le lerp less less_equal lgamma
 linspace log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logdet logical_and
-logical_not logical_or logical_xor logit logspace logsumexp lt lu_solve lu_unpack
+logical_not logical_or logical_xor logit logspace logsumexp lt lu lu_solve lu_unpack
 masked_select matmul matrix_power max maximum mean median min minimum mm mode msort mul multinomial
 multiply mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum ne neg negative nextafter
 nonzero norm normal not_equal ones orgqr ormqr outer polar polygamma pow prod qr quantile rad2deg
@@ -59,7 +59,6 @@ _IN_ITS_DTYPE = frozenset(
         "eye",
         "full",
         "linspace",
-        "logcumsumexp",
         "logspace",
         "mean",
         "nansum",

@@ -256,6 +256,14 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = 
     return input
 
 
+_padded = pad
+
+
+def constant_pad_nd(input: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
+    """The function ``pad`` with its mode ``"constant"``."""
+    return _padded(input, pad, value=value)
+
+
 def _places(mode: str, length: int, before: int, after: int) -> Any:
     """The elements of a dimension, in the order that they have after padding."""
     most = {"reflect": length - 1, "replicate": math.inf if length else 0, "circular": length}

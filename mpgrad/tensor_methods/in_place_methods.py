@@ -327,10 +327,12 @@ def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
 
 
 def _clamp_min(self: Tensor, min: Any) -> Tensor:
+    """Set elements that are smaller than ``min`` to ``min``, in place."""
     return clamp_(self, min)
 
 
 def _clamp_max(self: Tensor, max: Any) -> Tensor:
+    """Set elements that are larger than ``max`` to ``max``, in place."""
     return clamp_(self, None, max)
 
 

@@ -11,18 +11,18 @@ from benchmarks.in_short import in_short
     ("medians", "said"),
     [
         ({"mpgrad local": 4.0, "mpgrad auto": 2.0, "torch": 3.0, "jax": 5.0},
-         "mpgrad auto is fastest: the fastest peer, torch, takes 1.5 times as long"),
+         "*mpgrad auto* is fastest. The fastest peer, *torch*, takes 1.5 times as long."),
         ({"mpgrad process": 3.0, "torch": 2.0, "the loops alone": 1.0},
-         "torch is fastest; mpgrad process, mpgrad's fastest mode here, takes 1.5 times as long"),
+         "*torch* is fastest. mpgrad's fastest mode, *mpgrad process*, takes 1.5 times as long."),
         ({"mpgrad process": 2.05, "torch": 2.0},
-         "mpgrad process, mpgrad's fastest mode here, takes as long as the fastest peer, torch"),
+         "mpgrad's fastest mode, *mpgrad process*, takes as long as the fastest peer, *torch*."),
         ({"mpgrad process": 2.0, "torch": 4.0, "two-process limit": 1.9},
-         "mpgrad process is fastest: the fastest peer, torch, takes 2 times as long; two bare "
-         "processes take 0.95 of its time"),
+         "*mpgrad process* is fastest. The fastest peer, *torch*, takes 2 times as long. Two bare "
+         "processes take 0.95 of mpgrad's time."),
     ],
 )  # fmt: skip
 def test_what_is_said(medians: dict[str, float], said: str) -> None:
-    assert in_short(medians) == f"In short: {said}."
+    assert in_short(medians) == said
 
 
 def test_without_a_peer_nothing_is_said() -> None:

@@ -49,10 +49,12 @@ EXPECTED = {
         ["entry: 0.01", "'hidden (8, 64)', 'updated (1, 64)'", "without an optimizer"],
     ),
 }
+#: These are run by ``mpgrad run``.
+OF_SEVERAL_RANKS = ("data_parallel.py", "split_model.py", "parameter_server.py")
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "data_parallel.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *OF_SEVERAL_RANKS}
 
 
 @pytest.mark.process
@@ -111,6 +113,23 @@ def test_ranks_end_with_the_same_parameters() -> None:
     assert len(set(re.findall(r"parameters (\w+)", printed))) == 1
 
 
+@pytest.mark.hosts
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "argument", "ranks"), [("split_model.py", "1", "2"), ("parameter_server.py", "5", "4")]
+)
+def test_several_hosts_end_with_the_bits_of_one(name: str, argument: str, ranks: str) -> None:
+    pytest.importorskip("sklearn")
+    found = []
+    for number in ("1", ranks):
+        launcher = ("-m", "mpgrad", "run", "--nproc-per-node", number)
+        printed = what_prints(EXAMPLES / name, argument, launcher=launcher, OMP_NUM_THREADS="1")
+        found += re.findall(r"parameters (\w+)", printed)
+    assert len(found) == 2
+    assert found[0] == found[1]
+
+
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_readmes_example(tmp_path: Path) -> None:
@@ -156,14 +175,16 @@ def test_the_code_of_a_guide_runs(
     what_prints(script)
 
 
-def what_prints(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
+def what_prints(
+    script: Path, *arguments: str, launcher: tuple[str, ...] = (), **environment: str
+) -> str:
     """The output of a script that ends well and writes nothing on stderr."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *launcher, str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": path_to(ROOT)},
+        env={**os.environ, "PYTHONPATH": path_to(ROOT), **environment},
         check=False,
     )
     assert done.returncode == 0, done.stderr
