@@ -121,10 +121,10 @@ def nll_loss(
     shape, samples = input._array.shape, target._array.shape
     dim = _class_dim(shape)
     expected = shape[:dim] + shape[dim + 1 :]
-    if shape and len(shape) == len(samples) + 1 and shape[:dim] != samples[:dim]:
+    if len(shape) > 1 and shape[0] != (samples[0] if samples else 0):
         raise ValueError(
-            f"nll_loss: expected input batch_size ({shape[0]}) to match target batch_size "
-            f"({samples[0]})."
+            f"nll_loss: Expected input batch_size ({shape[0]}) to match target batch_size "
+            f"({samples[0] if samples else 0})."
         )
     if not shape or samples != expected:
         raise RuntimeError(f"nll_loss: Expected target size {list(expected)}, got {list(samples)}")
