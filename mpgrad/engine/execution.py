@@ -123,7 +123,11 @@ class Execution:
                 self._counters.note_recovery()
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
-        return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
+        preparation = self.preparation
+        ready = preparation.here(frozen)
+        if ready is None:
+            ready = preparation.ready(frozen, has_workers=self.sessions.is_ready)
+        return ready
 
     def _goes_to_workers(self, ready: Ready) -> bool:
         """Whether a graph runs in workers now; `auto` does not wait for workers to start."""

@@ -33,9 +33,11 @@ from mpgrad.devices.device_arrays import CUDA
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.engine import compiled
 from mpgrad.engine.learning import durations_us, teach
+from mpgrad.engine.node_rules import Rule, rules_of
 from mpgrad.graph.anomaly import explain_failure, refuse_nan
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.scheduler.graph_spec import Target
 from mpgrad.tensors.storage import is_exclusive
 
 #: The number of uses of a graph's tables after which it is compiled: source for a graph that comes
@@ -80,35 +82,55 @@ def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
     started = perf_counter()
     results: list[Any] | None = program.run(frozen, times)
     if results is not None:
-        teaches = known.teaches((perf_counter() - started) * 1e6)
+        known.note((perf_counter() - started) * 1e6)
         if times:
-            _note_times(frozen, times, teaches=teaches and learns)
+            _note_times(frozen, times, teaches=learns)
     return results
 
 
 def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-    times: list[float] = []
-    results = gradients_of_nodes(frozen, cpu, times)
     known = frozen.remembered
-    _note_times(
-        frozen,
-        times,
-        teaches=bool(times) and (known is None or known.teaches((times[-1] - times[0]) * 1e6)),
-    )
+    learns = known is None or known.learns()
+    times: list[float] | None = [] if learns or RUNNING.recording is not None else None
+    started = perf_counter()
+    results = gradients_of_nodes(frozen, cpu, times, _rules(frozen))
+    if known is not None:
+        known.note((perf_counter() - started) * 1e6)
+    if times:
+        _note_times(frozen, times, teaches=learns)
     return claim(results)
 
 
-def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list[Any]:
-    """The gradients that ``frozen`` captures; ``times`` receives the start and end of each rule."""
+def _rules(frozen: FrozenGraph) -> Sequence[Rule | None] | None:
+    """The rules of a large graph that has come several times; None if it has none."""
+    known = frozen.remembered
+    if known is None or len(frozen.nodes) <= compiled.NODES_MAX or anomaly.enabled or CUDA.in_use:
+        return None
+    if known.rules is None and known.uses >= COMPILED_FROM_USE:
+        known.rules = rules_of(frozen)
+    return known.rules  # type: ignore[no-any-return]
+
+
+def gradients_of_nodes(
+    frozen: FrozenGraph,
+    xp: Any,
+    times: list[float] | None = None,
+    rules: Sequence[Rule | None] | None = None,
+) -> list[Any]:
+    """The gradients that ``frozen`` captures.
+
+    Args:
+        frozen: the graph.
+        xp: the array namespace.
+        times: gets when each rule began and ended (``perf_counter``).
+        rules: see ``engine.node_rules``.
+    """
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
     inflow = _Inflow(nodes, np.asarray if xp is cpu else xp.asarray)
     for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
         if seed is not None:
             inflow.add(at, input_nr, seed)
-    #: By Node: its captured inputs with the numbers of the results.
-    wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, (at, input_nr) in enumerate(frozen.spec.captures):
-        wanted[at].append((input_nr, number))
+    wanted = _captured_inputs(frozen)
     results: list[Any] = [None] * len(frozen.spec.captures)
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
@@ -123,10 +145,19 @@ def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list
             del grads  # a result has one holder
             continue
         node, name, edges = nodes[at], specs[at].name, specs[at].edges
-        started = perf_counter()
+        started = 0.0 if times is None else perf_counter()
         try:
+            if rules is not None and rules[at] is not None:
+                outputs = rules[at]((node, None), grads, frozen.keep_graph, None)  # type: ignore[misc]
+                if outputs is not None:
+                    if times is not None:
+                        times += (started, perf_counter())
+                    grads = None
+                    _pass_on(outputs, edges, inflow)
+                    continue
             outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), xp)
-            times += (started, perf_counter())
+            if times is not None:
+                times += (started, perf_counter())
             require_number(name, outputs, len(edges))
             if is_watched:
                 _refuse_nan(frozen, at, outputs)
@@ -147,6 +178,22 @@ def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list
         if not frozen.keep_graph:
             node.release_saved()
     return results
+
+
+def _captured_inputs(frozen: FrozenGraph) -> dict[int, list[tuple[int, int]]]:
+    """By Node: its captured inputs with the numbers of the results."""
+    wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, (at, input_nr) in enumerate(frozen.spec.captures):
+        wanted[at].append((input_nr, number))
+    return wanted
+
+
+def _pass_on(outputs: list[Any], edges: Sequence[Target | None], inflow: _Inflow) -> None:
+    """Empty the gradients of those inputs that need one into what they flow to."""
+    outputs.reverse()
+    for edge in edges:
+        if edge is not None:
+            inflow.add(edge[0], edge[1], outputs.pop())
 
 
 class _Inflow:
