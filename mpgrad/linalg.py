@@ -33,6 +33,7 @@ from mpgrad.ops.matrix_functions import (
 )
 from mpgrad.ops.matrix_norms import matrix_norm, norm, vector_norm
 from mpgrad.ops.out_argument import publish as _publish
+from mpgrad.ops.packed_factors import ldl_factor, ldl_factor_ex, ldl_solve
 
 __all__ = [
     "LinAlgError",
@@ -49,6 +50,9 @@ __all__ = [
     "householder_product",
     "inv",
     "inv_ex",
+    "ldl_factor",
+    "ldl_factor_ex",
+    "ldl_solve",
     "lstsq",
     "lu",
     "lu_factor",

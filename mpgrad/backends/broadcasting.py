@@ -52,6 +52,14 @@ def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
     return RuntimeError(f"{name}(): {error}")
 
 
+def joint_shape(*operands: Any) -> tuple[int, ...]:
+    """The shape of an elementwise result of arrays and numbers, as NumPy tells it."""
+    try:
+        return np.broadcast(*operands).shape
+    except RuntimeError:  # it knows no more than 32 dimensions
+        return broadcast_shape(*(np.shape(operand) for operand in operands))
+
+
 @functools.lru_cache(4096)
 def stretched_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
     """The axes along which an array of shape ``target`` is repeated in one of ``shape``."""

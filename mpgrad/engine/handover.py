@@ -20,6 +20,7 @@ from mpgrad.autograd.functions.function_node import (
     PortableContext,
 )
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.base import config
 from mpgrad.base.handles import GradientRef
 from mpgrad.devices.device_arrays import is_array
 from mpgrad.devices.device_handover import DeviceHandover
@@ -27,7 +28,7 @@ from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.spot_checks import SpotChecks
+from mpgrad.engine.spot_checks import SpotChecks, can_travel
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.scheduler.chunks import SMALL_GRAPH, chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
@@ -79,6 +80,8 @@ class Handover(PackedArrays):
         self.is_timed = self.learns = False
         #: Decides for which Functions the workers report arguments and results.
         self.spot_checks: SpotChecks | None = None
+        #: Whether workers report the arguments of Functions that fail.
+        self._tells_failures = config.post_mortem()
         self.numpy_errors = changed_numpy_errors()
         self._surroundings = b""
         #: Where the code of Functions lies, by its id.
@@ -238,6 +241,7 @@ class Handover(PackedArrays):
             tuple(buffers),
             index,
             self.spot_checks is not None and self.spot_checks.chooses(node),
+            self._tells_failures and can_travel(node),
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
+from mpgrad.autograd.freezing.rest import Rest, rest_of
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot
@@ -55,6 +56,22 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         with collector_held():
             return _run(frozen)
     return _run(frozen)
+
+
+def run_local_until(
+    frozen: FrozenGraph, stop: Callable[[], bool]
+) -> tuple[list[tuple[Any, bool]], Rest | None]:
+    """Execute ``frozen`` until ``stop()`` is true between two Nodes.
+
+    Returns:
+        As ``run_local``, and what has not run; None if everything has.
+    """
+    times: list[float] = []
+    results, inflow, done = _run_in_order(frozen, cpu, times, stop)
+    _note_times(frozen, times, teaches=True, count=done)
+    is_done = done == len(frozen.spec.order)
+    rest = None if is_done else rest_of(frozen, done, inflow.take)
+    return claim(results), rest
 
 
 def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
@@ -100,6 +117,13 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list[Any]:
     """The gradients that ``frozen`` captures; ``times`` receives the start and end of each rule."""
+    return _run_in_order(frozen, xp, times, None)[0]
+
+
+def _run_in_order(
+    frozen: FrozenGraph, xp: Any, times: list[float], stop: Callable[[], bool] | None
+) -> tuple[list[Any], _Inflow, int]:
+    """The gradients, the sums that wait for Nodes that have not run, and how many Nodes have."""
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
     inflow = _Inflow(nodes, np.asarray if xp is cpu else xp.asarray)
     for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
@@ -114,7 +138,9 @@ def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
     grads: Any = None
     outputs: Any = None
-    for at in frozen.spec.order:
+    for position, at in enumerate(frozen.spec.order):
+        if stop is not None and stop():
+            return results, inflow, position
         grads = inflow.take(at)
         if at in wanted:
             for input_nr, number in wanted[at]:
@@ -146,7 +172,7 @@ def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list
         outputs = grad = None
         if not frozen.keep_graph:
             node.release_saved()
-    return results
+    return results, inflow, len(frozen.spec.order)
 
 
 class _Inflow:
@@ -236,21 +262,19 @@ def _refuse_nan(frozen: FrozenGraph, at: int, outputs: Sequence[Any]) -> None:
         refuse_nan(node.subject.name(), validated)
 
 
-def _note_times(frozen: FrozenGraph, times: list[float], *, teaches: bool) -> None:
-    """Report the times of the rules to the cost model and to an active profile."""
+def _note_times(
+    frozen: FrozenGraph, times: list[float], *, teaches: bool, count: int | None = None
+) -> None:
+    """Report the times of the rules of the first ``count`` Nodes (None: all) to the cost model and
+    to an active profile."""
     recording = RUNNING.recording
     if not teaches and recording is None:
         return
-    ran = _that_ran(frozen)
+    ran = [at for at in frozen.spec.order[:count] if frozen.runs[at]]
     if teaches:
         teach(frozen, list(zip(ran, durations_us(times), strict=True)))
     if recording is not None and not engine_slot.is_inside_rule():
         recording.note_nodes(current_run(), frozen, ran, times)
-
-
-def _that_ran(frozen: FrozenGraph) -> list[int]:
-    """The Nodes whose rule was run, in serial order."""
-    return [at for at in frozen.spec.order if frozen.runs[at]]
 
 
 def claim(results: list[Any]) -> list[tuple[Any, bool]]:

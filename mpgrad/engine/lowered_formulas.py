@@ -56,12 +56,14 @@ class LoweredFormulas:
         known: what the free names of its source stand for.
 
     Attributes:
-        checks: what must hold of the Nodes, each an expression.
+        checks: what must hold of the Nodes before the graph runs, each an expression.
+        are_behind_user_code: the next formula's saved tensors may be others by then.
     """
 
     def __init__(self, known: dict[str, Any]) -> None:
         self._known, self._count = known, 0
         self.checks: dict[str, None] = {}
+        self.are_behind_user_code = False
         known.update(same=same, looks_like=looks_like, nothing=looks_like)
 
     def lines(
@@ -154,6 +156,8 @@ class LoweredFormulas:
         if type(array) is not np.ndarray or array.nbytes >= LARGE_BYTES:
             raise Unreadable(source.name)
         if source.kind == "input" and node.input_info[source.position] is None:
+            if self.are_behind_user_code:
+                raise Unreadable(source.name)
             dtype = f"dtype{at}_{source.name}"
             self._known[dtype] = array.dtype
             look = f"n{at}._saved.get({source.name!r}), {array.shape}, {dtype}"

@@ -25,7 +25,12 @@ from mpgrad.shipping.attributes import (
     attributes_words,
     classes_in,
 )
+from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
 from mpgrad.shipping.decision import ShippedCode, decide
+from mpgrad.shipping.findings import article
+from mpgrad.shipping.installed_state import is_installed_name
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.wire.surroundings import what_cannot_travel
 
 
 class Placed(NamedTuple):
@@ -65,9 +70,10 @@ def place(frozen: FrozenGraph) -> Placed:
     code: dict[int, ShippedCode] = {}
     kept: dict[int, str] = {}
     unasked: dict[int, str] = {}
-    walked = _Walked()
+    walked: _Walked | None = None
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
+            walked = walked or _Walked()
             found = walked.where(node, frozen.keep_graph)
             if found.code is not None:
                 code[index] = found.code
@@ -112,6 +118,8 @@ class _Walked:
 
     def __init__(self) -> None:
         self._decisions: dict[tuple[type, ...], _Where] = {}
+        self._around = what_cannot_travel()
+        self._stops = files_with_breakpoints()
         self._elsewhere: _Where | None = None
         if get_default_device() is not CPU:
             self._elsewhere = _Where("new tensors in it come to this thread's default device")
@@ -120,12 +128,18 @@ class _Walked:
 
     def where(self, node: FunctionNode, keep_graph: bool) -> _Where:
         function, ctx = node.function, node.ctx
+        if self._around and function.run_on is None:
+            return _Where(self._around, is_unasked=True)
+        if self._stops and file_of(function) in self._stops:
+            return _Where("a debugger has breakpoints in its file")
         if (keep_graph and ctx._clears_on_access) or ctx._was_accessed:
             return _Where("the next backward must find its saved tensors gone, which ctx keeps")
         if self._elsewhere is not None:
             return self._elsewhere
         held: tuple[type, ...] = ()
         attributes = vars(ctx)
+        if function.run_on is None and (kind := _more_than_a_tensor(node)):
+            return _Where(f"{function.__qualname__} has saved {kind}", is_unasked=True)
         if function.run_on is None and not are_scalars(attributes):
             if reason := attributes_reason(attributes):
                 return _Where(attributes_words(function, reason), is_unasked=True)
@@ -141,6 +155,19 @@ def _decided(function: type[Function], held: tuple[type, ...]) -> _Where:
     if decision.run_on == "client":
         return _Where(decision.reason, is_unasked=function.run_on is None)
     return _Where(code=decision.code)
+
+
+def _more_than_a_tensor(node: FunctionNode) -> str:
+    """A saved tensor of which a worker would have the numbers alone, in words; empty: none."""
+    for saved in node.ctx._saved or ():
+        tensor = saved._tensor if isinstance(saved, SavedTensor) else None
+        if tensor is None:
+            continue
+        if not is_installed_name(type(tensor)):
+            return f"{article(type(tensor).__name__)}, of which a worker would get a Tensor"
+        if vars(tensor):
+            return f"a tensor with the attribute `{next(iter(vars(tensor)))}`, which workers lack"
+    return ""
 
 
 def _with_kept(frozen: FrozenGraph, kept: dict[int, str]) -> FrozenGraph:

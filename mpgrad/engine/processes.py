@@ -15,6 +15,7 @@ from mpgrad.base import config
 from mpgrad.base.exits import describe_exit, is_stopped
 from mpgrad.base.handles import ENGINE_ARENA
 from mpgrad.base.hash_seed import hash_seed_for_children
+from mpgrad.base.topology import bindings
 from mpgrad.devices.device_board import DeviceBoard
 from mpgrad.engine.kernel_limits import (
     FOR_ENGINE,
@@ -130,6 +131,7 @@ class CoordinatorProcess:
                 task_timeout_s=options.task_timeout_s,
                 journal=self.journal,
                 lifeline_fd=lifeline,
+                cpus_of_workers=tuple(bindings(options.pin, options.cpu_workers)),
             ),
         )
         return process

@@ -18,11 +18,11 @@ from mpgrad.ops.creation import eye
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.factorizations import adjoint_of, check_matrix, eigvalsh, masked, svdvals
 from mpgrad.ops.linalg import matmul
-from mpgrad.ops.matrices import check_square, cholesky, inv, solve
+from mpgrad.ops.matrices import check_square, cholesky, inv, solve, solve_matrices
 from mpgrad.ops.matrix_norms import matrix_norm
 from mpgrad.ops.promotion import require_numbers
 from mpgrad.ops.selection import tril, triu
-from mpgrad.ops.shape import reshape, squeeze, unsqueeze
+from mpgrad.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
@@ -88,7 +88,12 @@ def solve_triangular(
     triangle = (triu if upper else tril)(A, (1 if upper else -1) if unitriangular else 0)
     if unitriangular:
         triangle = triangle + eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return solve(triangle, B, left=left)
+    if A.dtype != B.dtype:
+        raise RuntimeError(
+            f"linalg.solve_triangular: Expected one dtype, but found {A.dtype} and {B.dtype}"
+        )
+    # Not solve(), for which a B of the shape of A without its last dimension is vectors.
+    return solve_matrices(triangle, B) if left else solve_matrices(triangle.mT, B.mT).mT
 
 
 def triangular_solve(
@@ -97,7 +102,8 @@ def triangular_solve(
     """``solve_triangular`` with the arguments in its older order."""
     matrix, is_upper = (A.mT, not upper) if transpose else (A, upper)
     solution = solve_triangular(matrix, b, upper=is_upper, unitriangular=unitriangular)
-    return TriangularSolution(solution, A.clone())
+    batch = solution.shape[:-2]
+    return TriangularSolution(solution, broadcast_to(A, (*batch, *A.shape[-2:])).clone())
 
 
 def _solved(xp: Any, b: Any, factor: Any, upper: bool) -> Any:

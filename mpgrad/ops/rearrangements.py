@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.backends.cpu import INDEX
 from mpgrad.backends.cpu_views import strided_places
 from mpgrad.base.size import Size
@@ -284,14 +285,12 @@ def broadcast_shapes(*shapes: Any) -> Any:
     Raises:
         RuntimeError: they do not.
     """
-    try:
-        return Size(
-            np.broadcast_shapes(*((s,) if isinstance(s, int) else tuple(s) for s in shapes))
-        )
-    except ValueError as error:
-        raise RuntimeError(
-            f"Shape mismatch: objects cannot be broadcast to a single shape: {shapes}"
-        ) from error
+    for shape in shapes:
+        if not isinstance(shape, int | tuple | list):
+            raise RuntimeError(
+                f"broadcast_shapes(): shapes are ints or tuples of them, not {shape!r}"
+            )
+    return Size(broadcast_shape(*((s,) if isinstance(s, int) else tuple(s) for s in shapes)))
 
 
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:

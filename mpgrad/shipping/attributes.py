@@ -236,11 +236,13 @@ def pack_attributes(
 
 
 #: They never change and do not need cloudpickle, which takes five times as long.
-_SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is complex:  # copyreg has an entry for it, which can be replaced
+            return complex, (obj.real, obj.imag)
         if _is_sparse(obj):
             # SciPy may sort its arrays in place: a worker needs them in memory of its own.
             return thaw, (pickle.dumps(obj, protocol=5),)

@@ -67,6 +67,8 @@ class FunctionRule(msgspec.Struct, frozen=True, array_like=True, tag=1):
     node: int = -1
     #: Whether the worker sends a FunctionRun with the arguments and the results.
     is_told: bool = False
+    #: Whether it sends one with the arguments if the Function fails.
+    tells_failure: bool = False
 
 
 class CaptureRule(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -102,6 +102,7 @@ def calls(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_sizes_that_would_take_too_long_are_left_out(calls):
     results = {case.name: measure(case, Effort()) for case in scale.cases(False)}
     assert ("process", "chain", 100_000) in calls
@@ -114,6 +115,7 @@ def test_sizes_that_would_take_too_long_are_left_out(calls):
     assert len([c for c in calls if c == ("process", "chain", 100_000)]) == 1, "measured once"
 
 
+@pytest.mark.slow
 def test_scale_compares_gradients(calls, monkeypatch):
     def wrong(_, who, shape, nodes):
         return samples_by(who, 1e-9, gradient=[1.0 if who == "local" else 2.0])

@@ -39,6 +39,7 @@ def journal_of(seed: int, journal_events: int = SHORT) -> JournalFile:
     return JournalFile(1, "0", "", "a test", "", record)
 
 
+@pytest.mark.slow
 def test_worlds_replay() -> None:
     alive = 0
     for seed in range(80):

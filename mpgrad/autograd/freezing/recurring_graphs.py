@@ -117,6 +117,7 @@ class Remembered:
         "__weakref__",
         "_usual_here",
         "_usual_in_workers",
+        "here",
         "placed",
         "prepared",
         "program",
@@ -130,6 +131,9 @@ class Remembered:
         self.uses = 0
         #: Results of engines for ``spec``, by the settings they depend on (``engine.prepared``).
         self.prepared: dict[Any, Any] = {}
+        #: That an engine runs ``spec`` in this process, by what that depends on
+        #: (``engine.preparation``); None: not known.
+        self.here: Any = None
         #: The compiled function for ``local``; or the reason why there is none; None: not yet.
         self.program: Any = None
         #: The last result of placing ``spec``: (``spec``, moved Nodes, the new tables).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def outputs_of(
     if node is None:
         return outputs
     _check_saved(ctx, maker, produced, has_setup_context)
-    ctx._outputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in outputs)
+    ctx._outputs = tuple([metadata_of(v) if isinstance(v, Tensor) else None for v in outputs])
     before = maker.histories()
     node.finish(outputs, differentiable)
     for tensor, old_node, old_nr in before:
@@ -146,7 +146,7 @@ class _Outputs:
     def _of_array(self, array: np.ndarray[Any, Any]) -> Tensor:
         made = Tensor(array)
         for source in self._inputs:
-            if isinstance(source._array, np.ndarray) and np.may_share_memory(source._array, array):
+            if _may_share_memory(source._array, array):
                 made._version_counter = source._version_counter
                 made._view = view_without_steps(source)
                 break
@@ -181,8 +181,16 @@ class _Outputs:
         ]
 
 
-def _contains(values: Iterable[Any], wanted: Any) -> bool:
-    return any(value is wanted for value in values)
+def _may_share_memory(one: Any, array: np.ndarray[Any, Any]) -> bool:
+    if not isinstance(one, np.ndarray):
+        return False
+    # Nearly always each of both owns its memory.
+    are_apart = one is not array and one.base is None and array.base is None
+    return not are_apart and np.may_share_memory(one, array)
+
+
+def _contains(values: Sequence[Any], wanted: Any) -> bool:
+    return bool(values) and any(value is wanted for value in values)
 
 
 def _check_tensors(method: str, declared: Sequence[Any]) -> None:
