@@ -159,7 +159,6 @@ def _run_in_order(
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
     grads: Any = None
-    outputs: Any = None
     for position, at in enumerate(frozen.spec.order):
         if stop is not None and stop():
             return results, inflow, position
