@@ -299,7 +299,7 @@ def not_implemented(name: str) -> Formula:
     """
 
     def formula(xp: Any, grad: Any) -> Any:
-        raise RuntimeError(f"derivative for {name} is not implemented")
+        raise NotImplementedError(f"derivative for {name} is not implemented")
 
     return formula
 

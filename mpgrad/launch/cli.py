@@ -64,6 +64,12 @@ def command_line() -> argparse.ArgumentParser:
         metavar="FILE",
         help="profile the whole script, and write a page about it to FILE (see mg.profiler.report)",
     )
+    run.add_argument(
+        "--pdb",
+        action="store_true",
+        help="start pdb where an exception that nobody catches was raised; a Function that fails "
+        "on a worker is run again here",
+    )
     _add_ranks(run)
     run.add_argument(
         "-m", "--module", action="store_true", help="the script is a module, as for python -m"
@@ -79,6 +85,12 @@ def command_line() -> argparse.ArgumentParser:
     _add_script(compat_run, "a Python file")
     compat_run.set_defaults(perform=_run_compat)
 
+    _add_questions(commands)
+    return parser
+
+
+def _add_questions(commands: Any) -> None:
+    """The commands that run no script: what happened, what happens, what could."""
     replay = commands.add_parser(
         "replay", help="run the journal of a process again, and compare what its core decided"
     )
@@ -98,7 +110,6 @@ def command_line() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
-    return parser
 
 
 #: What shells complete with, for shtab.
@@ -194,9 +205,16 @@ def _run(options: argparse.Namespace) -> int:
     if options.nproc_per_node is None:
         if options.nnodes > 1:
             return script.refusal("--nnodes needs --nproc-per-node")
-        return script.launch(options.script, options.arguments, profile=options.profile, **chosen)
-    if options.profile is not None:
-        return script.refusal("--profile is for one process: leave out --nproc-per-node")
+        return script.launch(
+            options.script,
+            options.arguments,
+            profile=options.profile,
+            debugger=options.pdb,
+            **chosen,
+        )
+    for name in ("profile", "pdb"):
+        if getattr(options, name):
+            return script.refusal(f"--{name} is for one process: leave out --nproc-per-node")
     if options.nnodes > 1 and not (options.master_addr and options.master_port):
         return script.refusal("--nnodes needs --master-addr and --master-port, equal on all hosts")
     if options.nnodes > 1 and config.group_key_file() is None:

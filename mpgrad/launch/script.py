@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import mpgrad
+from mpgrad.base import config
 from mpgrad.compat.stand_in import install
 from mpgrad.errors import RendezvousTimeout
 from mpgrad.launch.workers_table import table_of_workers
@@ -34,6 +35,7 @@ def launch(
     pin: str | None = None,
     profile: str | None = None,
     log_dir: str | None = None,
+    debugger: bool = False,
 ) -> int:
     """Start an engine in process mode, show its workers, run ``script``, close the engine.
 
@@ -46,6 +48,8 @@ def launch(
         pin: what workers are bound to; None leaves it to the engine.
         profile: the file for a page about what ran; None: none.
         log_dir: the directory for journals and the table of workers.
+        debugger: whether pdb starts where an exception that nobody catches was raised, also where
+            that was in a Function on a worker, which is run again here.
 
     Returns:
         The exit code that ``python script.py`` would have had.
@@ -55,6 +59,8 @@ def launch(
         return refusal(refused)
     arguments_of_engine = {"cpu_workers": cpu_workers, "gpus": gpus, "pin": pin}
     chosen: dict[str, Any] = {k: v for k, v in arguments_of_engine.items() if v is not None}
+    if debugger:
+        os.environ[config.POST_MORTEM.name] = "1"
     with contextlib.ExitStack() as stack:
         started = time.perf_counter()
         try:
@@ -72,7 +78,7 @@ def launch(
             prof = mpgrad.profiler.profile()
             stack.callback(_write_report, profile, prof)
             prof.start()
-        return run(script, arguments, is_module)
+        return run(script, arguments, is_module, debugger=debugger)
 
 
 def _write_report(path: str, prof: mpgrad.profiler.profile) -> None:
@@ -94,13 +100,16 @@ def launch_for_torch(script: str, arguments: Sequence[str]) -> int:
     return run(script, arguments)
 
 
-def run(script: str, arguments: Sequence[str], is_module: bool = False) -> int:
+def run(
+    script: str, arguments: Sequence[str], is_module: bool = False, *, debugger: bool = False
+) -> int:
     """Run ``script`` as ``__main__`` in this process, which is the script's from here on.
 
     Args:
         script: path of a Python file, or the name of a module.
         arguments: its ``sys.argv[1:]``.
         is_module: ``script`` is the name of a module, found as ``python -m`` finds it.
+        debugger: whether pdb follows an exception that nobody catches.
 
     Returns:
         Its exit code.
@@ -118,6 +127,10 @@ def run(script: str, arguments: Sequence[str], is_module: bool = False) -> int:
     except BaseException as error:
         trace = _without_our_frames(error.__traceback__, file)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if debugger and trace is not None and isinstance(error, Exception):
+            import pdb  # imported here: nothing else needs it
+
+            pdb.post_mortem(trace)
         if isinstance(error, RendezvousTimeout):
             return MISUSED
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1

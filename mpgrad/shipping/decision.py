@@ -143,6 +143,9 @@ def _decide(
             raise
         why = f"its code cannot be looked through ({type(error).__name__}: {error})"
         return _Entry(asked, Decision("client", _reason(cls, why)), Survey())
+    if found.debugger and asked is None:
+        why = f"in {cls.__qualname__}, {found.debugger}: it stops in this process"
+        return _Entry(asked, Decision("client", why), found)
     if found.problems and asked is None:
         return _Entry(asked, Decision("client", _reason(cls, found.problems[0])), found)
     try:

@@ -18,6 +18,7 @@ class Survey:
 
     Attributes:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
+        debugger: where it calls one, in words; such a problem is in ``problems``, too.
         is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
         module_reads: for each user module read as ``module.NAME``, (module, the names).
@@ -34,6 +35,7 @@ class Survey:
     """
 
     problems: list[str] = field(default_factory=list)
+    debugger: str = ""
     is_inner: bool = False
     user_modules: dict[str, types.ModuleType] = field(default_factory=dict)
     module_reads: dict[int, tuple[types.ModuleType, dict[str, Any]]] = field(default_factory=dict)

@@ -98,6 +98,9 @@ _BELONGS_TO_PROCESS = {
     ),
 }
 
+#: Modules of debuggers, which stop where the user's terminal is.
+DEBUGGERS = _words("bdb pdb IPython ipdb pudb debugpy pydevd remote_pdb web_pdb wdb")
+
 #: These have their own state, which the caller seeds.
 _HARMLESS = _words(
     "Random Generator RandomState SeedSequence BitGenerator PCG64 PCG64DXSM Philox MT19937 SFC64 "
@@ -163,6 +166,8 @@ def process_state(module: str, attribute: str | None) -> bool:
     root = module.partition(".")[0]
     if root == "mpgrad":
         return attribute in _MPGRAD_RANDOM or attribute in _MPGRAD_CLIENT
+    if root in DEBUGGERS:
+        return True
     listed = _BELONGS_TO_PROCESS.get(module)
     if listed is not None:
         return attribute not in _HARMLESS if listed is _EVERYTHING else attribute in listed

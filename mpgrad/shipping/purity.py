@@ -32,6 +32,7 @@ from mpgrad.shipping.constants import (
     parts_of,
 )
 from mpgrad.shipping.contents import ArrayContent, changes_items, is_comparable
+from mpgrad.shipping.debuggers import is_debugger
 from mpgrad.shipping.findings import (
     FunctionState,
     Survey,
@@ -304,6 +305,8 @@ class _Surveyor:
         self._names.update(access.path)
         where = line_of(function, access.line)
         full_name = ".".join((access.name, *access.path))
+        if is_debugger(access, function, free):
+            self._found.debugger = self._found.debugger or f"{where} uses {full_name}"
         if not OF_ONE_OBJECT.isdisjoint(access.path):
             self._problem(f"{where} uses `{full_name}`, which another process may see otherwise")
         if access.action == "store":

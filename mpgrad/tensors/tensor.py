@@ -112,18 +112,22 @@ class Tensor(TensorMembers):
 
     @property
     def shape(self) -> Size:
+        """The length of each dimension."""
         return size_of(self._array.shape)
 
     @property
     def dtype(self) -> DType:
+        """The type of the elements."""
         return DTYPES[self._array.dtype]
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return self._array.ndim
 
     @property
     def device(self) -> Device:
+        """Where it lies."""
         return device_of(self._array)
 
     @property
@@ -170,6 +174,7 @@ class Tensor(TensorMembers):
 
     @property
     def requires_grad(self) -> bool:
+        """Whether gradients are computed for it."""
         # A view requires grad as soon as its base does.
         return self._requires_grad or (self._view is not None and self._view.base._requires_grad)
 

@@ -75,6 +75,8 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     board_fd: int
     slot: int
     environment: bytes
+    #: Where it writes its Python stack at a fault (SIGSEGV and the like).
+    stack_fd: int
     #: Number of its GPU, or -1; then also the number of the memory that it exports, and the
     #: DeviceBoard.
     device: int = -1

@@ -20,6 +20,7 @@ from mpgrad.shipping.attributes import changed_containers, containers_in, pack_a
 from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.wire.output_record import (
     CHANGED,
+    FAILED,
     RUN,
     ContextChanged,
     FunctionRun,
@@ -111,8 +112,14 @@ class Rules:
             watched = {} if is_promised else containers_in(context.attributes)
             draws = None if is_promised else RandomDraws()
             # The contents are copied now, because backward may change them in place.
-            inputs = tuple(map(content_of, grads)) if rule.is_told else ()
-            results = run_function_backward(loaded.function, ctx, grads, needs)
+            is_heard = rule.is_told or rule.tells_failure
+            inputs = tuple(map(content_of, grads)) if is_heard else ()
+            try:
+                results = run_function_backward(loaded.function, ctx, grads, needs)
+            except Exception:
+                if rule.tells_failure:
+                    self._tell(FAILED, FunctionRun(rule.node, tuple(needs), inputs, ()))
+                raise
             if draws is not None and (source := draws.source()):
                 raise RuntimeError(_DRAWN.format(loaded.function.__qualname__, source))
             if rule.is_told:
