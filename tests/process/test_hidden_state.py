@@ -208,6 +208,15 @@ def test_saved_tensors_that_are_more_than_their_numbers(engine: mg.Engine) -> No
         assert x.grad.item() == expected
 
 
+def test_a_program_that_never_names_tensor(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package has the name when somebody has asked for it."""
+    monkeypatch.delitem(vars(mg), "Tensor", raising=False)
+    nodes = engine.explain(AsksForIt.apply(leaf(), mg.ones(1)).sum()).nodes
+    assert [at.where for at in nodes if at.name == "AsksForItBackward"] == ["worker"]
+
+
 def test_the_grad_of_a_saved_tensor(engine: mg.Engine) -> None:
     x = leaf()
     with pytest.raises(
