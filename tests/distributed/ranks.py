@@ -33,6 +33,7 @@ def run_ranks(
     ranks: int,
     *arguments: str,
     script_arguments: Sequence[str] = (),
+    hangs_s: float = HANGS_S,
     **environment: str,
 ) -> Ran:
     """Run ``source`` in that many ranks; ``arguments`` are those of ``mpgrad run``."""
@@ -45,7 +46,7 @@ def run_ranks(
         capture_output=True,
         text=True,
         check=False,
-        timeout=HANGS_S,
+        timeout=hangs_s,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path_to(ROOT), **environment},
     )
     lines = defaultdict(list)

@@ -63,7 +63,7 @@ class FunctionNode(Node):
                     for meta, at in zip(ctx._outputs, differentiable, strict=True)
                 ]
             )
-        self.input_metadata = tuple(meta or _NO_TENSOR for meta in ctx._outputs)
+        self.input_metadata = tuple([meta or _NO_TENSOR for meta in ctx._outputs])
         for output_nr, (value, wanted) in enumerate(zip(outputs, differentiable, strict=True)):
             if wanted:
                 value._grad_fn, value._output_nr, value._requires_grad = self, output_nr, True
@@ -71,8 +71,10 @@ class FunctionNode(Node):
                     value._view.version = value._version_counter.value
         produced = {id(value) for value in outputs}
         ctx._saved = tuple(
-            None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
-            for tensor in ctx._to_save
+            [
+                None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
+                for tensor in ctx._to_save
+            ]
         )
         ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
         if HOOKS.entered:
