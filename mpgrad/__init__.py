@@ -47,6 +47,7 @@ _NAMES_OF = {
     ),
     "mpgrad.engine.engine": "Engine current_engine set_engine",
     "mpgrad.compilation.compile": "compile",
+    "mpgrad.tensor_methods.array_text": "set_printoptions",
     "mpgrad.ops.creation": (
         "tensor as_tensor from_numpy empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "
@@ -92,9 +93,12 @@ _NAMES_OF = {
         "split split_with_sizes tensor_split chunk unbind select narrow diagonal gather "
         "index_select"
     ),
-    "mpgrad.ops.overwriting": "masked_fill index_put",
-    "mpgrad.ops.selection": ("masked_select tril triu diag trace roll diff repeat_interleave take"),
+    "mpgrad.ops.overwriting": "fill masked_fill index_put",
+    "mpgrad.ops.selection": (
+        "constant_pad_nd masked_select tril triu diag trace roll diff repeat_interleave take"
+    ),
     "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
+    "mpgrad.ops.scatter_reductions": "index_reduce scatter_reduce",
     "mpgrad.ops.ordering": "sort argsort topk",
     "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",
     "mpgrad.ops.joining": "broadcast_tensors concat concatenate hstack meshgrid row_stack vstack",
@@ -104,7 +108,8 @@ _NAMES_OF = {
         "fliplr flipud kron take_along_dim tile"
     ),
     "mpgrad.ops.counting": (
-        "bincount bucketize count_nonzero histc isin searchsorted unique unique_consecutive"
+        "bincount bucketize count_nonzero histc isin nonzero_static searchsorted unique "
+        "unique_consecutive unravel_index"
     ),
     "mpgrad.ops.piecewise": (
         "deg2rad erfc float_power frac hypot logaddexp2 logit nan_to_num rad2deg"
@@ -117,6 +122,17 @@ _NAMES_OF = {
     "mpgrad.ops.linear_systems": ("cholesky_inverse cholesky_solve pinverse triangular_solve"),
     "mpgrad.ops.special": "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc",
     "mpgrad.ops.lu": "lu_unpack",
+    "mpgrad.ops.packed_factors": "geqrf lu lu_solve ormqr",
+    "mpgrad.ops.bit_patterns": "bitwise_left_shift bitwise_right_shift frexp nextafter",
+    "mpgrad.ops.histograms": "histogram histogramdd",
+    "mpgrad.ops.memory_layouts": ("as_strided_scatter empty_permuted empty_strided scalar_tensor"),
+    "mpgrad.ops.grid_sample": "grid_sampler_2d grid_sampler_3d",
+    "mpgrad.ops.running_logarithms": "logcumsumexp",
+    "mpgrad.ops.sampled_slopes": "gradient",
+    "mpgrad.ops.short_time_fourier": "istft stft",
+    "mpgrad.ops.windows": (
+        "bartlett_window blackman_window hamming_window hann_window kaiser_window"
+    ),
     "mpgrad.ops.signs": (
         "addbmm addmv addr copysign fmax fmin fmod gcd heaviside isneginf isposinf isreal lcm "
         "ldexp positive rsub signbit"
@@ -129,11 +145,11 @@ _NAMES_OF = {
         "corrcoef cov cumulative_trapezoid mode nanmedian nanquantile quantile trapezoid trapz"
     ),
     "mpgrad.ops.matrix_functions": "matrix_exp pca_lowrank qr svd svd_lowrank",
-    "mpgrad.ops.norms": "norm dist cosine_similarity",
+    "mpgrad.ops.norms": "norm dist cosine_similarity renorm",
     "mpgrad.ops.activation": "softmax log_softmax",
     "mpgrad.ops.complex_numbers": (
-        "angle complex conj resolve_conj adjoint imag is_complex polar real sgn "
-        "view_as_complex view_as_real"
+        "angle complex conj conj_physical resolve_conj resolve_neg adjoint imag is_complex polar "
+        "real sgn view_as_complex view_as_real"
     ),
     "mpgrad.ops.convolution": "conv2d",
     "mpgrad.ops.pooling": "max_pool2d",
@@ -156,9 +172,11 @@ _SUBMODULES = (
     "fft",
     "func",
     "linalg",
+    "masked",
     "nn",
     "optim",
     "profiler",
+    "signal",
     "special",
     "utils",
 )

@@ -33,11 +33,12 @@ from mpgrad.ops.special import igamma as gammainc
 from mpgrad.ops.special import igammac as gammaincc
 from mpgrad.ops.special import lgamma as gammaln
 from mpgrad.ops.special import mvlgamma as multigammaln
+from mpgrad.ops.special_polynomials import POLYNOMIALS
 from mpgrad.ops.transcendental import erf, exp2, expm1, log1p, xlogy
 from mpgrad.ops.transcendental import sigmoid as expit
 
 psi = digamma
-globals().update(PLAIN)
+globals().update(PLAIN | POLYNOMIALS)
 
 __all__ = [
     "digamma",
@@ -73,6 +74,7 @@ __all__ = [
     "xlogy",
     "zeta",
     *PLAIN,
+    *POLYNOMIALS,
 ]
 
 _publish(globals(), __all__, __all__)

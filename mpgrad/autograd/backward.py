@@ -25,6 +25,7 @@ from mpgrad.autograd.roots import (
 )
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import RunningBackward
+from mpgrad.base.user_frames import hide_our_frames, level_of_caller
 from mpgrad.dispatch.overrides import call_override, is_overridden
 from mpgrad.graph.node import Edge
 from mpgrad.tensors.gradient_edge import GradientEdge
@@ -60,6 +61,20 @@ def backward(
     """
     if grad_variables is not None:
         grad_tensors = _under_its_old_name(grad_variables, grad_tensors)
+    try:
+        _backward(tensors, grad_tensors, retain_graph, create_graph, inputs)
+    except BaseException as error:
+        hide_our_frames(error)
+        raise
+
+
+def _backward(
+    tensors: Place | Sequence[Place],
+    grad_tensors: Seeds,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: Place | Sequence[Place] | dict[str, Tensor] | None,
+) -> None:
     wanted_places = None if inputs is None else input_tuple(inputs, "backward")
     roots = as_tuple(tensors)
     asked = roots if wanted_places is None else (*roots, *wanted_places)
@@ -109,7 +124,7 @@ def _warn_of_cycle() -> None:
         "make sure to reset the .grad fields of your parameters to None after use to break the "
         "cycle and avoid the leak.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=level_of_caller(),
     )
 
 
@@ -182,23 +197,27 @@ def grad(
             FutureWarning,
             stacklevel=2,
         )
-    roots, wanted = as_tuple(outputs), input_tuple(inputs, "grad")
-    options = _GradOptions(
-        bool(create_graph if retain_graph is None else retain_graph),
-        create_graph,
-        _allows_unused(allow_unused, materialize_grads),
-        is_grads_batched,
-        materialize_grads,
-    )
-    if is_overridden((*roots, *wanted)):
-        results = call_override(
-            grad, (*roots, *wanted), roots, wanted, grad_outputs=grad_outputs,
-            retain_graph=retain_graph, create_graph=create_graph, only_inputs=only_inputs,
-            allow_unused=allow_unused, is_grads_batched=is_grads_batched,
-            materialize_grads=materialize_grads,
-        )  # fmt: skip
-    else:
-        results = _results(roots, wanted, grad_outputs, options)
+    try:
+        roots, wanted = as_tuple(outputs), input_tuple(inputs, "grad")
+        options = _GradOptions(
+            bool(create_graph if retain_graph is None else retain_graph),
+            create_graph,
+            _allows_unused(allow_unused, materialize_grads),
+            is_grads_batched,
+            materialize_grads,
+        )
+        if is_overridden((*roots, *wanted)):
+            results = call_override(
+                grad, (*roots, *wanted), roots, wanted, grad_outputs=grad_outputs,
+                retain_graph=retain_graph, create_graph=create_graph, only_inputs=only_inputs,
+                allow_unused=allow_unused, is_grads_batched=is_grads_batched,
+                materialize_grads=materialize_grads,
+            )  # fmt: skip
+        else:
+            results = _results(roots, wanted, grad_outputs, options)
+    except BaseException as error:
+        hide_our_frames(error)
+        raise
     return dict(zip(inputs, results, strict=True)) if type(inputs) is dict else results
 
 

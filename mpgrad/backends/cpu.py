@@ -23,7 +23,7 @@ from mpgrad.backends import (
     cpu_views,
     cpu_windows,
 )
-from mpgrad.backends.broadcasting import broadcast_shape, reduced_shape, stretched_axes
+from mpgrad.backends.broadcasting import broadcast_shape, joint_shape, reduced_shape, stretched_axes
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -412,7 +412,7 @@ class CpuBackend(cpu_matrices.Matrices):
         elif not a_shape:
             shape = b_shape
         else:
-            shape = np.broadcast(a, b).shape
+            shape = joint_shape(a, b)
         if math.prod(shape) * 8 < LARGE_BYTES:
             return None
         dtype = np.dtype(result) if result is not None else np.result_type(a, b)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpgrad.backends.broadcasting import joint_shape
+
 if TYPE_CHECKING:
     from mpgrad.backends.cpu import CpuBackend
 
@@ -41,7 +43,7 @@ def where(xp: CpuBackend, condition: Array, a: Any, b: Any) -> Array:
     ):
         return direct_where(condition, a, b)
     dtype = np.result_type(a, b)
-    shape = np.broadcast(condition, a, b).shape
+    shape = joint_shape(condition, a, b)
     if math.prod(shape) * dtype.itemsize < LARGE_BYTES:
         return direct_where(condition, a, b)
     out = xp.empty(shape, dtype)

@@ -15,11 +15,27 @@ Array = np.ndarray[Any, Any]
 class Matrices:
     """Linear maps, and functions of the last two dimensions: a part of ``backends.cpu``."""
 
-    copysign, heaviside = np.copysign, np.heaviside
+    heaviside = np.heaviside
     gcd, lcm, signbit = np.gcd, np.lcm, np.signbit
 
     fourier, real_fourier = transforms.fourier, transforms.real_fourier
     fourier_of_real = transforms.fourier_of_real
+
+    def copysign(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.copysign(a, b))
+
+    def nextafter(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.nextafter(a, b))
+
+    def frexp(self, x: Array) -> tuple[Array, Array]:
+        mantissa, exponent = np.frexp(x)
+        return np.asarray(mantissa), np.asarray(exponent)
+
+    def left_shift(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.left_shift(a, b))
+
+    def right_shift(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.right_shift(a, b))
 
     def special(self, name: str, *operands: Any) -> Array:
         """A function of ``backends.special_functions``."""

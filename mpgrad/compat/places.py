@@ -31,13 +31,13 @@ _PLACES = (
         "mpgrad.nn mpgrad.nn.module",
     ),
     (
-        "nn.utils.{clip_grad convert_parameters fusion init parametrizations parametrize prune "
-        "spectral_norm stateless weight_norm}",
+        "nn.utils.{clip_grad convert_parameters fusion init prune spectral_norm stateless "
+        "weight_norm}",
         "mpgrad.nn.utils",
     ),
     (
-        "optim.{adadelta adagrad adam adamax adamw asgd lbfgs nadam optimizer radam rmsprop rprop "
-        "sgd swa_utils}",
+        "optim.{_adafactor _muon adadelta adagrad adam adamax adamw asgd lbfgs nadam optimizer "
+        "radam rmsprop rprop sgd swa_utils}",
         "mpgrad.optim mpgrad.optim.optimizer",
     ),
     (
@@ -45,11 +45,13 @@ _PLACES = (
         "mpgrad.data mpgrad.utils.data",
     ),
     (
-        "distributions.{bernoulli beta binomial categorical cauchy chi2 constraints dirichlet "
-        "distribution exp_family exponential gamma geometric gumbel half_cauchy half_normal "
-        "independent kl laplace log_normal mixture_same_family multinomial multivariate_normal "
-        "negative_binomial normal one_hot_categorical pareto poisson relaxed_bernoulli studentT "
-        "transformed_distribution transforms uniform utils von_mises weibull}",
+        "distributions.{bernoulli beta binomial categorical cauchy chi2 constraints "
+        "continuous_bernoulli dirichlet distribution exp_family exponential fishersnedecor gamma "
+        "generalized_pareto geometric gumbel half_cauchy half_normal independent inverse_gamma kl "
+        "kumaraswamy laplace lkj_cholesky log_normal logistic_normal lowrank_multivariate_normal "
+        "mixture_same_family multinomial multivariate_normal negative_binomial normal "
+        "one_hot_categorical pareto poisson relaxed_bernoulli relaxed_categorical studentT "
+        "transformed_distribution transforms uniform utils von_mises weibull wishart}",
         "mpgrad.distributions",
     ),
 )

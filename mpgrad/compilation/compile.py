@@ -172,7 +172,7 @@ class CompiledFunction:
         found = [variant.source for variant in self.variants]
         if self.reason:
             found.append(f"# not compiled: {self.reason}\n")
-        return "\n".join(found) or "# not compiled yet: nobody has called it\n"
+        return "\n".join(found) or "# not compiled yet: it has not been called\n"
 
     # ------------------------------------------------------------------ one traced call
 

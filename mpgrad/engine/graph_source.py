@@ -210,6 +210,8 @@ class GraphSource:
         if saves:
             self._write("del saved")
         if may_skip:
+            if self.lines[-1].endswith(":"):  # a formula that gives its gradient on as it is
+                self._write("pass")
             self._indent = self._indent[:-4]
             self._optional.update(made)
             if made:

@@ -17,6 +17,7 @@ import numpy as np
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
+from mpgrad.autograd.freezing.rest import Rest, rest_of
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot
@@ -59,6 +60,22 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     return _run(frozen)
 
 
+def run_local_until(
+    frozen: FrozenGraph, stop: Callable[[], bool]
+) -> tuple[list[tuple[Any, bool]], Rest | None]:
+    """Execute ``frozen`` until ``stop()`` is true between two Nodes.
+
+    Returns:
+        As ``run_local``, and what has not run; None if everything has.
+    """
+    times: list[float] = []
+    results, inflow, done = _run_in_order(frozen, cpu, times, stop=stop)
+    _note_times(frozen, times, teaches=True, count=done)
+    is_done = done == len(frozen.spec.order)
+    rest = None if is_done else rest_of(frozen, done, inflow.take)
+    return claim(results), rest
+
+
 def _run(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     known = frozen.remembered
     if known is not None and not (anomaly.enabled or CUDA.in_use):
@@ -93,7 +110,7 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     learns = known is None or known.learns()
     times: list[float] | None = [] if learns or RUNNING.recording is not None else None
     started = perf_counter()
-    results = gradients_of_nodes(frozen, cpu, times, _rules(frozen))
+    results, _, _ = _run_in_order(frozen, cpu, times, _rules(frozen))
     if known is not None:
         known.note((perf_counter() - started) * 1e6)
     if times:
@@ -111,32 +128,41 @@ def _rules(frozen: FrozenGraph) -> Sequence[Rule | None] | None:
     return known.rules  # type: ignore[no-any-return]
 
 
-def gradients_of_nodes(
+def gradients_of_nodes(frozen: FrozenGraph, xp: Any) -> list[Any]:
+    """The gradients that ``frozen`` captures, computed on the arrays of ``xp``."""
+    return _run_in_order(frozen, xp)[0]
+
+
+def _run_in_order(
     frozen: FrozenGraph,
     xp: Any,
     times: list[float] | None = None,
     rules: Sequence[Rule | None] | None = None,
-) -> list[Any]:
-    """The gradients that ``frozen`` captures.
+    stop: Callable[[], bool] | None = None,
+) -> tuple[list[Any], _Inflow, int]:
+    """Run the Nodes, until ``stop()`` is true before one of them.
 
     Args:
         frozen: the graph.
         xp: the array namespace.
         times: gets when each rule began and ended (``perf_counter``).
         rules: see ``engine.node_rules``.
+        stop: None if all Nodes are to run.
+
+    Returns:
+        The captured gradients, the sums that wait for Nodes that have not run, and how many have.
     """
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
-    inflow = _Inflow(nodes, np.asarray if xp is cpu else xp.asarray)
-    for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
-        if seed is not None:
-            inflow.add(at, input_nr, seed)
+    inflow = _Inflow(frozen, np.asarray if xp is cpu else xp.asarray)
     wanted = _captured_inputs(frozen)
     results: list[Any] = [None] * len(frozen.spec.captures)
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
     grads: Any = None
     outputs: Any = None
-    for at in frozen.spec.order:
+    for position, at in enumerate(frozen.spec.order):
+        if stop is not None and stop():
+            return results, inflow, position
         grads = inflow.take(at)
         if at in wanted:
             for input_nr, number in wanted[at]:
@@ -177,7 +203,7 @@ def gradients_of_nodes(
         outputs = grad = None
         if not frozen.keep_graph:
             node.release_saved()
-    return results
+    return results, inflow, len(frozen.spec.order)
 
 
 def _captured_inputs(frozen: FrozenGraph) -> dict[int, list[tuple[int, int]]]:
@@ -199,11 +225,14 @@ def _pass_on(outputs: list[Any], edges: Sequence[Target | None], inflow: _Inflow
 class _Inflow:
     """The sums of each Node's inputs so far: PyTorch's InputBuffers, summed as they arrive."""
 
-    def __init__(self, nodes: Sequence[Node], asarray: Callable[[Any], Any]) -> None:
-        self._nodes, self._asarray = nodes, asarray
-        self._grads: list[list[Any] | None] = [None] * len(nodes)
+    def __init__(self, frozen: FrozenGraph, asarray: Callable[[Any], Any]) -> None:
+        self._nodes, self._asarray = frozen.nodes, asarray
+        self._grads: list[list[Any] | None] = [None] * len(frozen.nodes)
         #: Inputs whose gradient is a sum made here, which may be added to in place.
         self._sums: set[tuple[int, int]] = set()
+        for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
+            if seed is not None:
+                self.add(at, input_nr, seed)
 
     def add(self, at: int, input_nr: int, grad: Any) -> None:
         """One more contribution."""
@@ -283,21 +312,19 @@ def _refuse_nan(frozen: FrozenGraph, at: int, outputs: Sequence[Any]) -> None:
         refuse_nan(node.subject.name(), validated)
 
 
-def _note_times(frozen: FrozenGraph, times: list[float], *, teaches: bool) -> None:
-    """Report the times of the rules to the cost model and to an active profile."""
+def _note_times(
+    frozen: FrozenGraph, times: list[float], *, teaches: bool, count: int | None = None
+) -> None:
+    """Report the times of the rules of the first ``count`` Nodes (None: all) to the cost model and
+    to an active profile."""
     recording = RUNNING.recording
     if not teaches and recording is None:
         return
-    ran = _that_ran(frozen)
+    ran = [at for at in frozen.spec.order[:count] if frozen.runs[at]]
     if teaches:
         teach(frozen, list(zip(ran, durations_us(times), strict=True)))
     if recording is not None and not engine_slot.is_inside_rule():
         recording.note_nodes(current_run(), frozen, ran, times)
-
-
-def _that_ran(frozen: FrozenGraph) -> list[int]:
-    """The Nodes whose rule was run, in serial order."""
-    return [at for at in frozen.spec.order if frozen.runs[at]]
 
 
 def claim(results: list[Any]) -> list[tuple[Any, bool]]:

@@ -7,7 +7,6 @@ This file knows neither tensors nor engines.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import weakref
@@ -62,8 +61,10 @@ class _SequenceNumbers(PerThread):
     run first."""
 
     def __init__(self) -> None:
-        self.numbers = itertools.count()
-        self.next = self.numbers.__next__
+        self.begin_at(0)
+
+    def begin_at(self, number: int) -> None:
+        self.next = itertools.count(number).__next__
 
 
 SEQUENCE = _SequenceNumbers()
@@ -71,7 +72,19 @@ SEQUENCE = _SequenceNumbers()
 
 def upcoming_sequence_nr() -> int:
     """The number that the next Node recorded on this thread gets."""
-    return next(copy.copy(SEQUENCE.numbers))
+    number = SEQUENCE.next()
+    SEQUENCE.begin_at(number)
+    return number
+
+
+def begin_sequence_at(number: int) -> None:
+    """This thread's next Node gets ``number``: what it runs stands in another thread's program."""
+    SEQUENCE.begin_at(number)
+
+
+def continue_sequence_from(number: int) -> None:
+    """This thread's next Node gets at least ``number``: it goes on with what another has made."""
+    SEQUENCE.begin_at(max(SEQUENCE.next(), number))
 
 
 class Node:

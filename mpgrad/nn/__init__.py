@@ -39,6 +39,7 @@ from mpgrad.nn.attention_layers import MultiheadAttention
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from mpgrad.nn.class_losses import (
     CTCLoss,
+    LinearCrossEntropyLoss,
     MultiLabelMarginLoss,
     MultiMarginLoss,
     TripletMarginWithDistanceLoss,
@@ -64,6 +65,21 @@ from mpgrad.nn.embedding_layers import Embedding
 from mpgrad.nn.group_norm_layers import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from mpgrad.nn.layer_norm import LayerNorm, LocalResponseNorm, RMSNorm
 from mpgrad.nn.layers import Dropout, Flatten, Identity, Linear, Unflatten
+from mpgrad.nn.lazy_layers import (
+    LazyBatchNorm1d,
+    LazyBatchNorm2d,
+    LazyBatchNorm3d,
+    LazyConv1d,
+    LazyConv2d,
+    LazyConv3d,
+    LazyConvTranspose1d,
+    LazyConvTranspose2d,
+    LazyConvTranspose3d,
+    LazyInstanceNorm1d,
+    LazyInstanceNorm2d,
+    LazyInstanceNorm3d,
+    LazyLinear,
+)
 from mpgrad.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -94,7 +110,7 @@ from mpgrad.nn.pairing_layers import (
     Softmax2d,
     Unfold,
 )
-from mpgrad.nn.parameter import Parameter
+from mpgrad.nn.parameter import Parameter, UninitializedParameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
 from mpgrad.nn.pooling_kind_layers import (
     AdaptiveAvgPool3d,
@@ -102,6 +118,8 @@ from mpgrad.nn.pooling_kind_layers import (
     AdaptiveMaxPool2d,
     AdaptiveMaxPool3d,
     AvgPool3d,
+    FractionalMaxPool2d,
+    FractionalMaxPool3d,
     LPPool1d,
     LPPool2d,
     LPPool3d,
@@ -244,6 +262,8 @@ __all__ = [
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
     "AvgPool3d",
+    "FractionalMaxPool2d",
+    "FractionalMaxPool3d",
     "LPPool1d",
     "LPPool2d",
     "LPPool3d",
@@ -252,6 +272,7 @@ __all__ = [
     "MaxUnpool2d",
     "MaxUnpool3d",
     "CTCLoss",
+    "LinearCrossEntropyLoss",
     "MultiLabelMarginLoss",
     "MultiMarginLoss",
     "TripletMarginWithDistanceLoss",
@@ -263,6 +284,20 @@ __all__ = [
     "Dropout3d",
     "FeatureAlphaDropout",
     "RReLU",
+    "LazyBatchNorm1d",
+    "LazyBatchNorm2d",
+    "LazyBatchNorm3d",
+    "LazyConv1d",
+    "LazyConv2d",
+    "LazyConv3d",
+    "LazyConvTranspose1d",
+    "LazyConvTranspose2d",
+    "LazyConvTranspose3d",
+    "LazyInstanceNorm1d",
+    "LazyInstanceNorm2d",
+    "LazyInstanceNorm3d",
+    "LazyLinear",
+    "UninitializedParameter",
     "LocalResponseNorm",
     "RMSNorm",
     "Bilinear",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from mpgrad.nn import functional as F
+from mpgrad.nn.layers import Linear
 from mpgrad.nn.losses import _Loss
 from mpgrad.tensors.tensor import Tensor
 
@@ -89,3 +91,68 @@ class CTCLoss(_Loss):
         """(time, batch, classes), labels and the lengths of both -> the loss."""
         options = (self.blank, self.reduction, self.zero_infinity)
         return F.ctc_loss(log_probs, targets, input_lengths, target_lengths, *options)
+
+
+class LinearCrossEntropyLoss(_Loss):
+    """A linear layer of the logits, and their cross entropy.
+
+    Args:
+        in_features: length of the input's last dimension.
+        num_classes: classes.
+        out_features: further dimensions of the logits.
+        bias: add one to the logits.
+        device: where the parameters lie.
+        dtype: of the parameters.
+        reduction: see ``mg.nn.functional.linear_cross_entropy``, as for the other arguments.
+
+    Raises:
+        RuntimeError: ``weight`` has another shape than (num_classes,), or ``label_smoothing`` is
+            out of [0, 1].
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: Any = None,
+    ) -> None:
+        super().__init__(reduction=reduction)
+        if weight is not None and tuple(weight.shape) != (num_classes,):
+            raise RuntimeError(
+                f"expected weight shape to be {(num_classes,)}, got {tuple(weight.shape)}"
+            )
+        if not 0 <= label_smoothing <= 1:
+            raise RuntimeError(
+                f"expected label_smoothing to be in range [0, 1], got {label_smoothing}"
+            )
+        self.register_buffer("weight", weight)
+        self.num_classes, self.out_features = num_classes, out_features
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        logits = num_classes * math.prod(out_features)
+        self.linear = Linear(in_features, logits, bias=bias, device=device, dtype=dtype)
+        self.options = options
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """(batch, in_features) and classes (batch, ...) -> the loss."""
+        shape, bias = (self.num_classes, *self.out_features), self.linear.bias
+        return F.linear_cross_entropy(
+            input,
+            self.linear.weight.reshape(*shape, self.linear.in_features),
+            target,
+            linear_bias=None if bias is None else bias.reshape(shape),
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+        )

@@ -30,6 +30,7 @@ from mpgrad.ops.activation_variants import (
 )
 from mpgrad.ops.class_loss import (
     ctc_loss,
+    linear_cross_entropy,
     multi_margin_loss,
     multilabel_margin_loss,
     triplet_margin_with_distance_loss,
@@ -47,10 +48,18 @@ from mpgrad.ops.dropout_variants import (
     rrelu,
 )
 from mpgrad.ops.embedding import embedding, one_hot
+from mpgrad.ops.fractional_pooling import fractional_max_pool2d, fractional_max_pool3d
 from mpgrad.ops.grid_sample import affine_grid, grid_sample
 from mpgrad.ops.group_norm import group_norm, instance_norm
 from mpgrad.ops.implied_dim import log_softmax, softmax, softmin
-from mpgrad.ops.interpolation import interpolate, pixel_shuffle, pixel_unshuffle
+from mpgrad.ops.interpolation import (
+    interpolate,
+    pixel_shuffle,
+    pixel_unshuffle,
+    upsample,
+    upsample_bilinear,
+    upsample_nearest,
+)
 from mpgrad.ops.linalg import linear
 from mpgrad.ops.loss import (
     binary_cross_entropy,
@@ -125,6 +134,9 @@ __all__ = [
     "group_norm",
     "instance_norm",
     "interpolate",
+    "upsample",
+    "upsample_bilinear",
+    "upsample_nearest",
     "pixel_shuffle",
     "pixel_unshuffle",
     "normalize",
@@ -158,6 +170,7 @@ __all__ = [
     "softmax",
     "log_softmax",
     "ctc_loss",
+    "linear_cross_entropy",
     "multi_margin_loss",
     "multilabel_margin_loss",
     "triplet_margin_with_distance_loss",
@@ -182,6 +195,8 @@ __all__ = [
     "adaptive_max_pool1d",
     "adaptive_max_pool2d",
     "adaptive_max_pool3d",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
     "lp_pool1d",
     "lp_pool2d",
     "lp_pool3d",

@@ -12,7 +12,7 @@ from mpgrad.graph.grad_modes import no_grad
 from mpgrad.graph.hooks import RemovableHandle
 from mpgrad.nn.backward_hooks import ModuleHooks
 from mpgrad.nn.forward_hooks import AfterForward, BeforeForward
-from mpgrad.nn.parameter import Parameter
+from mpgrad.nn.parameter import Parameter, UninitializedParameter
 from mpgrad.tensors.tensor import Tensor
 
 Self = TypeVar("Self", bound="Module")
@@ -382,6 +382,9 @@ class Module:
             RuntimeError: a shape differs, or ``strict`` and a name is missing or unknown.
         """
         own = dict(self._state())
+        for name in [n for n, t in own.items() if isinstance(t, UninitializedParameter)]:
+            if name in state_dict:
+                own[name].materialize(tuple(state_dict[name].shape))  # type: ignore[attr-defined]
         missing = [name for name in own if name not in state_dict]
         unexpected = [name for name in state_dict if name not in own]
         problems = [

@@ -32,3 +32,30 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:
         return f"Parameter containing:\n{Tensor(self._array, requires_grad=self._requires_grad)!r}"
+
+
+class UninitializedParameter(Parameter):
+    """A Parameter of a lazy layer, whose shape is not known yet.
+
+    Args:
+        requires_grad: record operations on it.
+        device: where it will lie.
+        dtype: of its elements.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(empty(0, device=device, dtype=dtype), requires_grad)
+
+    def materialize(self, shape: tuple[int, ...], device: Any = None, dtype: Any = None) -> None:
+        """Become a Parameter of that shape, uninitialised, on the same device by default."""
+        self.data = empty(
+            shape,
+            device=self.device if device is None else device,
+            dtype=self.dtype if dtype is None else dtype,
+        )
+        self.__class__ = Parameter  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "<UninitializedParameter>"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
 from mpgrad.nn.pooling_layers import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
@@ -160,3 +162,53 @@ class MaxUnpool3d(_MaxUnpool):
     """See ``mg.nn.functional.max_unpool3d``."""
 
     _function, _dims = F.max_unpool3d, 3
+
+
+class _FractionalMaxPool(Module):
+    _function: Callable[..., Any]
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        output_size: Any = None,
+        output_ratio: Any = None,
+        return_indices: bool = False,
+        _random_samples: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if (output_size is None) == (output_ratio is None):
+            raise ValueError(
+                f"{name} requires specifying one of output_size and output_ratio, not both"
+            )
+        ratios = output_ratio if isinstance(output_ratio, tuple | list) else (output_ratio,)
+        if output_ratio is not None and not all(0 < ratio < 1 for ratio in ratios):
+            raise ValueError(f"output_ratio must be between 0 and 1 (got {output_ratio})")
+        if not all(k > 0 for k in np.atleast_1d(kernel_size)):
+            raise ValueError(f"kernel_size must greater than zero, but got {kernel_size}")
+        self.kernel_size, self.output_size = kernel_size, output_size
+        self.output_ratio, self.return_indices = output_ratio, return_indices
+        self.register_buffer("_random_samples", _random_samples)
+
+    def forward(self, input: Tensor) -> Any:
+        """(batch, channels, ...) -> (batch, channels, *output_size), perhaps with indices."""
+        return type(self)._function(
+            input,
+            self.kernel_size,
+            self.output_size,
+            self.output_ratio,
+            self.return_indices,
+            _random_samples=self._random_samples,
+        )
+
+
+class FractionalMaxPool2d(_FractionalMaxPool):
+    """See ``mg.nn.functional.fractional_max_pool2d``."""
+
+    _function = F.fractional_max_pool2d
+
+
+class FractionalMaxPool3d(_FractionalMaxPool):
+    """See ``mg.nn.functional.fractional_max_pool3d``."""
+
+    _function = F.fractional_max_pool3d

@@ -2,6 +2,7 @@
 
 from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.nn import packed_sequences as rnn
+from mpgrad.nn import parametrizations, parametrize
 from mpgrad.nn.gradient_clipping import clip_grad_norm_, clip_grad_value_, get_total_norm
 from mpgrad.nn.parameter_vectors import parameters_to_vector, vector_to_parameters
 from mpgrad.nn.weight_norms import (
@@ -16,6 +17,8 @@ __all__ = [
     "clip_grad_value_",
     "get_total_norm",
     "parameters_to_vector",
+    "parametrizations",
+    "parametrize",
     "remove_spectral_norm",
     "remove_weight_norm",
     "spectral_norm",

@@ -17,23 +17,24 @@ from mpgrad.tensors.tensor import Tensor
 Kind = TypeVar("Kind", bound=Module)
 
 
+def length_along(weight: Tensor, dim: int) -> Tensor:
+    """The norm over all dimensions but ``dim`` (over all for -1), which keep length 1."""
+    if dim == -1:
+        return norm(weight)
+    others = [d for d in range(weight.ndim) if d != dim % weight.ndim]
+    return norm(weight, 2, others, keepdim=True) if others else weight.abs()
+
+
 class _WeightNorm:
     """The hook of ``weight_norm``: its weight has the length ``g`` and the direction ``v``."""
 
     def __init__(self, name: str, dim: int) -> None:
         self.name, self.dim = name, dim
 
-    def length(self, weight: Tensor) -> Tensor:
-        """The norm over all dimensions but ``dim`` (over all for -1), which keep length 1."""
-        if self.dim == -1:
-            return norm(weight)
-        others = [d for d in range(weight.ndim) if d != self.dim % weight.ndim]
-        return norm(weight, 2, others, keepdim=True) if others else weight.abs()
-
     def compute(self, module: Module) -> Tensor:
         """The weight."""
         g, v = (getattr(module, f"{self.name}_{part}") for part in "gv")
-        return v * (g / self.length(v))  # type: ignore[no-any-return]
+        return v * (g / length_along(v, self.dim))  # type: ignore[no-any-return]
 
     def __call__(self, module: Module, args: Any) -> None:
         setattr(module, self.name, self.compute(module))
@@ -83,7 +84,7 @@ def weight_norm(module: Kind, name: str = "weight", dim: int | None = 0) -> Kind
     hook = _WeightNorm(name, -1 if dim is None else dim)
     weight = getattr(module, name)
     delattr(module, name)
-    setattr(module, f"{name}_g", Parameter(hook.length(weight).detach()))
+    setattr(module, f"{name}_g", Parameter(length_along(weight, hook.dim).detach()))
     setattr(module, f"{name}_v", Parameter(weight.detach()))
     setattr(module, name, hook.compute(module))
     module.register_forward_pre_hook(hook)

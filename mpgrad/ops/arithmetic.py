@@ -19,6 +19,7 @@ from mpgrad.ops.promotion import (
     operands,
     refuse_bool,
     stored,
+    wrapped,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
 from mpgrad.ops.rounding import floored_quotient, truncated_quotient
@@ -123,7 +124,7 @@ def scaled(a: Any, b: Any, alpha: Any) -> Any:
                 f"For operands of dtype {dtype}, argument alpha must not be a {word} number."
             )
     alpha = stored(alpha, dtype)
-    return call(_mul, b, alpha) if isinstance(b, Tensor) else b * alpha
+    return call(_mul, b, alpha) if isinstance(b, Tensor) else wrapped(b * alpha, dtype)
 
 
 _div = operator(
@@ -223,9 +224,12 @@ def lerp(input: Any, end: Any, weight: Any) -> Tensor:
         NotImplementedError: they are no floating or complex ones.
     """
     a, b = as_tensor_operand(input), as_tensor_operand(end)
-    for name, other in (("end", b), ("weight", weight)):
+    is_single = isinstance(weight, Tensor) and not weight.ndim
+    for name, other in (("end", b), ("weight", None if is_single else weight)):
         if isinstance(other, Tensor) and other.dtype != a.dtype:
             raise RuntimeError(f"lerp: expected dtype {a.dtype} for `{name}` but got {other.dtype}")
+    if is_single:
+        a, b, weight = (cast(x, _result_dtype(a, b, weight)) for x in (a, b, weight))
     if a.dtype.kind not in "fc":
         raise NotImplementedError(f"lerp is not implemented for {a.dtype}")
     return call(_lerp, a, b, as_operand(weight))
@@ -298,8 +302,10 @@ def pow(input: Any, exponent: Any) -> Tensor:
         if not isinstance(b, bool):
             raise NotImplementedError("pow is not implemented for bool")
         return call(_add, a, not b)
-    if isinstance(b, int) and b < 0 and isinstance(a, Tensor) and a._array.dtype.kind in "iu":
-        raise RuntimeError("Integers to negative integer powers are not allowed.")
+    if isinstance(exponent, int) and isinstance(a, Tensor) and a._array.dtype.kind in "iu":
+        if exponent < 0:
+            raise RuntimeError("Integers to negative integer powers are not allowed.")
+        stored(exponent, a._array.dtype)  # it raises for one that would wrap around
     return call(_pow, a, b)
 
 

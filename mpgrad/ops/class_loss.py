@@ -16,6 +16,8 @@ from mpgrad.ops.choices import clamp_min, minimum, where
 from mpgrad.ops.comparison import ge, gt
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import gather, index_select, select, take_along_axis
+from mpgrad.ops.linalg import linear
+from mpgrad.ops.loss import cross_entropy
 from mpgrad.ops.loss_reduction import check_reduction, meant_reduction, reduced
 from mpgrad.ops.margin_loss import pairwise_distance
 from mpgrad.ops.reduction import logsumexp
@@ -98,7 +100,7 @@ def multilabel_margin_loss(
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
-        RuntimeError: the shapes do not fit.
+        RuntimeError: the shapes do not fit, or the target is not of int64.
     """
     reduction = meant_reduction(reduction, size_average, reduce)
     if input.shape != target.shape or input.ndim > 2:
@@ -106,6 +108,8 @@ def multilabel_margin_loss(
             f"multilabel_margin_loss: inconsistent target size {list(target.shape)} for input of "
             f"size {list(input.shape)}"
         )
+    if target.dtype != np.int64:
+        raise RuntimeError(f"multilabel_margin_loss: int64 is expected, not {target.dtype}")
     scores, labels = reshape(input, (-1, input.shape[-1] if input.ndim else 1)), target._array
     marks = on_host(labels).reshape(scores.shape)
     if marks.size and marks.max() >= scores.shape[1]:
@@ -196,7 +200,9 @@ def ctc_loss(
         raise RuntimeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, not {log_probs.ndim}")
     steps, batch, classes = log_probs.shape
     times, counts = _lengths(input_lengths), _lengths(target_lengths)
-    if len(times) != batch or len(counts) != batch:
+    if targets.ndim not in (1, 2):
+        raise RuntimeError(f"ctc_loss: targets must have 1 or 2 dimensions, not {targets.ndim}")
+    if times.shape != (batch,) or counts.shape != (batch,):
         raise RuntimeError("ctc_loss: input_lengths and target_lengths must be of size batch_size")
     if not 0 <= blank < classes:
         raise RuntimeError("ctc_loss: blank must be in label range")
@@ -259,3 +265,68 @@ def _alignments(log_probs: Tensor, labels: Any, times: Any, counts: Any) -> Tens
     ends = add(ends, beside(log_probs, np.stack([np.zeros_like(only), only], 1)))
     total = logsumexp(ends, 1)
     return neg(where(gt(beside(log_probs, times), 0), total, 0.0))
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: Any = None,
+) -> Tensor:
+    """``cross_entropy`` of the logits ``linear(input, linear_weight, linear_bias)``.
+
+    Args:
+        input: (batch, features) or (features,).
+        linear_weight: (classes, features) or (classes, ..., features); the second needs a batch.
+        target: class indices (batch, ...), or probabilities (batch, classes, ...).
+        linear_bias: (classes, ...).
+        weight: (classes,), one factor per class.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class indices of this value count nothing; by default -100.
+        label_smoothing: share of each target that is spread over all classes evenly.
+        options: how PyTorch cuts the computation to save memory; without effect here.
+
+    Raises:
+        RuntimeError: the shapes do not fit, or ``ignore_index`` is given with probabilities.
+    """
+    if input.ndim not in (1, 2):
+        raise RuntimeError(f"expected input with dimensionality 1 or 2, got {input.ndim}")
+    if linear_weight.ndim < 2:
+        raise RuntimeError(
+            f"expected linear_weight with dimensionality at least 2, got {linear_weight.ndim}"
+        )
+    *lead, features = linear_weight.shape
+    if input.shape[-1] != features:
+        raise RuntimeError(
+            "expected equal input and linear_weight last dimensions (in_features), got "
+            f"{input.shape[-1]} and {features}, respectively"
+        )
+    if linear_bias is not None and list(linear_bias.shape) != lead:
+        raise RuntimeError(
+            f"expected linear_bias shape {tuple(lead)}, got {tuple(linear_bias.shape)}"
+        )
+    if len(lead) > 1 and input.ndim == 1:
+        raise RuntimeError(
+            f"K-dimensional loss defined by linear_weight shape {tuple(linear_weight.shape)} "
+            f"requires batched input, (N, {features}), got unbatched input with shape "
+            f"{tuple(input.shape)}"
+        )
+    shape = (*input.shape[:-1], *lead)
+    if tuple(target.shape) == shape and ignore_index is not None:
+        raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
+    bias = None if linear_bias is None else reshape(linear_bias, -1)
+    logits = reshape(linear(input, reshape(linear_weight, (-1, features)), bias), shape)
+    return cross_entropy(
+        logits,
+        target,
+        weight,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )

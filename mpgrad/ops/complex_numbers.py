@@ -22,11 +22,13 @@ __all__ = [
     "angle",
     "complex",
     "conj",
+    "conj_physical",
     "imag",
     "is_complex",
     "polar",
     "real",
     "resolve_conj",
+    "resolve_neg",
     "sgn",
     "view_as_complex",
     "view_as_real",
@@ -83,13 +85,29 @@ def conj(input: Tensor) -> Tensor:
     return call(_conj, input) if is_complex(input) else input
 
 
+conj_physical = conj
+
+
 def resolve_conj(input: Tensor) -> Tensor:
     """``input`` itself: conjugates are always computed here, not marked."""
     return input
 
 
+def resolve_neg(input: Tensor) -> Tensor:
+    """``input`` itself: negatives are always computed here, not marked."""
+    return input
+
+
 def adjoint(input: Tensor) -> Tensor:
-    """The conjugate transpose of the last two dimensions."""
+    """The conjugate transpose of the last two dimensions.
+
+    Raises:
+        RuntimeError: it has one dimension.
+    """
+    if input.ndim == 0:
+        return conj(input)
+    if input.ndim == 1:
+        raise RuntimeError("adjoint() is only supported on matrices or batches of them, not 1-D")
     return conj(transpose(input, -2, -1))
 
 

@@ -21,9 +21,11 @@ __all__ = [
     "count_nonzero",
     "histc",
     "isin",
+    "nonzero_static",
     "searchsorted",
     "unique",
     "unique_consecutive",
+    "unravel_index",
 ]
 
 
@@ -31,6 +33,39 @@ def count_nonzero(input: Tensor, dim: Any = None) -> Tensor:
     """How many elements over ``dim`` (an int, several, or None for all) are not zero, int64."""
     counts = np.count_nonzero(on_host(input._array), some_dims(dim, None, input.ndim))
     return beside(input, np.asarray(counts, np.int64))
+
+
+def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """The indices of the first ``size`` elements that are not zero, rows of ``fill_value`` after
+    them: int64 (size, dimensions).
+
+    Raises:
+        RuntimeError: ``size`` is negative.
+    """
+    if size < 0:
+        raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
+    found = np.argwhere(on_host(input._array))[:size]
+    rows = np.full((size, input.ndim), fill_value, np.int64)
+    rows[: len(found)] = found
+    return beside(input, rows)
+
+
+def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """For places in a flattened tensor of ``shape`` their indices along each dimension.
+
+    Raises:
+        TypeError: ``shape`` is no length or sequence of lengths.
+        ValueError: a place lies outside, or a length is negative.
+    """
+    if indices.dtype.kind not in "iu":
+        raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(isinstance(n, bool) or not isinstance(n, int | np.integer) for n in lengths):
+        raise TypeError(f"expected 'shape' to be int or sequence of ints, but got {shape}")
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"'shape' cannot have negative values, but got {lengths}")
+    found = np.unravel_index(on_host(indices._array).astype(np.int64), lengths)
+    return tuple(beside(indices, np.asarray(part)) for part in found)
 
 
 def isin(
@@ -47,9 +82,12 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 
     Raises:
         RuntimeError: ``input`` is no vector of integers from 0, or ``weights`` has another shape.
+        NotImplementedError: the elements are no integers.
     """
     array = on_host(input._array)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or np.min(array, initial=0) < 0:
+    if array.dtype.kind not in "iu":
+        raise NotImplementedError(f"bincount is not implemented for {input.dtype}")
+    if array.ndim != 1 or np.min(array, initial=0) < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
@@ -118,6 +156,11 @@ def searchsorted(
     where = "right" if right or side == "right" else "left"
     values = as_tensor_operand(input)
     sequence, wanted = on_host(sorted_sequence._array), on_host(values._array)
+    if not sequence.ndim or (sequence.ndim > 1 and not wanted.ndim):
+        raise RuntimeError(
+            "searchsorted(): the sequence must have a dimension, and only one beside a number, but "
+            f"got {list(sequence.shape)} and {list(wanted.shape)}"
+        )
     if sorter is not None:
         if sorter.shape != sorted_sequence.shape or sorter.dtype != np.int64:
             raise RuntimeError(

@@ -221,3 +221,25 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     base = np.stack(places, -1).reshape(-1, dims + 1).astype(theta.dtype)
     grid = matmul(beside(theta, base), transpose(theta, 1, 2))
     return reshape(grid, (size[0], *lengths, dims))
+
+
+def grid_sampler_2d(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    """``grid_sample`` of images, whose mode and padding are numbers from 0."""
+    return _numbered(input, grid, interpolation_mode, padding_mode, align_corners, 4)
+
+
+def grid_sampler_3d(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    """``grid_sample`` of volumes, whose mode and padding are numbers from 0."""
+    return _numbered(input, grid, interpolation_mode, padding_mode, align_corners, 5)
+
+
+def _numbered(
+    input: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool, dims: int
+) -> Tensor:
+    if input.ndim != dims:
+        raise RuntimeError(f"grid_sampler(): expected {dims}D input, got {list(input.shape)}")
+    return grid_sample(input, grid, _MODES[mode], _PADDINGS[padding], align_corners)

@@ -71,6 +71,27 @@ def interpolate(
     return input
 
 
+def upsample(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+) -> Tensor:
+    """An older name of ``interpolate``."""
+    return interpolate(input, size, scale_factor, mode, align_corners)
+
+
+def upsample_nearest(input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
+    """``interpolate`` with the nearest element."""
+    return interpolate(input, size, scale_factor)
+
+
+def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
+    """``interpolate`` of images between neighbours; the corners keep their places."""
+    return interpolate(input, size, scale_factor, "bilinear", True)
+
+
 def _check_mode(input: Tensor, mode: str, align_corners: bool | None, antialias: bool) -> None:
     if mode not in _MODES or input.ndim not in (3, 4, 5):
         raise NotImplementedError(

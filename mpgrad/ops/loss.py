@@ -121,10 +121,10 @@ def nll_loss(
     shape, samples = input._array.shape, target._array.shape
     dim = _class_dim(shape)
     expected = shape[:dim] + shape[dim + 1 :]
-    if shape and len(shape) == len(samples) + 1 and shape[:dim] != samples[:dim]:
+    if len(shape) > 1 and shape[0] != (samples[0] if samples else 0):
         raise ValueError(
-            f"nll_loss: expected input batch_size ({shape[0]}) to match target batch_size "
-            f"({samples[0]})."
+            f"nll_loss: Expected input batch_size ({shape[0]}) to match target batch_size "
+            f"({samples[0] if samples else 0})."
         )
     if not shape or samples != expected:
         raise RuntimeError(f"nll_loss: Expected target size {list(expected)}, got {list(samples)}")
@@ -191,6 +191,11 @@ def cross_entropy(
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     shape = input._array.shape
     dim = _class_dim(shape)
+    if len(shape) > 1 and target._array.shape[:1] not in ((), shape[:1]):
+        raise ValueError(
+            f"Expected input batch_size ({shape[0]}) to match target batch_size "
+            f"({target.shape[0]})."
+        )
     logs = log_softmax(input, dim)
     _check_weight(weight, shape[dim])
     if target._array.shape == shape and target._array.dtype.kind == "f":
@@ -395,7 +400,10 @@ def binary_cross_entropy_with_logits(
     if pos_weight is not None:
         logs = mul(logs, add(mul(sub(pos_weight, 1), target), 1))
     losses = sub(mul(sub(1, target), input), logs)
-    return reduced(losses if weight is None else mul(losses, weight), reduction)
+    losses = losses if weight is None else mul(losses, weight)
+    # PyTorch computes in the memory of ``1 - target``.
+    dtype = target.dtype if target.dtype.kind == "f" else losses.dtype
+    return reduced(cast(losses, dtype), reduction)
 
 
 def kl_div(

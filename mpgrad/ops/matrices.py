@@ -175,8 +175,13 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
             f"linalg.solve: Incompatible shapes of A and B for the equation AX = B "
             f"({list(A.shape)} and {list(B.shape)})"
         )
-    solution = call(_solve, A, right)
+    solution = solve_matrices(A, right)
     return squeeze(solution, -1) if is_vector else solution
+
+
+def solve_matrices(A: Tensor, B: Tensor) -> Tensor:
+    """``X`` of ``A X = B`` for matrices, whose batches broadcast."""
+    return call(_solve, A, B)
 
 
 def det(A: Tensor) -> Tensor:

@@ -12,15 +12,15 @@ from mpgrad.graph.registry import operator
 from mpgrad.ops import reduction
 from mpgrad.ops.arithmetic import add, div, mul, sub
 from mpgrad.ops.choices import clamp, where
-from mpgrad.ops.comparison import lt
-from mpgrad.ops.dimensions import Dims, count, keep, some_dims
+from mpgrad.ops.comparison import gt, lt
+from mpgrad.ops.dimensions import Dims, count, keep, one_dim, some_dims
 from mpgrad.ops.factorizations import svdvals
 from mpgrad.ops.joining import broadcast_tensors
 from mpgrad.ops.promotion import as_tensor_operand, cast, floating, promote_types
 from mpgrad.ops.shape import movedim, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
-__all__ = ["cosine_similarity", "dist", "norm", "normalize"]
+__all__ = ["cosine_similarity", "dist", "norm", "normalize", "renorm"]
 
 
 def _norm_of(xp: Any, input: Any, *, p: float, dim: Dims, keepdim: bool) -> Any:
@@ -135,6 +135,25 @@ def normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -
     return div(input, clamp(norm(input, p, dim, keepdim=True), min=eps))
 
 
+def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """``input`` whose slices along ``dim`` have a p-norm of at most ``maxnorm``.
+
+    Raises:
+        RuntimeError: ``p`` is not positive, ``maxnorm`` negative, or there are fewer than two
+            dimensions.
+    """
+    if isinstance(p, complex) or not p > 0:
+        raise RuntimeError(f"renorm: non-positive-norm not supported, got p={p}")
+    if isinstance(maxnorm, complex) or maxnorm < 0:
+        raise RuntimeError(f"renorm: expected maxnorm to be >= 0 but got {maxnorm}")
+    if input.ndim < 2:
+        raise RuntimeError(f"renorm: input needs at least 2 dimensions, got {input.ndim}")
+    kept = one_dim(dim, input.ndim)
+    length = norm(input, p, [d for d in range(input.ndim) if d != kept], keepdim=True)
+    factor = where(gt(length, maxnorm), div(maxnorm, add(length, 1e-7)), 1.0)
+    return mul(input, factor)
+
+
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The cosine of the angle between vectors along ``dim``; norms count at least ``eps``.
 
@@ -148,9 +167,10 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
         raise RuntimeError(
             f"cosine_similarity: expected common dtype to be floating point, yet it is {dtype}"
         )
-    x1, x2 = broadcast_tensors(cast(x1, dtype), cast(x2, dtype))
     units = []
-    for x in (x1, x2):
+    for x in broadcast_tensors(x1, x2):
+        # Each vector is divided in its own dtype, as in PyTorch.
+        x = x if x.dtype.kind == "f" else cast(x, dtype)
         length = norm(x, 2.0, dim, keepdim=True)
         raised = add(length, sub(eps, length.detach()))
         units.append(div(x, where(lt(length, eps), raised, length)))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add
+from mpgrad.ops.device_moves import beside
 from mpgrad.ops.indexing import _getitem, scatter_index, split_key
 from mpgrad.ops.promotion import as_operand, as_tensor_operand, cast, stored
-from mpgrad.ops.shape import broadcast_to
+from mpgrad.ops.shape import broadcast_to, clone
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["index_put", "masked_fill"]
@@ -52,6 +55,26 @@ _normal = operator("normal", lambda xp, input, draws: draws, input=_no_gradient)
 _bernoulli = operator("bernoulli", lambda xp, input, draws: draws, input=_no_gradient)
 _random = operator("random", lambda xp, input, draws: draws, input=_no_gradient)
 _exponential = operator("exponential", lambda xp, input, draws: draws, input=_no_gradient)
+_cauchy = operator("cauchy", lambda xp, input, draws: draws, input=_no_gradient)
+_geometric = operator("geometric", lambda xp, input, draws: draws, input=_no_gradient)
+_log_normal = operator("log_normal", lambda xp, input, draws: draws, input=_no_gradient)
+
+
+def fill(input: Tensor, value: Any) -> Tensor:
+    """A tensor like ``input`` with ``value``, a number or a 0-d tensor, everywhere.
+
+    Raises:
+        RuntimeError: ``value`` has dimensions, or the dtype cannot hold it.
+    """
+    value = as_operand(value)
+    if not isinstance(value, Tensor):
+        value = beside(input, np.asarray(stored(value, input._array.dtype), input._array.dtype))
+    elif value.ndim:
+        raise RuntimeError(
+            "fill only supports 0-dimension value tensor but got tensor with "
+            f"{value.ndim} dimensions."
+        )
+    return clone(call(_fill, input, cast(value, input.dtype)))
 
 
 _masked_fill = operator(

@@ -20,7 +20,7 @@ __all__ = ["cumprod", "prod"]
 Dims = tuple[int, ...] | None
 
 
-def _part(xp: Any, x: Any, start: int | None, stop: int | None) -> Any:
+def part(xp: Any, x: Any, start: int | None, stop: int | None) -> Any:
     """``x[..., start:stop]``."""
     return xp.getitem(x, (Ellipsis, slice(start, stop)), ())
 
@@ -39,13 +39,13 @@ def _of_others(xp: Any, x: Any) -> Any:
     if length < 2:
         return _ones_beside(xp, x, x.shape)
     half = length // 2
-    left, right = _part(xp, x, 0, half), _part(xp, x, half, 2 * half)
+    left, right = part(xp, x, 0, half), part(xp, x, half, 2 * half)
     pairs = xp.multiply(left, right)
     if length % 2 == 0:
         outside = _of_others(xp, pairs)
         return xp.concatenate([xp.multiply(outside, right), xp.multiply(outside, left)], -1)
-    outside = _of_others(xp, xp.concatenate([pairs, _part(xp, x, -1, None)], -1))
-    of_pairs, of_last = _part(xp, outside, 0, half), _part(xp, outside, half, None)
+    outside = _of_others(xp, xp.concatenate([pairs, part(xp, x, -1, None)], -1))
+    of_pairs, of_last = part(xp, outside, 0, half), part(xp, outside, half, None)
     return xp.concatenate([xp.multiply(of_pairs, right), xp.multiply(of_pairs, left), of_last], -1)
 
 
@@ -77,19 +77,19 @@ def prod(
     return call(_prod, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
 
 
-def _recurrence(xp: Any, factors: Any, terms: Any) -> Any:
+def recurrence(xp: Any, factors: Any, terms: Any) -> Any:
     """``y[i] = terms[i] + factors[i] * y[i - 1]`` along the last dimension, in log2(n) steps.
 
     The composition of two affine maps is one: Hillis and Steele, "Data parallel algorithms", 1986.
     """
     length, step = terms.shape[-1], 1
     while step < length:
-        early_terms, late_terms = _part(xp, terms, 0, step), _part(xp, terms, step, None)
-        early_factors, late_factors = _part(xp, factors, 0, step), _part(xp, factors, step, None)
-        before = _part(xp, terms, 0, length - step)
+        early_terms, late_terms = part(xp, terms, 0, step), part(xp, terms, step, None)
+        early_factors, late_factors = part(xp, factors, 0, step), part(xp, factors, step, None)
+        before = part(xp, terms, 0, length - step)
         joined = xp.add(late_terms, xp.multiply(late_factors, before))
         terms = xp.concatenate([early_terms, joined], -1)
-        before = _part(xp, factors, 0, length - step)
+        before = part(xp, factors, 0, length - step)
         factors = xp.concatenate([early_factors, xp.multiply(late_factors, before)], -1)
         step *= 2
     return terms
@@ -104,9 +104,9 @@ def _cumprod_grad(xp: Any, grad: Any, input: Any, result: Any, dim: int) -> Any:
     grad, input, result = (xp.transpose(x, tuple(order)) for x in (grad, input, result))
     one = _ones_beside(xp, input, (*input.shape[:-1], 1))
     # From the end: each element of grad is followed by its factor.
-    factors = xp.concatenate([one, xp.flip(_part(xp, input, 1, None), -1)], -1)
-    sums = xp.flip(_recurrence(xp, factors, xp.flip(grad, -1)), -1)
-    before = xp.concatenate([one, _part(xp, result, 0, -1)], -1)
+    factors = xp.concatenate([one, xp.flip(part(xp, input, 1, None), -1)], -1)
+    sums = xp.flip(recurrence(xp, factors, xp.flip(grad, -1)), -1)
+    before = xp.concatenate([one, part(xp, result, 0, -1)], -1)
     return xp.transpose(xp.multiply(sums, before), tuple(order))
 
 

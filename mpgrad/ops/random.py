@@ -113,9 +113,40 @@ def fill_exponential(array: Array, rate: float) -> None:
     Raises:
         NotImplementedError: the elements are not floating.
     """
-    if array.dtype.kind != "f":
-        raise NotImplementedError(f"exponential_ is not implemented for {array.dtype}")
+    _check_floating("exponential_", array)
     _write(array, _drawn(default_generator().standard_exponential, array) / rate)
+
+
+def fill_cauchy(array: Array, median: float, sigma: float) -> None:
+    """Overwrite ``array`` with draws from Cauchy's distribution.
+
+    Raises:
+        NotImplementedError: the elements are not floating.
+    """
+    _check_floating("cauchy_", array)
+    _write(array, default_generator().standard_cauchy(array.shape) * sigma + median)
+
+
+def fill_log_normal(array: Array, mean: float, std: float) -> None:
+    """Overwrite ``array`` with exponentials of draws from the normal distribution.
+
+    Raises:
+        NotImplementedError: the elements are not floating.
+    """
+    _check_floating("log_normal_", array)
+    _write(array, np.exp(default_generator().standard_normal(array.shape) * std + mean))
+
+
+def fill_geometric(array: Array, probability: float) -> None:
+    """Overwrite ``array`` with numbers of trials up to the first success, from 1."""
+    if array.dtype.kind in "bc":
+        raise NotImplementedError(f"geometric_ is not implemented for {array.dtype}")
+    _write(array, default_generator().geometric(probability, array.shape))
+
+
+def _check_floating(name: str, array: Array) -> None:
+    if array.dtype.kind != "f":
+        raise NotImplementedError(f"{name} is not implemented for {array.dtype}")
 
 
 def _write(array: Array, values: Any) -> None:

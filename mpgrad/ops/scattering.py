@@ -132,10 +132,28 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return add(input, scatter_index(values, key, places, input.shape))
 
 
+def aimed(
+    name: str, input: Tensor, dim: int, index: Tensor, src: Tensor
+) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """For operators that treat ``input`` as one line: its shape, the place of each element of
+    ``index`` in that line, and its element of ``src``.
+
+    Raises:
+        RuntimeError: as of ``scatter``.
+    """
+    shape = tuple(input.shape)
+    input, index, src = as_vector(input), as_vector(index), as_vector(src)
+    dim = one_dim(dim, input.ndim)
+    places, values = _along(name, input, dim, index, src)
+    arrays = np.broadcast_arrays(*(on_host(place._array) for place in places))
+    flat = np.ravel_multi_index(tuple(arrays), input.shape) if index.numel() else arrays[0]
+    return shape, beside(input, flat.reshape(-1)), reshape(values, -1)
+
+
 # ------------------------------------------------------------------------ a place per slice
 
 
-def _slices(
+def slices(
     name: str, input: Tensor, dim: int, index: Tensor, source: Tensor, error: type[Exception]
 ) -> tuple[Any, ...]:
     """The key of the slices at ``index``, into which those of ``source`` fit."""
@@ -176,7 +194,7 @@ def index_add(
         IndexError: an index is out of range.
         RuntimeError: shapes or dtypes do not fit.
     """
-    key = _slices("index_add", input, dim, index, source, RuntimeError)
+    key = slices("index_add", input, dim, index, source, RuntimeError)
     scaled = source if alpha == 1 else mul(source, stored(alpha, input._array.dtype))
     return add(input, scatter_index(scaled, key, [index], input.shape))
 
@@ -189,7 +207,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
         IndexError: an index is out of range, or there are not as many as slices.
         RuntimeError: shapes or dtypes do not fit.
     """
-    key = _slices("index_copy", input, dim, index, source, IndexError)
+    key = slices("index_copy", input, dim, index, source, IndexError)
     return put_index(input, source, key, [index])
 
 

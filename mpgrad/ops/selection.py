@@ -180,8 +180,13 @@ def repeat_interleave(
     Raises:
         RuntimeError: a number is negative, there are not as many as slices, or ``output_size`` is
             not the resulting length.
+        NotImplementedError: numbers of repetitions are no integers.
     """
     if repeats is None:
+        if input.dtype not in (np.int32, np.int64):
+            raise NotImplementedError(f"repeat_interleave is not implemented for {input.dtype}")
+        if input.ndim != 1:
+            raise RuntimeError("repeat_interleave(): repeats must be a vector")
         count = Tensor(np.arange(input._array.size))
         return repeat_interleave(count, input, 0, output_size=output_size)
     if dim is None:
@@ -249,6 +254,14 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = 
             places = _places(mode, input.shape[dim], before, after)
             input = index_select(input, dim, Tensor(places))
     return input
+
+
+_padded = pad
+
+
+def constant_pad_nd(input: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
+    """The function ``pad`` with its mode ``"constant"``."""
+    return _padded(input, pad, value=value)
 
 
 def _places(mode: str, length: int, before: int, after: int) -> Any:

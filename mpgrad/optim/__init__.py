@@ -5,11 +5,13 @@ from __future__ import annotations
 from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.optim import lr_scheduler
 from mpgrad.optim.adadelta import Adadelta
+from mpgrad.optim.adafactor import Adafactor
 from mpgrad.optim.adagrad import Adagrad
 from mpgrad.optim.adam import Adam, AdamW
 from mpgrad.optim.adamax import Adamax
 from mpgrad.optim.asgd import ASGD
 from mpgrad.optim.lbfgs import LBFGS
+from mpgrad.optim.muon import Muon
 from mpgrad.optim.nadam import NAdam
 from mpgrad.optim.optimizer import Optimizer
 from mpgrad.optim.radam import RAdam
@@ -22,10 +24,12 @@ __all__ = [
     "LBFGS",
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
     "Adamax",
+    "Muon",
     "NAdam",
     "Optimizer",
     "RAdam",

@@ -14,27 +14,32 @@ import numpy as np
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.autograd import variable
 from mpgrad.autograd.running import engine_slot
+from mpgrad.base.user_frames import hide_our_frames
 from mpgrad.dispatch import overrides
 from mpgrad.graph.node import Node
 from mpgrad.ops import (
     activation,
     arithmetic,
     arrangements,
+    bit_patterns,
     choices,
     comparison,
     complex_numbers,
     counting,
     extrema,
+    histograms,
     indexing,
     interchange,
     linalg,
     linear_systems,
     matrices,
     matrix_functions,
+    memory_layouts,
     norms,
     order_statistics,
     ordering,
     overwriting,
+    packed_factors,
     piecewise,
     products,
     quantiles,
@@ -42,9 +47,12 @@ from mpgrad.ops import (
     rearrangements,
     reduction,
     rounding,
+    running_logarithms,
+    scatter_reductions,
     scattering,
     selection,
     shape,
+    short_time_fourier,
     signs,
     special,
     transcendental,
@@ -98,6 +106,8 @@ _INFIX: dict[str, Callable[..., Tensor]] = {
     "and": comparison.bitwise_and,
     "or": comparison.bitwise_or,
     "xor": comparison.bitwise_xor,
+    "lshift": bit_patterns.bitwise_left_shift,
+    "rshift": bit_patterns.bitwise_right_shift,
 }
 _COMPARISONS = {
     "__eq__": comparison.eq,
@@ -136,7 +146,11 @@ def backward(
             create_graph=create_graph, inputs=inputs,
         )  # fmt: skip
         return
-    _backward()(self, gradient, retain_graph, create_graph, inputs=inputs)
+    try:
+        _backward()(self, gradient, retain_graph, create_graph, inputs=inputs)
+    except BaseException as error:
+        hide_our_frames(error)
+        raise
 
 
 @functools.cache
@@ -176,18 +190,22 @@ def _load_engine() -> None:
 
 
 def _where(self: Tensor, condition: Any, other: Any) -> Tensor:
+    """This tensor where ``condition`` is true, ``other`` elsewhere; all three are broadcast."""
     return choices.where(condition, self, other)
 
 
 def _view_as(self: Tensor, other: Tensor) -> Tensor:
+    """A view of the shape of ``other``."""
     return shape.view(self, other.shape)
 
 
 def _reshape_as(self: Tensor, other: Tensor) -> Tensor:
+    """``reshape`` to the shape of ``other``."""
     return shape.reshape(self, other.shape)
 
 
 def _expand_as(self: Tensor, other: Tensor) -> Tensor:
+    """A view that is broadcast to the shape of ``other``."""
     return shape.expand(self, other.shape)
 
 
@@ -196,10 +214,12 @@ def _itself(self: Tensor) -> Tensor:
 
 
 def _reversed(self: Tensor) -> Tensor:
+    """A view whose dimensions are in reverse order."""
     return shape.permute(self, tuple(reversed(range(self.ndim))))
 
 
 def _matrices_transposed(self: Tensor) -> Tensor:
+    """A view whose last two dimensions have changed places."""
     return shape.transpose(self, -2, -1)
 
 
@@ -221,6 +241,7 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (overwriting, ""),
     (selection, ""),
     (scattering, ""),
+    (scatter_reductions, ""),
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (linalg, "linear tensordot"),
@@ -232,6 +253,9 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (signs, "rsub"),
     (rearrangements, "block_diag broadcast_shapes column_stack dstack"),
     (quantiles, "cumulative_trapezoid trapezoid trapz"),
+    (bit_patterns, ""),
+    (running_logarithms, ""),
+    (short_time_fourier, ""),
 )
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -262,10 +286,13 @@ _METHODS: dict[str, Callable[..., Any]] = {
             "sinc",
         )
     },
+    **{name: getattr(packed_factors, name) for name in ["geqrf", "lu", "lu_solve", "ormqr"]},
+    "histogram": histograms.histogram,
+    "as_strided_scatter": memory_layouts.as_strided_scatter,
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,
-    "__invert__": comparison.bitwise_not,
+    "__invert__": comparison.inverted,
     "__getitem__": indexing.getitem,
     "__hash__": object.__hash__,
     "__repr__": display.represent,
@@ -300,6 +327,7 @@ def _attach() -> None:
     for name, function in _INFIX.items():
         setattr(Tensor, f"__{name}__", _infix(function))
         setattr(Tensor, f"__r{name}__", _infix(function, reflected=True))
+    Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[method-assign]  # PyTorch has both
     for name, function in _COMPARISONS.items():
         setattr(Tensor, name, _infix(function))
     for table in (

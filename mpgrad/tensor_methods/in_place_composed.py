@@ -12,12 +12,16 @@ from typing import Any
 from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.ops import (
     arithmetic,
+    bit_patterns,
     comparison,
+    complex_numbers,
     linalg,
+    norms,
     piecewise,
     products,
     rearrangements,
     reduction,
+    scatter_reductions,
     scattering,
     selection,
     signs,
@@ -54,6 +58,7 @@ _FORMS = (
     (linalg, "addmm baddbmm"),
     (rearrangements, "put"),
     (reduction, "cumsum"),
+    (scatter_reductions, "index_reduce scatter_reduce"),
     (scattering, "index_add index_copy index_fill masked_scatter scatter scatter_add"),
     (selection, "tril triu"),
     (signs, "addbmm addmv addr"),
@@ -61,6 +66,8 @@ _FORMS = (
 #: Functions whose formulas use values; and comparisons, which give the old values no gradient.
 _FORMS_OF_VALUES = (
     (arithmetic, "true_divide"),
+    (bit_patterns, "bitwise_left_shift bitwise_right_shift nextafter"),
+    (norms, "renorm"),
     (comparison, "eq ne gt ge lt le logical_and logical_not logical_or logical_xor"),
     (comparison, "not_equal greater greater_equal less less_equal"),
     (piecewise, "deg2rad erfc float_power frac hypot logit nan_to_num rad2deg"),
@@ -75,4 +82,9 @@ METHODS: dict[str, Callable[..., Any]] = {
     for forms in (_FORMS, _FORMS_OF_VALUES)
     for family, names in forms
     for name in names.split()
+}
+METHODS["conj_physical_"] = _composed(complex_numbers.conj)
+METHODS |= {
+    "__ilshift__": METHODS["bitwise_left_shift_"],
+    "__irshift__": METHODS["bitwise_right_shift_"],
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.ops import creation
+from mpgrad.ops import creation, memory_layouts
 from mpgrad.ops.typed_tensors import from_data_or_size
 from mpgrad.tensors.tensor import Tensor
 
@@ -38,10 +38,16 @@ def _like(tensor: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "device": tensor.device, **given}
 
 
+def new_empty_strided(self: Tensor, size: Any, stride: Any, **options: Any) -> Tensor:
+    """Uninitialised; neighbours along each dimension are ``stride`` elements apart in memory."""
+    return memory_layouts.empty_strided(size, stride, **_like(self, options))
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     "new": new,
     "new_tensor": new_tensor,
     "new_full": new_full,
+    "new_empty_strided": new_empty_strided,
     "new_empty": _of_size(creation.empty),
     "new_zeros": _of_size(creation.zeros),
     "new_ones": _of_size(creation.ones),

@@ -67,7 +67,49 @@ def exponential_(self: Tensor, lambd: float = 1.0) -> Tensor:
     return call_in_place(overwriting._exponential, self, Tensor(draws))
 
 
+def cauchy_(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    """Overwrite with draws from Cauchy's distribution.
+
+    Raises:
+        RuntimeError: ``sigma`` is not positive.
+    """
+    if sigma <= 0:
+        raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_cauchy(draws, median, sigma)
+    return call_in_place(overwriting._cauchy, self, Tensor(draws))
+
+
+def log_normal_(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    """Overwrite with exponentials of draws from the normal distribution.
+
+    Raises:
+        RuntimeError: ``std`` is not positive.
+    """
+    if std <= 0:
+        raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_log_normal(draws, mean, std)
+    return call_in_place(overwriting._log_normal, self, Tensor(draws))
+
+
+def geometric_(self: Tensor, p: float) -> Tensor:
+    """Overwrite with the numbers of trials up to the first success, of probability ``p``.
+
+    Raises:
+        RuntimeError: ``p`` is not in (0, 1).
+    """
+    if not 0 < p < 1:
+        raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")
+    draws = storage.empty(self.shape, self.dtype, self.device)
+    random.fill_geometric(draws, p)
+    return call_in_place(overwriting._geometric, self, Tensor(draws))
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     method.__name__: takes_generator(method)
-    for method in (uniform_, normal_, bernoulli_, random_, exponential_)
+    for method in (
+        *(uniform_, normal_, bernoulli_, random_, exponential_),
+        *(cauchy_, log_normal_, geometric_),
+    )
 }

@@ -112,18 +112,22 @@ class Tensor(TensorMembers):
 
     @property
     def shape(self) -> Size:
+        """The length of each dimension."""
         return size_of(self._array.shape)
 
     @property
     def dtype(self) -> DType:
+        """The type of the elements."""
         return DTYPES[self._array.dtype]
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return self._array.ndim
 
     @property
     def device(self) -> Device:
+        """Where it lies."""
         return device_of(self._array)
 
     @property
@@ -170,6 +174,7 @@ class Tensor(TensorMembers):
 
     @property
     def requires_grad(self) -> bool:
+        """Whether gradients are computed for it."""
         # A view requires grad as soon as its base does.
         return self._requires_grad or (self._view is not None and self._view.base._requires_grad)
 
@@ -216,6 +221,11 @@ class Tensor(TensorMembers):
                 ".retain_grad() on the non-leaf Tensor if you want it.",
                 UserWarning,
                 stacklevel=2,
+            )
+        if self._grad is None and getattr(self, "_belongs_to_client", False):
+            raise RuntimeError(
+                "the .grad of a tensor of the calling process is read on a worker, which does not "
+                'have it. Set run_on = "client" on the Function'
             )
         return self._grad
 

@@ -20,8 +20,8 @@ LINES = Path(PYTORCH).read_text().splitlines()
         ("nn.SyncBatchNorm", "nearest are BatchNorm3d, BatchNorm2d, BatchNorm1d; https://pyt"),
         ("jit", "PyTorch's jit is not in mpgrad; use the function itself"),
         (
-            "nn.LazyLinear",
-            "module 'mpgrad.nn' has no attribute 'LazyLinear': PyTorch's LazyLinear is",
+            "nn.CrossMapLRN2d",
+            "module 'mpgrad.nn' has no attribute 'CrossMapLRN2d': PyTorch's CrossMapLRN2d is",
         ),
         ("nn.functional.grouped_mm", "PyTorch's grouped_mm is not in mpgrad"),
         ("nn.utils.skip_init", "PyTorch's skip_init is not in mpgrad"),

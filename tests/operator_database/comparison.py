@@ -76,7 +76,9 @@ def difference(
         return _of_values(here, there, close) if values else ""
     if isinstance(there, float) and isinstance(here, float):
         return _of_values(np.asarray(here), np.asarray(there), close) if values else ""
-    if here is None or there is None or isinstance(there, bool | int | complex | str):
+    if here is None or there is None:
+        return "" if here is there else f"{_short(here)} in place of {_short(there)}"
+    if isinstance(there, bool | int | complex | str):
         return "" if here == there else f"{_short(here)} in place of {_short(there)}"
     return ""
 

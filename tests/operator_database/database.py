@@ -20,7 +20,8 @@ from tests.operator_database import layers_and_optimizers
 #: Operators that draw random numbers or leave memory as it is: shapes and dtypes alone are theirs.
 _RANDOM = """
 bernoulli empty empty_like empty_permuted empty_strided multinomial new_empty new_empty_strided
-normal rand_like randint randint_like randn randn_like svd_lowrank pca_lowrank
+normal cauchy exponential geometric log_normal uniform
+rand_like randint randint_like randn randn_like svd_lowrank pca_lowrank
 nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d nn.functional.alpha_dropout
 nn.functional.feature_alpha_dropout nn.functional.rrelu nn.functional.fractional_max_pool2d
 nn.functional.fractional_max_pool3d nn.functional.multi_head_attention_forward
@@ -79,11 +80,14 @@ def is_private(name: str) -> bool:
 
 
 def function_named(library: Any, name: str) -> Any:
-    """``library``'s function of that name, else its method; None if there is neither."""
+    """``library``'s function of that name, else its method, or that in place; None if there is
+    none of them."""
     found = library
     for part in name.split("."):
         found = getattr(found, part, None)
-    return found if callable(found) else getattr(library.Tensor, name, None)
+    if callable(found):
+        return found
+    return getattr(library.Tensor, name, None) or getattr(library.Tensor, f"{name}_", None)
 
 
 def function_for(library: Any, torch: Any, name: str, entry: Any) -> Any:

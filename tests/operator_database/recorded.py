@@ -30,6 +30,8 @@ FILE = Path(__file__).with_name("recorded.json")
 
 #: Calls of each entry in float64 and in each other dtype, wrong ones, and elements of their arrays.
 RECORDED_MOST, RECORDED_FEW, RECORDED_WRONG, LARGEST = 3, 1, 4, 700
+#: Dtypes that NumPy has no arrays of.
+WITHOUT_NUMPY = ("bfloat16", "complex32")
 DTYPES = ("float32", "complex128", "int64", "bool")
 
 
@@ -150,7 +152,10 @@ def encode(value: Any) -> Any:
     if isinstance(value, dict):
         return {"items": {key: encode(item) for key, item in value.items()}}
     if type(value).__name__ == "dtype":
-        return {"name": str(value).removeprefix("torch.")}
+        name = str(value).removeprefix("torch.")
+        if name in WITHOUT_NUMPY:
+            raise CannotBeHad(name)
+        return {"name": name}
     raise CannotBeHad(type(value).__name__)
 
 

@@ -1,7 +1,8 @@
-"""What linear algebra refuses, and how it says so."""
+"""What linear algebra refuses, and how it says so; systems whose batches broadcast."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import mpgrad as mg
@@ -37,3 +38,18 @@ def test_a_matrix_that_cannot_be_is_a_linalg_error(compute) -> None:
 def test_misuse_is_named(compute, said: str) -> None:
     with pytest.raises(RuntimeError, match=said):
         compute()
+
+
+def test_a_matrix_is_solved_for_each_triangle_of_a_batch() -> None:
+    # It has the shape of a batch of vectors, which solve() would take it for.
+    triangles = np.tril(np.arange(1.0, 28.0).reshape(3, 3, 3))
+    right = np.arange(9.0).reshape(3, 3)
+    found = mg.linalg.solve_triangular(mg.tensor(triangles), mg.tensor(right), upper=False)
+    expected = [np.linalg.solve(triangle, right) for triangle in triangles]
+    np.testing.assert_allclose(found.numpy(), expected)
+    turned = mg.linalg.solve_triangular(
+        mg.tensor(triangles), mg.tensor(right), upper=False, left=False
+    )
+    np.testing.assert_allclose(
+        turned.numpy() @ triangles, np.broadcast_to(right, (3, 3, 3)), atol=1e-12
+    )

@@ -13,7 +13,12 @@ from typing import Any
 from mpgrad.autograd.freezing.client_nodes import LOGGER
 from mpgrad.autograd.freezing.costs import estimate, second_half_share
 from mpgrad.autograd.freezing.division import with_division
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, ResultSink, Sink, new_leaf_sink
+from mpgrad.autograd.freezing.frozen_graph import (
+    FrozenGraph,
+    ResultSink,
+    WantedSink,
+    new_leaf_sink,
+)
 from mpgrad.autograd.freezing.graph_tables import Cost, GraphTables
 from mpgrad.autograd.freezing.recurring_graphs import (
     Key,
@@ -36,7 +41,7 @@ def freeze(
     roots: Sequence[Edge],
     seeds: Sequence[Any],
     *,
-    wanted: Sequence[tuple[Edge, Sink | None]] | None = None,
+    wanted: Sequence[tuple[Edge, WantedSink]] | None = None,
     keep_graph: bool,
     cost: Cost,
 ) -> FrozenGraph:
@@ -63,7 +68,7 @@ def freeze(
 def _freeze_walked(
     roots: Sequence[Edge],
     seeds: Sequence[Any],
-    wanted: Sequence[tuple[Edge, Sink | None]] | None,
+    wanted: Sequence[tuple[Edge, WantedSink]] | None,
     keep_graph: bool,
     cost: Cost,
     may_guess: bool,
@@ -113,7 +118,7 @@ os.register_at_fork(after_in_child=_begin_anew_in_child)
 def _key(
     walked: Walk,
     roots: Sequence[Edge],
-    wanted: Sequence[tuple[Edge, Sink | None]] | None,
+    wanted: Sequence[tuple[Edge, WantedSink]] | None,
     cost: Cost,
 ) -> Key:
     """All that decides the tables, except what ``Remembered.is_like`` compares."""
@@ -127,7 +132,7 @@ def _key(
     return (kinds_of(walked.nodes), tuple(walked.edges), begins, asked, cost)
 
 
-def _kind(sink: Sink | None) -> Any:
+def _kind(sink: WantedSink) -> Any:
     """The part of a sink that the tables keep."""
     return sink if isinstance(sink, ResultSink) else type(sink)
 

@@ -35,7 +35,19 @@ class ResultSink(NamedTuple):
     number: int
 
 
+class KeptSink(NamedTuple):
+    """The gradient of a leaf with hooks on its Node: ``keep`` gets what they have made of it.
+
+    It is no capture: it is kept in serial order, and ``.grad`` stays as it is.
+    """
+
+    accumulator: AccumulateGrad
+    keep: Callable[[Tensor, Tensor], None]
+
+
 Sink: TypeAlias = LeafSink | RetainSink | ResultSink
+#: What becomes of a gradient that is asked for; None: ``retain_grad`` keeps it.
+WantedSink: TypeAlias = Sink | KeptSink | None
 
 
 class FrozenGraph(NamedTuple):

@@ -153,12 +153,20 @@ class FunctionNode(Node):
         ctx = self.ctx
         if ctx._saved is None:
             raise RuntimeError(FREED_MESSAGE)
-        saved = [item if isinstance(item, SavedTensor) else None for item in ctx._saved]
+        arrays: list[Any] = []
+        requires_grad: list[bool] = []
+        for item in ctx._saved:
+            if isinstance(item, SavedTensor):
+                arrays.append(item.array(self))
+                requires_grad.append(item.requires_grad)
+            else:
+                arrays.append(None)
+                requires_grad.append(False)
         return PortableContext(
-            tuple([None if item is None else item.array(self) for item in saved]),
+            tuple(arrays),
             vars(ctx),
             ContextDescription(
-                tuple([item is not None and item.requires_grad for item in saved]),
+                tuple(requires_grad),
                 ctx._needs_input_grad,
                 ctx._materialize_grads,
                 ctx._inputs,

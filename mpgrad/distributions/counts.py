@@ -1,0 +1,141 @@
+"""Distributions of how often something happens: NegativeBinomial and Multinomial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpgrad.distributions.discrete import Binomial, Categorical, _Trials
+from mpgrad.distributions.distribution import Distribution, not_negative, together
+from mpgrad.distributions.gammas import Gamma
+from mpgrad.graph.grad_modes import no_grad
+from mpgrad.ops.activation import logsigmoid
+from mpgrad.ops.choices import clamp, where
+from mpgrad.ops.creation import arange
+from mpgrad.ops.embedding import one_hot
+from mpgrad.ops.random import poisson
+from mpgrad.ops.shape import expand, reshape
+from mpgrad.ops.special import lgamma
+from mpgrad.ops.transcendental import exp, sigmoid
+from mpgrad.tensors.tensor import Tensor
+
+
+class NegativeBinomial(_Trials):
+    """How often something succeeds before the ``total_count``-th failure.
+
+    Args:
+        total_count: failures, not negative.
+        probs: of a success; or
+        logits: of it.
+        validate_args: check parameters and values.
+    """
+
+    _support = staticmethod(not_negative)
+
+    def __init__(
+        self,
+        total_count: Any,
+        probs: Any = None,
+        logits: Any = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        given = probs if logits is None else logits
+        self.total_count, given = together(total_count, given)
+        probs, logits = (given, None) if logits is None else (None, given)
+        super().__init__(probs, logits, validate_args)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total_count * exp(self.logits)
+
+    @property
+    def mode(self) -> Tensor:
+        return clamp(((self.total_count - 1) * exp(self.logits)).floor(), min=0)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.mean / sigmoid(-self.logits)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        with no_grad():
+            rates = Gamma(self.total_count, exp(-self.logits), False)
+            return poisson(rates.sample(sample_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        self._validate_sample(value)
+        count, logits = self.total_count, self.logits
+        chances = count * logsigmoid(-logits) + value * logsigmoid(logits)
+        total = count + value
+        ways = lgamma(total) - lgamma(1 + value) - lgamma(count)
+        return chances + where(total == 0, 0.0, ways).to(chances.dtype)
+
+
+class Multinomial(Distribution):
+    """How often each class comes in ``total_count`` draws.
+
+    Args:
+        total_count: draws.
+        probs: of the classes, in the last dimension; or
+        logits: of them.
+        validate_args: check parameters and values.
+
+    Raises:
+        NotImplementedError: ``total_count`` is no int.
+    """
+
+    _support = staticmethod(not_negative)
+
+    def __init__(
+        self,
+        total_count: int = 1,
+        probs: Any = None,
+        logits: Any = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if not isinstance(total_count, int):
+            raise NotImplementedError("inhomogeneous total_count is not supported")
+        self.total_count = total_count
+        self._categorical = Categorical(probs, logits, validate_args)
+        shape = self._categorical.param_shape
+        super().__init__(shape[:-1], shape[-1:], validate_args)
+
+    @property
+    def probs(self) -> Tensor:
+        """The probability of each class."""
+        return self._categorical.probs
+
+    @property
+    def logits(self) -> Tensor:
+        """The logarithms of the probabilities."""
+        return self._categorical.logits
+
+    @property
+    def mean(self) -> Tensor:
+        return self.probs * self.total_count
+
+    @property
+    def variance(self) -> Tensor:
+        return self.total_count * self.probs * (1 - self.probs)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        drawn = self._categorical.sample((self.total_count, *sample_shape))
+        return one_hot(drawn, self._event_shape[0]).sum(0).to(self.probs.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        self._validate_sample(value)
+        logits, value = together(self.logits, value)
+        ways = lgamma(value.sum(-1) + 1) - lgamma(value + 1).sum(-1)
+        impossible = (value == 0) & (logits == float("-inf"))
+        return ways + (logits.masked_fill(impossible, 0) * value).sum(-1)
+
+    def entropy(self) -> Tensor:
+        count, probs = self.total_count, self.probs
+        whole = count * self._categorical.entropy() - lgamma(probs.new_tensor(count + 1.0))
+        numbers = arange(1, count + 1, dtype=probs.dtype, device=probs.device)
+        numbers = reshape(numbers, (-1, *(1,) * probs.ndim))
+        chances = exp(Binomial(count, probs, validate_args=False).log_prob(numbers))
+        return whole + (chances * lgamma(numbers + 1)).sum((0, -1))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+        probs = expand(self.probs, *batch_shape, *self.event_shape)
+        return type(self)(self.total_count, probs=probs)

@@ -1,0 +1,15 @@
+"""``mg.masked``: PyTorch's names for reductions with a mask."""
+
+from __future__ import annotations
+
+# Functions return Tensors, which must have their methods.
+import mpgrad.tensor_methods  # noqa: F401  isort: skip
+
+from mpgrad.base.missing_names import missing_from as _missing_from
+from mpgrad.ops.masked_reductions import *  # noqa: F403
+from mpgrad.ops.masked_reductions import __all__
+from mpgrad.ops.out_argument import publish as _publish
+
+_publish(globals(), __all__, ())
+
+__getattr__ = _missing_from(__name__)

@@ -1,0 +1,243 @@
+"""Tensors of Modules that are computed from others: ``mg.nn.utils.parametrize`` of PyTorch.
+
+``register_parametrization(layer, "weight", Symmetric())`` lets ``layer.weight`` be
+``Symmetric()(layer.parametrizations.weight.original)``, computed whenever it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mpgrad.base.thread_state import PerThread
+from mpgrad.graph.grad_modes import no_grad
+from mpgrad.nn.containers import ModuleDict, ModuleList
+from mpgrad.nn.module import Module
+from mpgrad.nn.parameter import Parameter
+from mpgrad.tensors.tensor import Tensor
+
+__all__ = [
+    "ParametrizationList",
+    "cached",
+    "is_parametrized",
+    "register_parametrization",
+    "remove_parametrizations",
+]
+
+
+class _Cache(PerThread):
+    """Computed tensors inside of :func:`cached`, by Module and name."""
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self.tensors: dict[tuple[int, str], Tensor] = {}
+
+
+_cache = _Cache()
+
+
+@contextmanager
+def cached() -> Iterator[None]:
+    """Inside, each parametrized tensor is computed once."""
+    _cache.depth += 1
+    try:
+        yield
+    finally:
+        _cache.depth -= 1
+        if not _cache.depth:
+            _cache.tensors.clear()
+
+
+class ParametrizationList(ModuleList):
+    """The functions of one tensor in their order, and what the first of them gets: ``original``, or
+    ``original0``, ``original1`` ... if the inverse of the first gives several.
+
+    Raises:
+        ValueError: what the functions give has another shape or dtype than ``original``.
+    """
+
+    def __init__(self, modules: Sequence[Module], original: Tensor, unsafe: bool = False) -> None:
+        super().__init__(modules)
+        self.unsafe = unsafe
+        given: Any = self._inverse(original)
+        self.is_tensor = isinstance(given, Tensor)
+        self.ntensors = 1 if self.is_tensor else len(given)
+        if self.is_tensor:
+            with no_grad():
+                original.data = given.detach()
+            self._register("original", original)
+        else:
+            for at, value in enumerate(given):
+                kept = value.detach()
+                if isinstance(original, Parameter):
+                    kept = Parameter(kept, original.requires_grad)
+                self._register(f"original{at}", kept)
+        if not unsafe:
+            with no_grad():
+                _check_alike(self(), original)
+
+    def _register(self, name: str, value: Tensor) -> None:
+        if isinstance(value, Parameter):
+            self.register_parameter(name, value)
+        else:
+            self.register_buffer(name, value)
+
+    def _inverse(self, value: Any) -> Any:
+        with no_grad():
+            for module in reversed(list(self)):
+                inverse = getattr(module, "right_inverse", None)
+                try:
+                    value = value if inverse is None else inverse(value)
+                except NotImplementedError:
+                    continue
+        return value
+
+    def right_inverse(self, value: Tensor) -> None:
+        """Let the computed tensor be ``value``, as far as the functions can give it.
+
+        Raises:
+            ValueError: there are not as many originals as the inverse gives.
+        """
+        given = self._inverse(value)
+        parts = [given] if isinstance(given, Tensor) else list(given)
+        kept = self._originals()
+        if len(parts) != len(kept):
+            raise ValueError(
+                f"'right_inverse' must return {len(kept)} tensors, but gave {len(parts)}"
+            )
+        with no_grad():
+            for original, part in zip(kept, parts, strict=True):
+                original.data = part.detach()
+
+    def _originals(self) -> list[Tensor]:
+        if self.is_tensor:
+            return [self.original]
+        return [getattr(self, f"original{at}") for at in range(self.ntensors)]
+
+    def forward(self) -> Tensor:
+        """The tensor."""
+        first, *rest = self
+        value: Tensor = first(*self._originals())
+        for module in rest:
+            value = module(value)
+        return value
+
+
+def _check_alike(found: Any, original: Tensor) -> None:
+    if not isinstance(found, Tensor):
+        raise ValueError(f"A parametrization must return a tensor. Got {type(found).__name__}.")
+    if found.shape != original.shape or found.dtype != original.dtype:
+        raise ValueError(
+            "Registering a parametrization may not change the shape or dtype of the tensor, unless "
+            f"the `unsafe` flag is enabled: {original.dtype} of {tuple(original.shape)} became "
+            f"{found.dtype} of {tuple(found.shape)}"
+        )
+
+
+def register_parametrization(
+    module: Module, tensor_name: str, parametrization: Module, *, unsafe: bool = False
+) -> Module:
+    """Let a parameter or buffer be computed by ``parametrization`` from an original.
+
+    Args:
+        module: whose tensor it is; its class becomes one of its own.
+        tensor_name: of the tensor.
+        parametrization: a Module from a tensor to one of the same shape. Its method
+            ``right_inverse``, if there is one, gives the original of the tensor's current value,
+            which else stays what it is. It comes after those that are registered already.
+        unsafe: allow another shape or dtype.
+
+    Raises:
+        ValueError: there is no such tensor, or the shape or dtype would change.
+    """
+    parametrization.train(module.training)
+    if is_parametrized(module, tensor_name):
+        functions = module.parametrizations[tensor_name]
+        before = getattr(module, tensor_name).detach()
+        if not unsafe:
+            with no_grad():
+                _check_alike(parametrization(before), before)
+        functions.append(parametrization)
+        functions.right_inverse(before)
+        return module
+    if tensor_name not in {**module._parameters, **module._buffers}:
+        raise ValueError(
+            f"Module '{module}' does not have a parameter, a buffer, or a parametrized element "
+            f"with name '{tensor_name}'"
+        )
+    original = getattr(module, tensor_name)
+    functions = ParametrizationList([parametrization], original, unsafe)
+    delattr(module, tensor_name)
+    if not is_parametrized(module):
+        kind = type(module)
+        module.__class__ = type(f"Parametrized{kind.__name__}", (kind,), {"parametrized": kind})
+        module.parametrizations = ModuleDict()
+    setattr(type(module), tensor_name, _property(tensor_name))
+    module.parametrizations[tensor_name] = functions
+    return module
+
+
+def _property(name: str) -> property:
+    def get(self: Module) -> Tensor:
+        functions = self.parametrizations[name]
+        if not _cache.depth:
+            return functions()  # type: ignore[no-any-return]
+        key = (id(self), name)
+        if key not in _cache.tensors:
+            _cache.tensors[key] = functions()
+        return _cache.tensors[key]
+
+    def put(self: Module, value: Tensor) -> None:
+        self.parametrizations[name].right_inverse(value)
+
+    return property(get, put)
+
+
+def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
+    """Whether a tensor of ``module`` (that one, if it is named) is computed."""
+    functions = module._modules.get("parametrizations")
+    if not isinstance(functions, ModuleDict):
+        return False
+    return len(functions) > 0 if tensor_name is None else tensor_name in functions
+
+
+def remove_parametrizations(
+    module: Module, tensor_name: str, leave_parametrized: bool = True
+) -> Module:
+    """Let a tensor be a parameter or buffer again.
+
+    Args:
+        module: whose tensor it is.
+        tensor_name: of the tensor.
+        leave_parametrized: it keeps the computed value; else it becomes the original again.
+
+    Raises:
+        ValueError: it is not parametrized, or there are several originals to become.
+    """
+    if not is_parametrized(module, tensor_name):
+        raise ValueError(f"Module {module} does not have a parametrization on {tensor_name}")
+    functions = module.parametrizations[tensor_name]
+    if not functions.is_tensor and not leave_parametrized:
+        raise ValueError(
+            "Cannot leave unparametrized (`leave_parametrized=False`) a tensor that is "
+            "parametrized in terms of a sequence of tensors."
+        )
+    first = functions._originals()[0]
+    if leave_parametrized:
+        value = getattr(module, tensor_name).detach()
+        if functions.is_tensor:
+            first.data = value
+        else:
+            first = Parameter(value, first.requires_grad) if isinstance(first, Parameter) else value
+    delattr(type(module), tensor_name)
+    del module.parametrizations[tensor_name]
+    if isinstance(first, Parameter):
+        module.register_parameter(tensor_name, first)
+    else:
+        module.register_buffer(tensor_name, first)
+    if not is_parametrized(module):
+        delattr(module, "parametrizations")
+        module.__class__ = type(module).parametrized  # type: ignore[attr-defined]
+    return module

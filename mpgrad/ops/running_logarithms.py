@@ -1,0 +1,80 @@
+"""``logcumsumexp``: logarithms of running sums of exponentials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgrad.dispatch.operator_call import call
+from mpgrad.graph.registry import operator
+from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.products import part, recurrence
+from mpgrad.ops.promotion import as_tensor_operand, cast
+from mpgrad.ops.shape import clone
+from mpgrad.tensors.tensor import Tensor
+
+__all__ = ["logcumsumexp"]
+
+
+def _last(xp: Any, x: Any, dim: int) -> Any:
+    """``x`` with ``dim`` and the last dimension exchanged."""
+    order = list(range(x.ndim))
+    order[dim], order[-1] = order[-1], order[dim]
+    return xp.transpose(x, tuple(order))
+
+
+def _together(xp: Any, a: Any, b: Any) -> Any:
+    """``log(exp(a) + exp(b))``."""
+    if a.dtype.kind != "c":
+        return xp.logaddexp(a, b)
+    first = xp.greater_equal(xp.real(a), xp.real(b))
+    larger, smaller = xp.where(first, a, b), xp.where(first, b, a)
+    return xp.add(larger, xp.log(xp.add(1.0, xp.exp(_difference(xp, smaller, larger)))))
+
+
+def _running(xp: Any, input: Any, *, dim: int) -> Any:
+    """In log2(n) steps (Hillis and Steele, "Data parallel algorithms", 1986)."""
+    found = _last(xp, input, dim)
+    length, step = found.shape[-1], 1
+    while step < length:
+        joined = _together(xp, part(xp, found, step, None), part(xp, found, 0, length - step))
+        found = xp.concatenate([part(xp, found, 0, step), joined], -1)
+        step *= 2
+    return xp.copy(_last(xp, found, dim))
+
+
+def _running_grad(xp: Any, grad: Any, input: Any, result: Any, dim: int) -> Any:
+    """``exp(x[i] - y[i]) * s[i]`` with ``s[i] = grad[i] + exp(y[i] - y[i + 1]) * s[i + 1]``.
+
+    Real factors are at most 1. Where ``y`` is minus infinity, all before it are, too.
+    """
+    x, y, grad = (_last(xp, a, dim) for a in (input, result, grad))
+    factors = xp.exp(_difference(xp, part(xp, y, 0, -1), part(xp, y, 1, None)))
+    one = xp.add(xp.zeros_beside(y, (*y.shape[:-1], 1)), 1)
+    # From the end: each element of grad is followed by its factor.
+    backwards = xp.concatenate([one, xp.flip(factors, -1)], -1)
+    sums = xp.flip(recurrence(xp, backwards, xp.flip(grad, -1)), -1)
+    return _last(xp, xp.multiply(xp.exp(_difference(xp, x, y)), sums), dim)
+
+
+def _difference(xp: Any, a: Any, b: Any) -> Any:
+    """``a - b``, and 0 where both are the same infinity."""
+    same = xp.logical_and(xp.equal(a, b), xp.isinf(b))
+    return xp.where(same, 0.0, xp.subtract(a, xp.where(same, 0.0, b)))
+
+
+_logcumsumexp = operator("logcumsumexp", _running, input=_running_grad)
+
+
+def logcumsumexp(input: Any, dim: int) -> Tensor:
+    """``log(cumsum(exp(input)))`` along ``dim``, without overflow.
+
+    Raises:
+        NotImplementedError: the elements are integers.
+    """
+    tensor = as_tensor_operand(input)
+    dim = one_dim(dim, tensor.ndim)
+    if tensor.dtype.kind not in "fc":
+        raise NotImplementedError(f"logcumsumexp is not implemented for {tensor.dtype}")
+    if tensor.ndim == 0 or tensor.numel() == 0:
+        return clone(tensor)
+    return cast(call(_logcumsumexp, tensor, dim=dim), tensor.dtype)
