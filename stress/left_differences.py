@@ -28,7 +28,7 @@ _NOT_FINITE = r"^(nan|-?inf) in place of (nan|-?inf)(; (nan|-?inf) in place of (
 
 LEFT = (
     Left(
-        r"(linalg\.)?(svd|eigh?|eigvals|qr)",
+        r"(linalg\.)?(svd|eigh?|eigvals|qr|geqrf)",
         _VALUE,
         "signs and phases of vectors, and the order of complex eigenvalues, are LAPACK's choice",
     ),
@@ -160,7 +160,7 @@ LEFT = (
         only_of="infinite",
     ),
     Left(
-        r"(linalg\.)?matrix_power|linalg\.multi_dot|cov|corrcoef",
+        r"(linalg\.)?matrix_power|linalg\.multi_dot|cov|corrcoef|\w+_window",
         _NOT_FINITE,
         "sums of infinities: which one is left depends on the order of operations",
     ),
