@@ -28,9 +28,9 @@ _NOT_FINITE = r"^(nan|-?inf) in place of (nan|-?inf)(; (nan|-?inf) in place of (
 
 LEFT = (
     Left(
-        r"(linalg\.)?(svd|eigh?|qr)",
+        r"(linalg\.)?(svd|eigh?|eigvals|qr)",
         _VALUE,
-        "the sign or phase of a vector is LAPACK's choice, and gradients of these depend on it",
+        "signs and phases of vectors, and the order of complex eigenvalues, are LAPACK's choice",
     ),
     Left(
         r"(linalg\.)?(lu|lu_factor|lu_factor_ex|qr|(slog|log)?det|solve_triangular|triangular_solve"
@@ -42,7 +42,7 @@ LEFT = (
     ),
     Left(
         r"unique_consecutive",
-        r"^shape .* in place of \(\d*,\)$",
+        r"^shape .* in place of \(\d*,\)$|^int64",
         "PyTorch takes a second positional argument for `return_counts`, though it is "
         "`return_inverse`",
     ),
@@ -121,7 +121,7 @@ LEFT = (
     ),
     Left(
         r"linalg\.cond|pinverse|(linalg\.)?(pinv|inv|inv_ex|inverse|solve|solve_ex|lstsq|det|slogdet"
-        r"|logdet|matrix_power|tensorinv|lu_factor|lu_solve|solve_triangular|cholesky_inverse)"
+        r"|logdet|matrix_power|tensorinv|lu|lu_factor|lu_factor_ex|lu_solve|solve_triangular|cholesky_inverse)"
         r"|triangular_solve|cholesky_solve|cholesky_inverse",
         _VALUE,
         "the least singular value of a nearly singular matrix is rounding",
@@ -160,12 +160,17 @@ LEFT = (
         only_of="infinite",
     ),
     Left(
-        r"(linalg\.)?matrix_power|linalg\.multi_dot",
+        r"(linalg\.)?matrix_power|linalg\.multi_dot|cov|corrcoef",
         _NOT_FINITE,
         "sums of infinities: which one is left depends on the order of operations",
     ),
     Left(
-        r"cumprod|linalg\.vander",
+        r"linalg\.(cholesky|inv|solve)_ex",
+        r"^nan in place of",
+        "of a matrix that fails the result is NaN; PyTorch leaves what the algorithm has reached",
+    ),
+    Left(
+        r"prod|cumprod|linalg\.vander",
         r"in place of (nan|-?inf)$",
         "PyTorch divides products that have overflowed in the gradient",
     ),

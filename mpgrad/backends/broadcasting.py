@@ -38,6 +38,8 @@ def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
         return IndexError(str(error).replace("axis", "dimension").replace("array", "tensor"))
     if isinstance(error, np.linalg.LinAlgError):
         return LinAlgError(f"{name}(): {error}")
+    if "maximum supported dimension" in str(error):
+        return RuntimeError(f"{name}(): a Tensor has at most 64 dimensions")
     if isinstance(error, TypeError):
         dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
         # Which of NumPy's functions has no loop for them says nothing to a user.

@@ -129,7 +129,8 @@ class _Walked:
     def where(self, node: FunctionNode, keep_graph: bool) -> _Where:
         function, ctx = node.function, node.ctx
         if self._around and function.run_on is None:
-            return _Where(self._around, is_unasked=True)
+            why = f"{self._around} was set in this process, and workers cannot have that"
+            return _Where(why, is_unasked=True)
         if self._stops and file_of(function) in self._stops:
             return _Where("a debugger has breakpoints in its file")
         if (keep_graph and ctx._clears_on_access) or ctx._was_accessed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -107,10 +108,14 @@ class CoordinatorProcess:
                 },
             )
         except OSError as error:
+            why = "`ulimit -u` and the cgroup's pids.max say how many processes there may be"
+            if error.errno == errno.ENOMEM:
+                why = "the machine or the cgroup has no memory left, or `ulimit -v` forbids it"
+            elif error.errno in (errno.EACCES, errno.ENOENT):
+                why = f"user {os.geteuid()} cannot run {sys.executable}"
             raise OSError(
                 error.errno,
-                f"the coordinator process cannot be started: {error.strerror} (`ulimit -u` and "
-                "the cgroup's pids.max say how many processes there may be; "
+                f"the coordinator process cannot be started: {error.strerror} ({why}; "
                 'Engine(mode="local") needs none)',
             ) from error
         send_setup(

@@ -224,9 +224,12 @@ def lerp(input: Any, end: Any, weight: Any) -> Tensor:
         NotImplementedError: they are no floating or complex ones.
     """
     a, b = as_tensor_operand(input), as_tensor_operand(end)
-    for name, other in (("end", b), ("weight", weight)):
+    is_single = isinstance(weight, Tensor) and not weight.ndim
+    for name, other in (("end", b), ("weight", None if is_single else weight)):
         if isinstance(other, Tensor) and other.dtype != a.dtype:
             raise RuntimeError(f"lerp: expected dtype {a.dtype} for `{name}` but got {other.dtype}")
+    if is_single:
+        a, b, weight = (cast(x, _result_dtype(a, b, weight)) for x in (a, b, weight))
     if a.dtype.kind not in "fc":
         raise NotImplementedError(f"lerp is not implemented for {a.dtype}")
     return call(_lerp, a, b, as_operand(weight))
@@ -323,7 +326,7 @@ def neg(input: Any) -> Tensor:
             "Negation, the `-` operator, on a bool tensor is not supported. Use the `~` or "
             "`logical_not()` operator instead."
         )
-    return call(_neg, tensor)
+    return _neg.run(tensor)  # type: ignore[no-any-return]
 
 
 _abs = operator(

@@ -156,6 +156,11 @@ def searchsorted(
     where = "right" if right or side == "right" else "left"
     values = as_tensor_operand(input)
     sequence, wanted = on_host(sorted_sequence._array), on_host(values._array)
+    if not sequence.ndim or (sequence.ndim > 1 and not wanted.ndim):
+        raise RuntimeError(
+            "searchsorted(): the sequence must have a dimension, and only one beside a number, but "
+            f"got {list(sequence.shape)} and {list(wanted.shape)}"
+        )
     if sorter is not None:
         if sorter.shape != sorted_sequence.shape or sorter.dtype != np.int64:
             raise RuntimeError(

@@ -23,6 +23,7 @@ from mpgrad.ops.indexing import tensor_split
 from mpgrad.ops.joining import hstack
 from mpgrad.ops.ordering import sort
 from mpgrad.ops.overwriting import index_put
+from mpgrad.ops.promotion import cast, result_dtype
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.scattering import index_copy
 from mpgrad.ops.selection import diag, pad
@@ -198,7 +199,8 @@ def block_diag(*tensors: Tensor) -> Tensor:
                 "block_diag: Input tensors must have 2 or fewer dimensions. Input "
                 f"{at} has {tensor.ndim} dimensions"
             )
-    blocks = [reshape(t, (1, -1)) if t.ndim < 2 else t for t in tensors]
+    dtype = result_dtype(*tensors)
+    blocks = [cast(reshape(t, (1, -1)) if t.ndim < 2 else t, dtype) for t in tensors]
     width, before, rows = sum(b.shape[1] for b in blocks), 0, []
     for block in blocks:
         after = width - before - block.shape[1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpgrad.dispatch.operator_call import call, unrecorded
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import mul, sub
@@ -157,6 +159,9 @@ def ldexp(input: Tensor, other: Tensor) -> Tensor:
         TypeError: one is no tensor.
     """
     require_tensors("ldexp", input=input, other=other)
+    if input.dtype.kind == "f" and other.dtype.kind in "iu":
+        wide = np.float64 if input.dtype == np.float64 else np.float32
+        return cast(mul(cast(input, wide), exp2(cast(other, wide))), input.dtype)
     return mul(input, exp2(floating(other)))
 
 
