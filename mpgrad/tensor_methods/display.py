@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -13,8 +14,64 @@ from mpgrad.base.html_text import preformatted
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.tensors.tensor import Tensor
 
-#: PyTorch's defaults: with more elements the middle is omitted; elements kept at each end.
-_THRESHOLD, _EDGE_ITEMS, _DIGITS, _LINE_WIDTH = 1000, 3, 4, 80
+
+class _Options:
+    """PyTorch's defaults."""
+
+    #: With more elements the middle is omitted.
+    threshold: Any = 1000
+    #: Elements kept at each end.
+    edgeitems = 3
+    #: Digits after the point.
+    precision = 4
+    #: Characters in a line.
+    linewidth = 80
+    #: Whether powers of ten are shown; None: where numbers are large, small or very different.
+    sci_mode: bool | None = None
+
+
+#: Names of settings, as in PyTorch.
+_PROFILES: dict[str, dict[str, Any]] = {
+    "default": {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80},
+    "short": {"precision": 2, "threshold": 1000, "edgeitems": 2, "linewidth": 80},
+    "full": {"precision": 4, "threshold": float("inf"), "edgeitems": 3, "linewidth": 80},
+}
+
+
+def set_printoptions(
+    precision: int | None = None,
+    threshold: float | None = None,
+    edgeitems: int | None = None,
+    linewidth: int | None = None,
+    profile: str | None = None,
+    sci_mode: bool | None = None,
+) -> None:
+    """How Tensors print from now on; what is None stays.
+
+    Args:
+        precision: digits after the point.
+        threshold: with more elements the middle is omitted.
+        edgeitems: elements kept at each end.
+        linewidth: characters in a line.
+        profile: ``"default"``, ``"short"`` or ``"full"``, before the others.
+        sci_mode: powers of ten always, or never; None: where they help.
+
+    Raises:
+        ValueError: there is no such profile.
+    """
+    if profile is not None and profile not in _PROFILES:
+        raise ValueError(f"profile must be one of {list(_PROFILES)}, but got {profile!r}")
+    given = {
+        "precision": precision,
+        "threshold": threshold,
+        "edgeitems": edgeitems,
+        "linewidth": linewidth,
+    }
+    chosen = dict(_PROFILES[profile]) if profile is not None else {}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    for name, value in chosen.items():
+        setattr(_Options, name, value)
+    _Options.sci_mode = sci_mode
 
 
 def represent(tensor: Tensor) -> str:
@@ -24,11 +81,11 @@ def represent(tensor: Tensor) -> str:
     if array.size:
         text = np.array2string(
             array,
-            max_line_width=_LINE_WIDTH,
+            max_line_width=_Options.linewidth,
             separator=", ",
             prefix=prefix,
-            threshold=_THRESHOLD,
-            edgeitems=_EDGE_ITEMS,
+            threshold=min(_Options.threshold, sys.maxsize),
+            edgeitems=_Options.edgeitems,
             formatter={
                 "float_kind": _float_format(array),
                 "complex_kind": _complex_format(array),
@@ -80,6 +137,7 @@ def _float_format(array: np.ndarray[Any, Any]) -> Callable[[Any], str]:
     """One format for all elements: whole numbers bare, extremes in scientific notation."""
     if array.dtype.kind != "f":
         return str
+    digits = _Options.precision
     finite = np.abs(array[np.isfinite(array)].astype(np.float64))
     nonzero = finite[finite > 0]
     if nonzero.size == 0 or (nonzero == np.floor(nonzero)).all():
@@ -87,14 +145,16 @@ def _float_format(array: np.ndarray[Any, Any]) -> Callable[[Any], str]:
         plain: Callable[[Any], str] = "{:.0f}.".format
     else:
         low, high = nonzero.min(), nonzero.max()
-        scientific = bool(high / low > 1000.0 or high > 10**8 or low < 10**-_DIGITS)
-        plain = f"{{:.{_DIGITS}f}}".format
-    chosen = f"{{:.{_DIGITS}e}}".format if scientific else plain
+        scientific = bool(high / low > 1000.0 or high > 10**8 or low < 1e-4)
+        plain = f"{{:.{digits}f}}".format
+    if _Options.sci_mode is not None:
+        scientific = _Options.sci_mode
+    chosen = f"{{:.{digits}e}}".format if scientific else plain
 
     def text(value: Any) -> str:
         return chosen(value) if np.isfinite(value) else str(value)
 
-    shown = array if array.size <= _THRESHOLD else _ends(array)
+    shown = array if array.size <= _Options.threshold else _ends(array)
     width = max(len(text(value)) for value in shown.ravel())
     return lambda value: text(value).rjust(width)
 
@@ -115,7 +175,7 @@ def _complex_format(array: np.ndarray[Any, Any]) -> Callable[[Any], str]:
 def _ends(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """``array`` without the middle of each dimension."""
     for axis, length in enumerate(array.shape):
-        if length > 2 * _EDGE_ITEMS:
-            kept = [*range(_EDGE_ITEMS), *range(length - _EDGE_ITEMS, length)]
+        if length > 2 * _Options.edgeitems:
+            kept = [*range(_Options.edgeitems), *range(length - _Options.edgeitems, length)]
             array = array.take(kept, axis)
     return array
